@@ -1,0 +1,1 @@
+"""Where TrainJobs run."""

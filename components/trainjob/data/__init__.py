@@ -1,0 +1,1 @@
+"""Moving datasets and models between locations."""

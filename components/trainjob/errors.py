@@ -1,0 +1,222 @@
+"""Every error that ``trainjob`` raises on purpose.
+
+::
+
+    TrainJobError
+      x InvalidSpec                 what was asked for cannot be; lists every problem with its path
+      x ConfigurationError          settings, credentials or an installed extra are missing or wrong
+      x LaunchError                 the job could not be created
+        + RuntimeNotFound
+        + Rejected                  the API server or the machine refused the object
+        + AlreadyExists             a job of that name is there (the launch flow resolves it by itself)
+        + SpecMismatch              the same key was launched before with another spec
+      x NotFound                    no such job
+      x BackendUnavailable          an outage outlasted both of its budgets
+      x TimedOut                    a budget of the waiter ran out; the job itself goes on
+        + QueueTimeout
+        + StartTimeout
+        + RunTimeout
+      x TrainJobFailed              the job ended without success; carries the diagnosis
+      x DataError                   a dataset or model could not be moved or is not what it should be
+        + SourceNotFound
+        + ChecksumMismatch
+        + CorruptData
+        + OutOfSpace
+        + UnsafePath
+        + StoreUnavailable
+      x RegistryError
+        + RegistryUnavailable
+        + RegistryConflict
+        + ModelNotFound
+
+Each error has a `retry` verdict: who has to act before another attempt can succeed. Orchestrators turn it into
+their own retry rule (Airflow: ``AirflowFailException`` or a retry; KFP: next attempt or the same failure again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from trainjob.diagnosis import Diagnosis
+
+
+class RetryVerdict(StrEnum):
+    """Whether another attempt of the same spec can be expected to end differently."""
+
+    USER = "user"
+    """The training code failed; the same code will fail again."""
+    INFRASTRUCTURE = "infrastructure"
+    """A node, network or service failed; another attempt may well succeed."""
+    PREEMPTED = "preempted"
+    """The job had to make room; another attempt will succeed when there is room."""
+    QUOTA = "quota"
+    """More was asked for than the quota allows; wait, or ask for less."""
+    CONFIGURATION = "configuration"
+    """The spec, rights or cluster set-up are wrong; a person has to change something."""
+
+    @property
+    def retryable(self) -> bool:
+        """True where an automatic retry of the unchanged spec makes sense."""
+        return self in (RetryVerdict.INFRASTRUCTURE, RetryVerdict.PREEMPTED, RetryVerdict.QUOTA)
+
+
+class TrainJobError(Exception):
+    """Base of all errors of this package."""
+
+    retry: ClassVar[RetryVerdict] | RetryVerdict = RetryVerdict.CONFIGURATION
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a spec.
+
+    Attributes:
+        path: The field, as the author wrote it (``env.HF_TOKEN``, ``runtime_patches[0].manager``).
+        message: What is wrong.
+        instead: What to write instead; empty where there is nothing to say.
+    """
+
+    path: str
+    message: str
+    instead: str = ""
+
+    def __str__(self) -> str:
+        hint = f" ({self.instead})" if self.instead else ""
+        return f"{self.path}: {self.message}{hint}" if self.path else f"{self.message}{hint}"
+
+
+class InvalidSpec(TrainJobError):
+    """A spec that no cluster could run as meant. Lists all problems at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("invalid TrainJob spec:" + "".join(f"\n  - {problem}" for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[InvalidSpec], tuple[tuple[Problem, ...]]]:
+        return (type(self), (self.problems,))
+
+
+class ConfigurationError(TrainJobError):
+    """Settings, credentials or an installed extra are missing or wrong."""
+
+
+class LaunchError(TrainJobError):
+    """The job could not be created."""
+
+
+class RuntimeNotFound(LaunchError):
+    """The runtime that the spec names is not there."""
+
+
+class Rejected(LaunchError):
+    """The API server, an admission webhook or this machine refused the job."""
+
+
+class AlreadyExists(LaunchError):
+    """A job of that name exists or existed; a name is never used twice."""
+
+
+class SpecMismatch(LaunchError):
+    """The key was launched before with another spec, and that job is still the current one."""
+
+
+class NotFound(TrainJobError):
+    """There is no such job (any more)."""
+
+
+class BackendUnavailable(TrainJobError):
+    """The backend could not be reached for longer, and more often, than its two outage budgets allow."""
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+
+class TimedOut(TrainJobError):
+    """A budget of the waiter ran out. The job is left as it is: cancelling it is the caller's decision."""
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+
+class QueueTimeout(TimedOut):
+    """Not admitted within ``queue_timeout`` of its creation (or of being suspended again)."""
+
+    retry = RetryVerdict.QUOTA
+
+
+class StartTimeout(TimedOut):
+    """Admitted, but no rank was running within ``start_timeout``."""
+
+
+class RunTimeout(TimedOut):
+    """Not finished within ``run_timeout`` of its admission."""
+
+    retry = RetryVerdict.USER
+
+
+class TrainJobFailed(TrainJobError):
+    """The job ended without success.
+
+    Attributes:
+        diagnosis: Category, first failing rank, last lines of its log, advice and retry verdict.
+    """
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self.diagnosis = diagnosis
+        self.retry = diagnosis.retry
+        super().__init__(diagnosis.text())
+
+    def __reduce__(self) -> tuple[type[TrainJobFailed], tuple[Diagnosis]]:
+        return (type(self), (self.diagnosis,))
+
+
+class DataError(TrainJobError):
+    """A dataset or model could not be moved, or is not what it should be."""
+
+
+class SourceNotFound(DataError):
+    """Nothing is at the source location, or nothing there matches."""
+
+
+class ChecksumMismatch(DataError):
+    """The bytes are not those that were promised."""
+
+
+class CorruptData(DataError):
+    """The source is truncated, half written, or not of the format that it should have."""
+
+
+class OutOfSpace(DataError):
+    """The target has no room left."""
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+
+class UnsafePath(DataError):
+    """A name would be written outside its target."""
+
+
+class StoreUnavailable(DataError):
+    """The store could not be reached, or answered with errors for too long."""
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+
+class RegistryError(TrainJobError):
+    """A model registry refused a request."""
+
+
+class RegistryUnavailable(RegistryError):
+    """The registry could not be reached, or its database is locked."""
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+
+class RegistryConflict(RegistryError):
+    """The registry holds something else under the name or id that was to be written."""
+
+
+class ModelNotFound(RegistryError):
+    """No such model, version or alias."""

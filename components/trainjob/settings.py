@@ -1,0 +1,38 @@
+"""Settings from the environment (``TRAINJOB_*``), read in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """What can be set in the environment; an explicit argument or an Airflow connection wins over each of these.
+
+    ``Settings()`` reads the environment afresh at every call, so tests and notebooks see their changes.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="TRAINJOB_", extra="ignore", frozen=True)
+
+    backend: str = "kubernetes"
+    """``kubernetes`` or ``local`` (``TRAINJOB_BACKEND``)."""
+
+    namespace: str = "default"
+    """Namespace of jobs that name none (``TRAINJOB_NAMESPACE``)."""
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".trainjob")
+    """Where the local backend keeps its objects, and what belongs to them (``TRAINJOB_HOME``)."""
+
+    registry: str | None = None
+    """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host`` (``TRAINJOB_REGISTRY``)."""
+
+    local_environments: dict[str, Path] = Field(default_factory=dict)
+    """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, as the image
+    decides on a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
