@@ -1,0 +1,478 @@
+"""What a training script says about itself: progress, metrics and where its outputs are.
+
+    from trainjob import progress
+
+    progress.report(progress=40, metrics={"loss": 0.31}, remaining_seconds=90)
+    progress.report(outputs={"model": "s3://models/digits/7"})
+
+The file needs nothing but the standard library and may be copied next to a script. Where nobody listens, on a laptop
+or in a notebook, `report` only checks its arguments. It chooses its channels from the environment at each call:
+
+* Trainer's status API (gate ``TrainJobStatus``, Trainer >= 2.2), if ``KUBEFLOW_TRAINER_SERVER_URL``, ``_CA_CERT`` and
+  ``_TOKEN`` are set. A background thread posts the latest state, at most once per second; the last one goes out at
+  interpreter exit. This API has no field for outputs.
+* The termination message of the container: the file named by ``TRAINJOB_TERMINATION_LOG``, or inside Kubernetes
+  ``/dev/termination-log``. Written during the call, so it survives a SIGKILL right after it.
+
+The message is one JSON object of at most 4096 bytes. What is unknown is left out. Other programs may write it too::
+
+    {"trainjob": 1, "lastUpdatedTime": "2026-01-31T12:00:00Z", "progressPercentage": 40,
+     "estimatedRemainingSeconds": 90, "metrics": [{"name": "loss", "value": "0.31"}],
+     "outputs": {"model": "s3://models/digits/7"}}
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import threading
+import time
+
+# `typing`, `json` and `dataclasses` would be nine tenths of this module's import time, and most runs need none of them.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, SupportsFloat
+
+    Metric = float | int | str | SupportsFloat
+
+__all__ = ["Report", "read", "report"]
+
+VERSION = 1
+MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
+MAX_METRICS = 256  # these three: validation of TrainJob.status.trainerStatus in Trainer's CRD
+MAX_NAME = 64
+MAX_VALUE = 64
+MAX_SECONDS = 2**31 - 1  # int32 there
+
+_POST_INTERVAL = 1.0
+_POST_TIMEOUT = 5.0
+_MAX_BACKOFF = 30.0
+_DEFAULT_LOG = "/dev/termination-log"
+
+
+class Report:
+    """What a training said last. Immutable; equal if all attributes are.
+
+    Attributes:
+        progress: Percentage, 0 to 100; None if it never said.
+        remaining_seconds: Its own estimate; None if it never said.
+        metrics: Values as text, since NaN and infinity are legal.
+        outputs: Name to URI.
+        updated: RFC 3339 time in UTC; empty if the writer left it out.
+    """
+
+    __slots__ = ("metrics", "outputs", "progress", "remaining_seconds", "updated")
+    __match_args__ = ("progress", "remaining_seconds", "metrics", "outputs", "updated")
+
+    progress: int | None
+    remaining_seconds: int | None
+    metrics: dict[str, str]
+    outputs: dict[str, str]
+    updated: str
+
+    def __init__(
+        self,
+        progress: int | None = None,
+        remaining_seconds: int | None = None,
+        metrics: dict[str, str] | None = None,
+        outputs: dict[str, str] | None = None,
+        updated: str = "",
+    ) -> None:
+        values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated)
+        for name, value in zip(self.__match_args__, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__match_args__)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"cannot assign {value!r} to {name!r}: a Report is immutable")
+
+    def __reduce__(self) -> tuple[type[Report], tuple[object, ...]]:
+        return Report, self._values()
+
+    def __eq__(self, other: object) -> bool:
+        return self._values() == other._values() if isinstance(other, Report) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it holds dicts
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__match_args__)})"
+
+
+def report(
+    *,
+    progress: float | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    remaining_seconds: float | None = None,
+) -> None:
+    """Tell whoever launched this training how it is doing.
+
+    Calls add up: a later value replaces the earlier one of the same name, and everything else stays. Call it from rank
+    0 or from every rank: of the processes of one node only local rank 0 writes the termination message, and only
+    global rank 0 talks to the status API. A channel that fails warns once on stderr and never raises.
+
+    Args:
+        progress: How much is done, in percent, 0 to 100. Rounded down, so that 100 means done.
+        metrics: Up to 256, names and values up to 64 characters. Numbers may be NumPy, JAX or Torch scalars. If
+            they do not fit, those not updated for longest go first, then the largest.
+        outputs: Name to URI of what was made. Never dropped.
+        remaining_seconds: Estimated time to the end, 0 or more. Rounded up.
+
+    Raises:
+        ValueError: An argument is out of range, or the outputs alone exceed 4096 bytes. Nothing was changed.
+    """
+    _reporter.report(_checked(progress, metrics, outputs, remaining_seconds))
+
+
+def read(text: str) -> Report | None:
+    """Parse a termination message; None if it is not one of ours, or only half of one.
+
+    Text after the object is ignored: the writer truncates the file after it wrote, and may be killed in between.
+    Unknown keys are ignored, and known ones of a wrong type count as absent.
+    """
+    import json  # noqa: PLC0415
+
+    try:
+        message, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return None
+    # `True == 1`, and a later version may mean other things by the same keys.
+    if not isinstance(message, dict) or type(message.get("trainjob")) is not int or message["trainjob"] != VERSION:
+        return None
+    metrics = message.get("metrics")
+    outputs = message.get("outputs")
+    updated = message.get("lastUpdatedTime")
+    return Report(
+        progress=_whole(message.get("progressPercentage"), 100),
+        remaining_seconds=_whole(message.get("estimatedRemainingSeconds"), MAX_SECONDS),
+        metrics=dict(_named(entry) for entry in metrics if _named(entry)[0]) if isinstance(metrics, list) else {},
+        outputs={k: v for k, v in outputs.items() if isinstance(v, str)} if isinstance(outputs, dict) else {},
+        updated=updated if isinstance(updated, str) else "",
+    )
+
+
+def _whole(value: object, top: int) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= top:
+        return None
+    return int(value)
+
+
+def _named(entry: object) -> tuple[str, str]:
+    """Name and value of one metric; an empty name if it is malformed."""
+    if not isinstance(entry, dict):
+        return "", ""
+    name, value = entry.get("name"), entry.get("value")
+    if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int | float):
+        return "", ""
+    return name, str(value)
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _checked(
+    progress: float | None,
+    metrics: Mapping[str, Metric] | None,
+    outputs: Mapping[str, str] | None,
+    remaining_seconds: float | None,
+) -> Report:
+    done = _number("progress", progress)
+    if done is not None and not 0 <= done <= 100:  # also catches NaN
+        raise ValueError(f"progress is a percentage from 0 to 100, not {progress!r}")
+    left = _number("remaining_seconds", remaining_seconds)
+    if left is not None and not 0 <= left < math.inf:
+        raise ValueError(f"remaining_seconds must be a finite number, 0 or more, not {remaining_seconds!r}")
+    if metrics is not None and len(metrics) > MAX_METRICS:
+        raise ValueError(f"metrics has {len(metrics)} entries; Trainer takes {MAX_METRICS}")
+    return Report(
+        progress=None if done is None else int(done),
+        remaining_seconds=None if left is None else min(math.ceil(left), MAX_SECONDS),
+        metrics={_name("metrics", name): _value(name, value) for name, value in (metrics or {}).items()},
+        outputs={_name("outputs", name): _uri(name, value) for name, value in (outputs or {}).items()},
+    )
+
+
+def _number(argument: str, value: SupportsFloat | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{argument} is not a number: {value!r}") from error
+
+
+def _name(argument: str, name: object) -> str:
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME:
+        raise ValueError(f"{argument}: a name has 1 to {MAX_NAME} characters, not {name!r}")
+    return name
+
+
+def _value(name: str, value: Metric) -> str:
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, int):
+        text = str(int(value))  # a bool is 0 or 1
+    else:
+        try:
+            text = repr(float(value))  # repr of a NumPy float names its type
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"metrics[{name!r}] is neither a number nor text: {value!r}") from error
+    if not text or len(text) > MAX_VALUE:
+        raise ValueError(f"metrics[{name!r}] must be 1 to {MAX_VALUE} characters long, not {len(text)}: {text[:80]!r}")
+    return text
+
+
+def _uri(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"outputs[{name!r}] must be a URI, not {value!r}")
+    return value
+
+
+# --- state ---------------------------------------------------------------------------------------------------------
+
+
+class _Reporter:
+    """Everything said so far, and the channels it goes to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._progress: int | None = None
+        self._remaining: int | None = None
+        # Name to (number of the call that set it, value), the longest unchanged first.
+        self._metrics: dict[str, tuple[int, str]] = {}
+        self._outputs: dict[str, str] = {}
+        self._warned: set[str] = set()
+        self.poster = _Poster(self.warn)
+
+    def report(self, change: Report) -> None:
+        with self._lock:
+            outputs = self._outputs | change.outputs
+            if change.outputs:
+                # Against the longest header, so that a later call without outputs cannot run over the limit either.
+                size = len(_encode(_message(100, MAX_SECONDS, [], outputs)))
+                if size > MAX_BYTES:
+                    raise ValueError(
+                        f"outputs need {size} bytes; a termination message has {MAX_BYTES}. "
+                        "Write the list to a file beside the outputs and report the URI of that file"
+                    )
+            self._calls += 1
+            self._outputs = outputs
+            self._progress = self._progress if change.progress is None else change.progress
+            self._remaining = self._remaining if change.remaining_seconds is None else change.remaining_seconds
+            for name, value in change.metrics.items():
+                self._metrics.pop(name, None)
+                self._metrics[name] = (self._calls, value)
+            for name in list(self._metrics)[:-MAX_METRICS]:
+                del self._metrics[name]
+            self._send()
+
+    def _send(self) -> None:
+        # Under the lock: a slower thread must not overwrite a newer message with an older one.
+        if path := _termination_log():
+            try:
+                _write(path, self._fitting())
+            except OSError as error:
+                self.warn("termination message", error)
+        if all(os.environ.get(name) for name in _API):
+            metrics = [(name, value) for name, (_, value) in self._metrics.items()]
+            status = _message(self._progress, self._remaining, metrics, {})
+            del status["trainjob"]
+            if _rank("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK") == 0:
+                self.poster.post(_encode({"trainerStatus": status}))
+
+    def _fitting(self) -> bytes:
+        """The message of now, without the metrics that are too many."""
+        bare = _encode(_message(self._progress, self._remaining, [], self._outputs))
+        room = MAX_BYTES - len(bare) - len('"metrics":[],')
+        kept = list(self._metrics)
+        size = {name: len(_encode({"name": name, "value": value})) + 1 for name, (_, value) in self._metrics.items()}
+        total = sum(size.values())
+        for name in sorted(self._metrics, key=lambda name: (self._metrics[name][0], -size[name])):
+            if total <= room:
+                break
+            kept.remove(name)
+            total -= size[name]
+        metrics = [(name, self._metrics[name][1]) for name in kept]
+        return _encode(_message(self._progress, self._remaining, metrics, self._outputs))
+
+    def warn(self, channel: str, error: object) -> None:
+        if channel not in self._warned:
+            self._warned.add(channel)
+            try:
+                sys.stderr.write(f"trainjob.progress: {channel} failed, the training goes on: {error}\n")
+            except (OSError, ValueError, AttributeError):
+                return  # stderr is closed, or None
+
+
+def _message(
+    progress: int | None, remaining: int | None, metrics: list[tuple[str, str]], outputs: Mapping[str, str]
+) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "trainjob": VERSION,
+        "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    if progress is not None:
+        message["progressPercentage"] = progress
+    if remaining is not None:
+        message["estimatedRemainingSeconds"] = remaining
+    if metrics:
+        message["metrics"] = [{"name": name, "value": value} for name, value in metrics]
+    if outputs:
+        message["outputs"] = outputs
+    return message
+
+
+def _encode(message: object) -> bytes:
+    import json  # noqa: PLC0415
+
+    # ASCII, so that no cut and no reader's choice of encoding can damage a character.
+    return json.dumps(message, separators=(",", ":")).encode("ascii")
+
+
+def _rank(*names: str) -> int:
+    """The first of these variables that is set; rank 0 where there are no ranks."""
+    for name in names:
+        if text := os.environ.get(name):
+            return int(text) if text.isdecimal() else 0
+    return 0
+
+
+def _termination_log() -> str | None:
+    if _rank("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") != 0:
+        return None
+    if path := os.environ.get("TRAINJOB_TERMINATION_LOG"):
+        return path
+    # Kubernetes sets the variable in every container, whatever the pod says about service links.
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and os.path.exists(_DEFAULT_LOG):  # noqa: PTH110
+        return _DEFAULT_LOG
+    return None
+
+
+def _write(path: str, message: bytes) -> None:
+    # In place: kubelet bind-mounts the file, and a renamed one would never be seen.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(descriptor, message, 0)
+        os.ftruncate(descriptor, len(message))
+    finally:
+        os.close(descriptor)
+
+
+# --- Trainer's status API ------------------------------------------------------------------------------------------
+
+_API = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
+
+
+class _RejectedError(Exception):
+    """The server understood the request and will not take it; sending it again would not help."""
+
+
+class _Poster:
+    """Posts the latest of the statuses it is given, without ever holding up the training."""
+
+    def __init__(self, warn: Callable[[str, object], None]) -> None:
+        self._warn = warn
+        self._wake = threading.Condition()
+        self._sending = threading.Lock()
+        self._pending: bytes | None = None
+        self._thread: threading.Thread | None = None
+
+    def post(self, status: bytes) -> None:
+        with self._wake:
+            self._pending = status
+            self._wake.notify()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="trainjob-progress", daemon=True)
+                # At interpreter shutdown no thread can be started any more; `flush` sends then.
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return
+                self._thread = thread
+
+    def _run(self) -> None:
+        pause = _POST_INTERVAL
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._pending is not None)
+            pause = _POST_INTERVAL if self._send() else min(pause * 2, _MAX_BACKOFF)
+            time.sleep(pause)
+
+    def _send(self) -> bool:
+        """Send what is pending, if anything; False if it should be tried again."""
+        with self._sending:  # one at a time, so that an old status never arrives after a newer one
+            with self._wake:
+                status, self._pending = self._pending, None
+            if status is None:
+                return True
+            try:
+                _post(status)
+            except _RejectedError as error:
+                self._warn("status API", error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is not the training's fault
+                self._warn("status API", error)
+                with self._wake:
+                    self._pending = self._pending or status
+                return False
+            return True
+
+    def flush(self) -> None:
+        """Send the last status at exit. Twice 5 s is the most that this can take after a request under way."""
+        if not self._send():
+            time.sleep(0.2)
+            self._send()
+
+
+def _post(status: bytes) -> None:
+    # 40 ms of imports, for a channel that few runs have.
+    from http.client import HTTPSConnection  # noqa: PLC0415
+    from ssl import create_default_context  # noqa: PLC0415
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    url, ca_file, token_file = (os.environ[name] for name in _API)
+    address = urlsplit(url)
+    if address.scheme != "https" or not address.hostname:
+        raise _RejectedError(f"{_API[0]} is not an https URL: {url}")
+    # Both files are read each time: kubelet renews the token, and the controller its certificate.
+    with open(token_file, encoding="utf-8") as file:  # noqa: PTH123
+        token = file.read().strip()
+    # http.client, not urllib.request: no proxy and no redirect may get to see the token.
+    connection = HTTPSConnection(
+        address.hostname, address.port, timeout=_POST_TIMEOUT, context=create_default_context(cafile=ca_file)
+    )
+    try:
+        connection.request(
+            "POST",
+            address.path or "/",
+            body=status,
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        answer = connection.getresponse()
+        body = answer.read(500).decode(errors="replace").strip()
+    finally:
+        connection.close()
+    if answer.status >= 300:
+        # 401 and 403: the token may just have been renewed. 429 and 5xx pass.
+        error = _RejectedError if answer.status in {400, 404, 405, 413, 422} else ConnectionError
+        raise error(f"HTTP {answer.status} from {url}: {body}")
+
+
+_reporter = _Reporter()
+
+
+def _after_fork() -> None:
+    # A lock held by another thread stays locked in the child for ever, and what is pending is the parent's to send.
+    global _reporter  # noqa: PLW0603
+    _reporter = _Reporter()
+
+
+def _flush() -> None:
+    _reporter.poster.flush()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_flush)
