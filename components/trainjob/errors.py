@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainjob.diagnosis import Diagnosis
@@ -67,7 +67,7 @@ class RetryVerdict(StrEnum):
 class TrainJobError(Exception):
     """Base of all errors of this package."""
 
-    retry: ClassVar[RetryVerdict] | RetryVerdict = RetryVerdict.CONFIGURATION
+    retry: RetryVerdict = RetryVerdict.CONFIGURATION
 
 
 @dataclass(frozen=True)

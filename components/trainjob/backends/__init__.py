@@ -1,1 +1,33 @@
 """Where TrainJobs run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainjob.backends.base import Backend
+
+
+def connect(backend: str | None = None) -> Backend:
+    """The backend of that name; without one, the one that ``TRAINJOB_BACKEND`` names, else ``kubernetes``.
+
+    The local backend is never chosen by itself: training on the machine that happens to run the workflow is something
+    to be asked for.
+
+    Raises:
+        ConfigurationError: there is no such backend, or it is not configured.
+    """
+    from trainjob.errors import ConfigurationError  # noqa: PLC0415 - supervisors import this package too
+    from trainjob.settings import Settings  # noqa: PLC0415
+
+    name = backend or Settings().backend
+    if name == "local":
+        from trainjob.backends.local.backend import LocalBackend  # noqa: PLC0415
+
+        return LocalBackend()
+    if name == "kubernetes":
+        raise ConfigurationError(
+            "no cluster is configured, and this release has no Kubernetes backend yet; to run on this machine instead, "
+            "set TRAINJOB_BACKEND=local or pass backend='local'"
+        )
+    raise ConfigurationError(f"there is no backend {name!r}; there are: kubernetes, local")

@@ -1,0 +1,87 @@
+"""What every backend can do. `trainjob.launch` is written against this and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainjob.diagnosis import Evidence
+from trainjob.logs import LogLine
+from trainjob.manifest import JobRef
+
+TrainJob = Mapping[str, Any]
+"""A TrainJob object as JSON."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A job as it stands now; earlier states may have been skipped (level-triggered).
+
+    Attributes:
+        trainjob: The object; None once it is certain that the job of this UID is gone.
+        notice: What a person should know that is not in the object: an outage that is being waited out, …
+    """
+
+    trainjob: TrainJob | None
+    notice: str = ""
+
+
+class Backend(Protocol):
+    """Where TrainJobs live. Every method may raise `BackendUnavailable` once an outage has outlasted its budgets."""
+
+    async def create(self, trainjob: TrainJob) -> TrainJob:
+        """Create `trainjob` and return it as it was stored.
+
+        Raises:
+            AlreadyExists: a job of that name exists, or existed and was deleted.
+            RuntimeNotFound: its runtime is not there.
+            Rejected: anything else is wrong with it.
+        """
+
+    async def get(self, namespace: str, name: str) -> TrainJob | None:
+        """The job of that name, or None."""
+
+    async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
+        """All jobs of `namespace` that have all `labels`, in no particular order."""
+
+    def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """The job now, and again whenever it changed, until it is gone. Transient errors become notices."""
+
+    async def evidence(self, ref: JobRef) -> Evidence:
+        """What can be known about the job at this moment: pods, terminations, last log lines."""
+
+    def logs(
+        self,
+        ref: JobRef,
+        *,
+        ranks: Sequence[str] = (),
+        follow: bool = False,
+        since: str = "",
+        tail: int | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """Lines of all ranks, or of those in `ranks` (``node-0``), oldest first.
+
+        Args:
+            ref: The job.
+            ranks: Ranks to read; all if empty.
+            follow: Go on until the job has ended and everything was read.
+            since: Time of a line; only later lines are given, so that a reader can go on where an earlier one stopped.
+            tail: Give only that many of each rank's lines that are already there.
+        """
+
+    async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
+        """Merge `patch` into the object (JSON merge patch): suspend and resume, annotations.
+
+        Raises:
+            NotFound: the job of this UID is gone.
+        """
+
+    async def delete(self, ref: JobRef) -> None:
+        """Ask for the job of this UID to be deleted; nothing happens if it is gone already."""
+
+    async def stopped(self, ref: JobRef) -> bool:
+        """True once no process or pod of the job is left running."""
+
+    async def aclose(self) -> None:
+        """Let go of connections; jobs are not touched."""

@@ -1,0 +1,272 @@
+"""`LocalBackend`: the `Backend` protocol over jobs on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.backends.local import runtimes
+from trainjob.backends.local.files import JobFiles, now, write_json
+from trainjob.backends.local.supervisor import mend
+from trainjob.diagnosis import TAIL_LINES, Evidence, rank_of
+from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.logs import LogLine, merge, parse_cri
+from trainjob.manifest import JobRef
+from trainjob.settings import Settings
+
+_POLL = 0.05  # seconds between two looks at a job's files; each look is two stat calls
+_CHECK = 0.5  # seconds between two looks whether its supervisor is alive
+
+
+class LocalBackend:
+    """Runs TrainJobs as processes of this machine.
+
+    Args:
+        home: Where jobs, Secrets and ConfigMaps are kept; ``TRAINJOB_HOME`` if left out.
+        environments: Runtime name -> virtual environment of its ranks; ``TRAINJOB_LOCAL_ENVIRONMENTS`` if left out.
+    """
+
+    name = "local"
+
+    def __init__(self, home: Path | None = None, environments: Mapping[str, Path] | None = None) -> None:
+        settings = Settings()
+        self.home = (home or settings.home).expanduser().absolute()
+        self.environments = settings.local_environments if environments is None else environments
+
+    async def create(self, trainjob: TrainJob) -> TrainJob:
+        """See `Backend.create`. A job is refused here if this machine could never run it."""
+        runtime = trainjob["spec"]["runtimeRef"]["name"]
+        if runtime not in runtimes.FRAMEWORKS:
+            known = ", ".join(sorted(runtimes.FRAMEWORKS))
+            raise RuntimeNotFound(f"there is no runtime {runtime!r} on this machine; there are: {known}")
+        start = self._start(runtime)
+        if why := await anyio.to_thread.run_sync(runtimes.refusal, trainjob, start["path"]):
+            raise Rejected(f"TrainJob {trainjob['metadata']['name']}: {why}")
+        metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
+        stored = {**trainjob, "metadata": metadata}
+        directory = self._files(metadata["namespace"], metadata["name"]).directory
+        try:
+            files = await anyio.to_thread.run_sync(JobFiles.create, directory, stored, start)
+        except FileExistsError:
+            raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists or existed") from None
+        await anyio.to_thread.run_sync(_supervise, files)
+        return stored
+
+    def _start(self, runtime: str) -> dict[str, str]:
+        environment = self.environments.get(runtime)
+        directory = environment.expanduser().absolute() / "bin" if environment else Path(sys.executable).parent
+        path = os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
+        return {"cwd": str(Path.cwd()), "path": path, "home": str(self.home)}
+
+    def _files(self, namespace: str, name: str) -> JobFiles:
+        return JobFiles(self.home / "jobs" / namespace / name)
+
+    async def get(self, namespace: str, name: str) -> TrainJob | None:
+        """See `Backend.get`."""
+        files = self._files(namespace, name)
+        await anyio.to_thread.run_sync(_check, files)
+        return files.read()
+
+    async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
+        """See `Backend.find`."""
+        found = []
+        for directory in sorted((self.home / "jobs" / namespace).glob("[!.]*")):
+            trainjob = await self.get(namespace, directory.name)
+            if trainjob is not None and labels.items() <= (trainjob["metadata"].get("labels") or {}).items():
+                found.append(trainjob)
+        return found
+
+    async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """See `Backend.watch`."""
+        files = self._files(ref.namespace, ref.name)
+        seen, checked = None, 0.0
+        while True:
+            if time.monotonic() >= checked + _CHECK:
+                checked = time.monotonic()
+                await anyio.to_thread.run_sync(_check, files)
+            stamp = files.stamp()
+            if stamp != seen:
+                seen = stamp
+                trainjob = files.read()
+                if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
+                    yield Snapshot(None)
+                    return
+                yield Snapshot(trainjob)
+            await asyncio.sleep(_POLL)
+
+    async def evidence(self, ref: JobRef) -> Evidence:
+        """See `Backend.evidence`."""
+        files = self._files(ref.namespace, ref.name)
+        trainjob = files.read()
+        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
+            return Evidence(None)
+        pods = files.pods()
+        logs = {pod["metadata"]["name"]: [line.text for line in _last_lines(files, pod, TAIL_LINES)] for pod in pods}
+        return Evidence(trainjob, pods, logs)
+
+    async def logs(
+        self,
+        ref: JobRef,
+        *,
+        ranks: Sequence[str] = (),
+        follow: bool = False,
+        since: str = "",
+        tail: int | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """See `Backend.logs`."""
+        files = self._files(ref.namespace, ref.name)
+        readers: dict[str, _Reader] = {}
+        while True:
+            over = files.finished() or files.read() is None
+            fresh: list[list[LogLine]] = []
+            for pod in files.pods():
+                name, rank = pod["metadata"]["name"], rank_of(pod)
+                if ranks and rank not in ranks:
+                    continue
+                if name not in readers:
+                    readers[name] = _Reader(files, name, rank)
+                    if tail is not None and not since:
+                        fresh.append(list(_last_lines(files, pod, tail)))
+                        readers[name].skip()
+                        continue
+                fresh.append([line for line in readers[name].lines() if line.time > since])
+            for line in merge(*fresh):
+                yield line
+            if over or not follow:
+                return
+            await asyncio.sleep(2 * _POLL)
+
+    async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
+        """See `Backend.patch`."""
+        files = self._files(ref.namespace, ref.name)
+        await anyio.to_thread.run_sync(_edit, files, ref, patch)
+        await anyio.to_thread.run_sync(_check, files)
+
+    async def delete(self, ref: JobRef) -> None:
+        """See `Backend.delete`. Without a supervisor, a finished job's files are removed at once."""
+        files = self._files(ref.namespace, ref.name)
+        with suppress(NotFound):
+            await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": {"deletionTimestamp": now()}})
+            lock = await anyio.to_thread.run_sync(files.supervise)
+            if lock is not None:
+                await anyio.to_thread.run_sync(_bury, files)
+                os.close(lock)
+
+    async def stopped(self, ref: JobRef) -> bool:
+        """See `Backend.stopped`."""
+        files = self._files(ref.namespace, ref.name)
+        trainjob = files.read()
+        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or files.finished():
+            return True
+        running = any(pod["status"]["phase"] == "Running" for pod in files.pods())
+        return bool(trainjob["spec"].get("suspend")) and not running
+
+    async def aclose(self) -> None:
+        """See `Backend.aclose`."""
+
+
+class _Reader:
+    """Reads one rank's log file on from where it stopped."""
+
+    def __init__(self, files: JobFiles, pod: str, rank: str) -> None:
+        self._path = files.directory / "logs" / f"{pod}.log"
+        self._rank = rank
+        self._position = 0
+
+    def skip(self) -> None:
+        with suppress(FileNotFoundError):
+            self._position = self._path.stat().st_size
+
+    def lines(self) -> Iterator[LogLine]:
+        """Whole lines since the last call, at most 4 MiB of them."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._position)
+                data = log.read(4 << 20)
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        yield from parse_cri(self._rank, whole.splitlines())
+
+
+def _last_lines(files: JobFiles, pod: Mapping[str, Any], count: int) -> list[LogLine]:
+    path = files.directory / "logs" / f"{pod['metadata']['name']}.log"
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - count * 4096 - (64 << 10)))
+            lines = list(parse_cri(rank_of(pod), log.read().splitlines()))
+    except FileNotFoundError:
+        return []
+    return lines[-count:] if count else []
+
+
+def _supervise(files: JobFiles) -> None:
+    """Start a supervisor and return once one is in charge."""
+    with (files.directory / "supervisor.log").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "trainjob.backends.local.supervisor", str(files.directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            check=False,
+        )
+
+
+def _check(files: JobFiles) -> None:
+    """See to it that a job that goes on has a supervisor: whoever was to start it, or it itself, may have died."""
+    if files.finished() or not files.object.exists():
+        return
+    lock = files.supervise()
+    if lock is None:
+        return
+    trainjob = files.read()
+    began = trainjob is not None and bool(trainjob["status"])
+    if began:
+        mend(files)
+    os.close(lock)
+    if trainjob is not None and not began:
+        _supervise(files)
+
+
+def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:
+    try:
+        with files.editing():
+            trainjob = files.read()
+            if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
+                raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone")
+            del trainjob["status"]
+            write_json(files.object, _merged(trainjob, patch))
+    except FileNotFoundError:
+        raise NotFound(f"TrainJob {ref} is gone") from None
+
+
+def _merged(value: Any, patch: Any) -> Any:
+    """JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(value) if isinstance(value, Mapping) else {}
+    for name, part in patch.items():
+        if part is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), part)
+    return merged
+
+
+def _bury(files: JobFiles) -> None:
+    mend(files)
+    files.remove()

@@ -1,0 +1,154 @@
+"""Jobs on disk.
+
+::
+
+    <home>/jobs/<namespace>/<name>/
+        object.json     metadata and spec; written by clients, under `edit.lock`
+        start.json      where and with which interpreter the job was launched
+        status.json     status and pods; written only by whoever holds `supervisor.lock`
+        logs/           a CRI log file per rank
+        termination/    a termination message per rank
+        tmp/            TMPDIR of the ranks
+    <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
+
+Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. A lock is the kernel's
+and goes with its holder: whoever gets `supervisor.lock` knows that no supervisor is alive, with no process id to
+mistake.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+DELETED = ".deleted"
+
+
+def now() -> str:
+    """The present as an API timestamp, with microseconds: a local job may be over within one second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`, or None if the file is not there."""
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return loaded
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace `path` as a whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1))
+    temporary.replace(path)
+
+
+class JobFiles:
+    """The files of one job."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.object = directory / "object.json"
+        self.start = directory / "start.json"
+        self.status = directory / "status.json"
+
+    @classmethod
+    def create(cls, directory: Path, trainjob: Mapping[str, Any], start: Mapping[str, Any]) -> JobFiles:
+        """Put a whole job under its name in one step.
+
+        Raises:
+            FileExistsError: the name is or was in use.
+        """
+        draft = cls(directory.with_name(f".new-{uuid.uuid4().hex}"))
+        for part in ("logs", "termination", "tmp"):
+            (draft.directory / part).mkdir(parents=True)
+        write_json(draft.object, trainjob)
+        write_json(draft.start, start)
+        try:
+            if _tombstone(directory).exists():
+                raise FileExistsError(directory)
+            os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as it should
+            if _tombstone(directory).exists():  # deleted between the two lines above: the name is used up
+                shutil.rmtree(directory, ignore_errors=True)
+                raise FileExistsError(directory)
+        except OSError as error:
+            shutil.rmtree(draft.directory, ignore_errors=True)
+            raise FileExistsError(directory) from error
+        return cls(directory)
+
+    def read(self) -> dict[str, Any] | None:
+        """The TrainJob object with its status, or None if it is gone."""
+        trainjob = read_json(self.object)
+        if trainjob is not None:
+            trainjob["status"] = (read_json(self.status) or {}).get("status") or {}
+        return trainjob
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The job's pods as they were written last."""
+        return list((read_json(self.status) or {}).get("pods") or [])
+
+    def stamp(self) -> tuple[int, int]:
+        """Changes whenever `read` would give something new; (0, 0) once the job is gone."""
+        return (_modified(self.object), _modified(self.status))
+
+    def finished(self) -> bool:
+        """True once a final condition was written."""
+        conditions = ((read_json(self.status) or {}).get("status") or {}).get("conditions") or []
+        return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Exclude other writers of `object`; FileNotFoundError if the job is gone."""
+        with (self.directory / "edit.lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def remove(self) -> None:
+        """Delete the job for good; its name stays taken."""
+        tombstone = _tombstone(self.directory)
+        tombstone.parent.mkdir(exist_ok=True)
+        tombstone.touch()
+        grave = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
+        with suppress(FileNotFoundError):
+            os.rename(self.directory, grave)  # noqa: PTH104 - gone for readers in one step
+        shutil.rmtree(grave, ignore_errors=True)
+
+    def supervise(self, *, wait_seconds: float = 0.0) -> int | None:
+        """Become the one who may write `status`: an open file descriptor to keep, or None while another one is."""
+        try:
+            descriptor = os.open(self.directory / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            return None
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(descriptor)
+                    return None
+                time.sleep(0.02)
+            else:
+                return descriptor
+
+
+def _tombstone(directory: Path) -> Path:
+    return directory.parent / DELETED / directory.name
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return 0

@@ -1,0 +1,264 @@
+"""Ranks as processes: start, read, stop, and describe them as pods."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from trainjob.backends.local.files import now
+from trainjob.logs import MAX_LINE, cri_line
+
+MARKER = "TRAINJOB_LOCAL_UID"
+"""Environment variable that every process of a job has: leftovers are found by it whatever became of their parents."""
+
+NOT_INHERITED = ("AIRFLOW", "_AIRFLOW", "KFP_", "ARGO_", "KUBERNETES_", "KUBEFLOW_TRAINER_", MARKER)
+"""Variables of the launching process that its ranks do not get: they would take themselves for a part of it."""
+
+_REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
+_LAST_MESSAGE = 4096  # kubelet: bytes of a termination message
+
+
+def expand(text: str, environment: Mapping[str, str]) -> str:
+    """Kubernetes' expansion of command and args: ``$(NAME)`` if NAME is set, ``$$`` for a dollar sign."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        return environment.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def author_environment(
+    variables: Sequence[Mapping[str, Any]],
+    trainjob: Mapping[str, Any],
+    pod: str,
+    home: Path,
+    injected: Mapping[str, str],
+) -> dict[str, str]:
+    """The author's variables with their values; Secrets and ConfigMaps are directories of `home`.
+
+    Raises:
+        LookupError: a Secret or ConfigMap, or a key of it, is not there.
+    """
+    values: dict[str, str] = {}
+    for variable in variables:
+        source = variable.get("valueFrom")
+        if source is None:
+            values[variable["name"]] = expand(str(variable.get("value") or ""), {**injected, **values})
+            continue
+        found = _value_from(source, trainjob, pod, home)
+        if found is not None:
+            values[variable["name"]] = found
+    return values
+
+
+def _value_from(source: Mapping[str, Any], trainjob: Mapping[str, Any], pod: str, home: Path) -> str | None:
+    for field, directory in (("secretKeyRef", "secrets"), ("configMapKeyRef", "configmaps")):
+        if field in source:
+            reference = source[field]
+            path = Path(home, directory, reference["name"], reference["key"])
+            try:
+                return path.read_text(encoding="utf-8").rstrip("\n")
+            except OSError as error:
+                if reference.get("optional"):
+                    return None
+                raise LookupError(
+                    f"{field} {reference['name']}/{reference['key']}: put the value into the file {path}"
+                ) from error
+    metadata = trainjob["metadata"]
+    if "fieldRef" in source:
+        fields = {
+            "metadata.name": pod,
+            "metadata.namespace": metadata["namespace"],
+            "metadata.uid": metadata["uid"],
+            "spec.nodeName": os.uname().nodename,
+            "status.podIP": "127.0.0.1",
+            "status.hostIP": "127.0.0.1",
+        }
+        return str(fields.get(source["fieldRef"]["fieldPath"], ""))
+    kind, _, resource = source["resourceFieldRef"]["resource"].partition(".")
+    resources = (trainjob["spec"].get("trainer") or {}).get("resourcesPerNode") or {}
+    return str((resources.get(kind) or {}).get(resource, ""))
+
+
+class Rank:
+    """One started process with its log and its pod."""
+
+    def __init__(self, job: Mapping[str, Any], replicated_job: str, index: int, directory: Path) -> None:
+        self.name = f"{job['metadata']['name']}-{replicated_job}-0-{index}"
+        self.replicated_job = replicated_job
+        self.index = index
+        self.termination_log = directory / "termination" / self.name
+        self._log_path = directory / "logs" / f"{self.name}.log"
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self.started = ""
+        self.terminated: dict[str, Any] | None = None
+
+    def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> None:
+        """Start the process; if that cannot be done the rank is terminated with ``StartError``, as a container is."""
+        self._log = self._log_path.open("ab")
+        self.started = now()
+        self.termination_log.write_bytes(b"")
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = {
+                "FileNotFoundError": f'exec: "{command[0]}": executable file not found in $PATH',
+                "PermissionError": f'exec: "{command[0]}": permission denied',
+            }.get(type(error).__name__, str(error))
+            if not Path(cwd).is_dir():
+                reason = f"working directory {cwd} is not there"
+            self.refuse(reason)
+            return
+        if self._process.stdout is not None:
+            os.set_blocking(self._process.stdout.fileno(), False)
+
+    def refuse(self, why: str) -> None:
+        """End the rank before it began."""
+        self.started = self.started or now()
+        self.terminated = {
+            "exitCode": 128,
+            "reason": "StartError",
+            "message": why,
+            "startedAt": self.started,
+            "finishedAt": now(),
+        }
+
+    @property
+    def output(self) -> int | None:
+        """File descriptor of the process's output; None once it was read to its end."""
+        stdout = self._process.stdout if self._process else None
+        return stdout.fileno() if stdout and not stdout.closed else None
+
+    def pump(self) -> None:
+        """Move what the process has written so far into its log."""
+        while (descriptor := self.output) is not None and self._log is not None:
+            try:
+                data = os.read(descriptor, 256 * 1024)
+            except BlockingIOError:
+                return
+            time = now().replace("Z", "000Z")
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            written = [part for line in lines for part in _parts(time, line)]
+            while len(self._rest) >= MAX_LINE:
+                written.append(cri_line(time, self._rest[:MAX_LINE], partial=True))
+                self._rest = self._rest[MAX_LINE:]
+            if not data:
+                self._close_output()
+            with suppress(OSError):  # a full disk costs log lines, not the training
+                self._log.write(b"".join(written))
+                self._log.flush()
+
+    def poll(self) -> bool:
+        """True once the process has ended and everything it wrote is in the log."""
+        if self.terminated is not None:
+            return True
+        if self._process is None or (code := self._process.poll()) is None:
+            return False
+        signal_number = -code if code < 0 else 0
+        self.terminated = {
+            "exitCode": 128 + signal_number if signal_number else code,
+            "reason": "Completed" if code == 0 else "Error",
+            "message": self.termination_message(),
+            "startedAt": self.started,
+            "finishedAt": now(),
+        }
+        if signal_number:
+            self.terminated["signal"] = signal_number
+        self.signal(signal.SIGKILL)  # what it started and left behind
+        self.pump()
+        self._close()
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send `number` to the process and to all that it started in its group."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def _close_output(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _close(self) -> None:
+        self._close_output()
+        if self._log is not None:
+            with suppress(OSError):
+                if self._rest:
+                    self._log.write(cri_line(now().replace("Z", "000Z"), self._rest, partial=False))
+                self._log.close()
+
+    def termination_message(self) -> str:
+        """What the process left for whoever asks how it went."""
+        try:
+            return self.termination_log.read_bytes()[:_LAST_MESSAGE].decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def pod(self, trainjob: Mapping[str, Any]) -> dict[str, Any]:
+        """The rank as the pod that it would be."""
+        if self.terminated is not None:
+            state: dict[str, Any] = {"terminated": self.terminated}
+            phase = "Succeeded" if self.terminated["exitCode"] == 0 else "Failed"
+        else:
+            state, phase = {"running": {"startedAt": self.started}}, "Running"
+        name = trainjob["metadata"]["name"]
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.name,
+                "namespace": trainjob["metadata"]["namespace"],
+                "labels": {
+                    "jobset.sigs.k8s.io/jobset-name": name,
+                    "jobset.sigs.k8s.io/replicatedjob-name": self.replicated_job,
+                    "batch.kubernetes.io/job-completion-index": str(self.index),
+                },
+            },
+            "spec": {"nodeName": os.uname().nodename, "containers": [{"name": "node"}]},
+            "status": {
+                "phase": phase,
+                "startTime": self.started,
+                "containerStatuses": [
+                    {"name": "node", "ready": phase == "Running", "restartCount": 0, "state": state, "lastState": {}}
+                ],
+            },
+        }
+
+
+def _parts(time: str, line: bytes) -> list[bytes]:
+    line = line.rstrip(b"\r")
+    cuts = range(0, max(len(line), 1), MAX_LINE)
+    return [cri_line(time, line[cut : cut + MAX_LINE], partial=cut + MAX_LINE < len(line)) for cut in cuts]
+
+
+def sweep(uid: str) -> None:
+    """Kill every process that belongs to job `uid`, also those that left their group, until none is found."""
+    import psutil  # noqa: PLC0415 - only needed where something died without cleaning up
+
+    for _ in range(50):
+        found = False
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.pid != os.getpid() and process.environ().get(MARKER) == uid:
+                    found = found or process.status() != psutil.STATUS_ZOMBIE
+                    process.kill()
+        if not found:
+            return

@@ -1,0 +1,136 @@
+"""What each of Trainer's runtimes gives its ranks, on one machine.
+
+The names are those of the ClusterTrainingRuntimes that Trainer 2.3 ships (``manifests/base/runtimes``), and
+``trainjob-step``, the runtime of this package's own one-node steps. The variables are those of Trainer's plugins
+(``pkg/runtime/framework/plugins``), with a loopback address in place of the headless service.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FRAMEWORKS = {
+    "trainjob-step": "plain",
+    "torch-distributed": "torch",
+    "jax-distributed": "jax",
+    "xgboost-distributed": "xgboost",
+    "deepspeed-distributed": "mpi",
+    "mlx-distributed": "mpi",
+}
+
+GPU = "nvidia.com/gpu"
+
+
+def framework_of(trainjob: Mapping[str, Any]) -> str:
+    """Framework of a job's runtime; KeyError if the runtime is not known here."""
+    return FRAMEWORKS[trainjob["spec"]["runtimeRef"]["name"]]
+
+
+def num_nodes(trainjob: Mapping[str, Any]) -> int:
+    """Number of nodes; the shipped runtimes' default is 1."""
+    return int((trainjob["spec"].get("trainer") or {}).get("numNodes") or 1)
+
+
+def replicated_jobs(trainjob: Mapping[str, Any]) -> dict[str, int]:
+    """Replicated job -> number of processes started for it. With MPI, mpirun starts the nodes' processes itself."""
+    return {"launcher": 1} if framework_of(trainjob) == "mpi" else {"node": num_nodes(trainjob)}
+
+
+def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Path) -> dict[str, str]:
+    """What the runtime's plugin would inject into the container of `rank`."""
+    nodes = num_nodes(trainjob)
+    processes = (trainjob["spec"].get("trainer") or {}).get("numProcPerNode") or 1
+    injected = {
+        "torch": {
+            "PET_NNODES": str(nodes),
+            "PET_NPROC_PER_NODE": str(processes),
+            "PET_NODE_RANK": str(rank),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(port),
+        },
+        "jax": {
+            "JAX_NUM_PROCESSES": str(nodes),
+            "JAX_PROCESS_ID": str(rank),
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        },
+        "xgboost": {
+            "DMLC_TRACKER_URI": "127.0.0.1",
+            "DMLC_TRACKER_PORT": str(port),
+            "DMLC_TASK_ID": str(rank),
+            "DMLC_NUM_WORKER": str(nodes * processes),
+        },
+        "mpi": {
+            "OMPI_MCA_orte_default_hostfile": str(directory / "hostfile"),
+            "OMPI_MCA_orte_set_default_slots": str(processes),
+            # mpirun refuses both by default; in a container it runs as the image's user, with a node to itself.
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+    }
+    return {"JOB_COMPLETION_INDEX": str(rank), **injected.get(framework_of(trainjob), {})}
+
+
+def write_hostfile(trainjob: Mapping[str, Any], directory: Path) -> None:
+    """The list of hosts that mpirun reads: all slots on this machine."""
+    processes = (trainjob["spec"].get("trainer") or {}).get("numProcPerNode") or 1
+    (directory / "hostfile").write_text(f"localhost slots={num_nodes(trainjob) * processes}\n")
+
+
+def gpus_per_node(trainjob: Mapping[str, Any]) -> int:
+    """GPUs that each node asks for."""
+    resources = (trainjob["spec"].get("trainer") or {}).get("resourcesPerNode") or {}
+    asked = [int((resources.get(kind) or {}).get(GPU, 0)) for kind in ("limits", "requests")]
+    return max(asked)
+
+
+def gpus_present() -> list[str]:
+    """Indices of this machine's NVIDIA GPUs, as ``nvidia-smi`` lists them; those hidden from us left out."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = [line.strip() for line in answer.splitlines() if line.strip()]
+    return present if visible is None else [index for index in visible.split(",") if index in present]
+
+
+def refusal(trainjob: Mapping[str, Any], path: str) -> str:
+    """Why this machine cannot run `trainjob`, in words for its author; empty if it can.
+
+    Args:
+        trainjob: The object.
+        path: The PATH that its ranks will have.
+    """
+    spec = trainjob["spec"]
+    trainer = spec.get("trainer") or {}
+    runtime = spec["runtimeRef"]["name"]
+    if not (trainer.get("command") or trainer.get("args")):
+        return f"runtime {runtime} has no image here that would bring an entry point: give command or func"
+    if not trainer.get("command"):
+        return f"args need a command: runtime {runtime} has no entry point of its own on this machine"
+    for name in spec.get("initializer") or {}:
+        return (
+            f"runtime {runtime} must have {name}-initializer job when trainJob is configured with input "
+            f"{name}Config: bring it in with a step of its own before this one"
+        )
+    if framework_of(trainjob) == "mpi" and shutil.which("mpirun", path=path) is None:
+        return f"runtime {runtime} needs mpirun, which is not installed here (Debian: apt install openmpi-bin)"
+    wanted = gpus_per_node(trainjob) * num_nodes(trainjob)
+    if wanted:
+        present = len(gpus_present())
+        if wanted > present:
+            return (
+                f"cannot be scheduled here: {num_nodes(trainjob)} node(s) x {gpus_per_node(trainjob)} {GPU} are asked "
+                f"for, this machine has {present}; ask for fewer in resources_per_node, or run it on a cluster"
+            )
+    return ""

@@ -1,0 +1,312 @@
+"""One detached process per job: starts its ranks, writes its status, and outlives whoever launched it.
+
+``python -m trainjob.backends.local.supervisor <job directory>`` returns as soon as a supervisor is in charge, this one
+or another. What may die:
+
+* the launcher: the supervisor is in a session of its own and does not notice;
+* the supervisor: its guard, a fork that waits for nothing else, kills the ranks and fails the job;
+* both at once: the next one that looks at the job does the same (`mend`).
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainjob import progress
+from trainjob.backends.local import runtimes
+from trainjob.backends.local.files import JobFiles, now, read_json, write_json
+from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
+
+GRACE_SECONDS = 5.0
+"""From SIGTERM to SIGKILL when a job is suspended, deleted or out of time. (A pod has 30 s by default; on one machine
+the next job waits for the same processors.)"""
+
+_TICK = 0.05  # how soon a change of the object or of a termination message is seen
+
+SUSPENDED = ("Suspended", "True", "Suspended", "TrainJob is suspended")
+RESUMED = ("Suspended", "False", "Resumed", "TrainJob is resumed")
+COMPLETE = ("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
+DEADLINE = ("Failed", "True", "DeadlineExceeded", "TrainJob exceeded its active deadline")
+
+
+class Supervisor:
+    """The life of one job."""
+
+    def __init__(self, files: JobFiles, trainjob: dict[str, Any], start: Mapping[str, Any]) -> None:
+        self.files = files
+        self.trainjob = trainjob
+        self.start = start
+        self.home = Path(start["home"])
+        self.status: dict[str, Any] = trainjob["status"]
+        self.ranks: list[Rank] = []
+        self.active_since = time.time()
+        self._stamp = files.stamp()[0]
+        self._reported = ""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(_child_exits(), selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until the job has ended or was deleted."""
+        suspended_before = False
+        while not self.files.finished():
+            if self._deleted():
+                self._stop()
+                self.files.remove()
+                return
+            suspend = bool(self.trainjob["spec"].get("suspend"))
+            if suspend and (self.ranks or not suspended_before):
+                self._stop()
+                self.ranks = []
+                self._write(SUSPENDED)
+                suspended_before = True
+            elif not suspend and not self.ranks:
+                self.active_since = time.time()
+                if suspended_before:
+                    self._write(RESUMED)
+                self._launch()
+            self._wait(_TICK)
+            self._judge()
+
+    def _deleted(self) -> bool:
+        """Read the object again if it changed; True once it is to be deleted."""
+        stamp = self.files.stamp()[0]
+        if stamp != self._stamp:
+            self._stamp = stamp
+            latest = self.files.read()
+            if latest is None:
+                return True
+            self.trainjob = {**latest, "status": self.status}
+        return "deletionTimestamp" in self.trainjob["metadata"]
+
+    def _launch(self) -> None:
+        directory = self.files.directory
+        if runtimes.framework_of(self.trainjob) == "mpi":
+            runtimes.write_hostfile(self.trainjob, directory)
+        port = _free_port()
+        gpus = runtimes.gpus_present() if runtimes.gpus_per_node(self.trainjob) else []
+        for replicated_job, count in runtimes.replicated_jobs(self.trainjob).items():
+            for index in range(count):
+                rank = Rank(self.trainjob, replicated_job, index, directory)
+                self.ranks.append(rank)
+                self._launch_rank(rank, port, gpus)
+        self._write()
+
+    def _launch_rank(self, rank: Rank, port: int, gpus: list[str]) -> None:
+        trainer = self.trainjob["spec"]["trainer"]
+        per_node = runtimes.gpus_per_node(self.trainjob)
+        injected = runtimes.environment(self.trainjob, rank.index, port, self.files.directory)
+        injected |= {
+            "TRAINJOB_TERMINATION_LOG": str(rank.termination_log),
+            "TMPDIR": str(self.files.directory / "tmp"),
+            MARKER: self.trainjob["metadata"]["uid"],
+        }
+        if per_node:
+            injected["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[rank.index * per_node : (rank.index + 1) * per_node])
+        try:
+            own = author_environment(trainer.get("env") or [], self.trainjob, rank.name, self.home, injected)
+        except LookupError as error:
+            rank.refuse(str(error).strip("'\""))
+            return
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        environment = {**inherited, "PYTHONUNBUFFERED": "1", "PATH": self.start["path"], **own, **injected}
+        command = [expand(word, {**own, **injected}) for word in (*trainer["command"], *(trainer.get("args") or ()))]
+        rank.launch(command, environment, self.start["cwd"])
+        if rank.output is not None:
+            self._selector.register(rank.output, selectors.EVENT_READ, rank)
+
+    def _wait(self, seconds: float) -> None:
+        """Move output into the logs for `seconds` at most, or until there is something to judge."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:  # a child ended; `_judge` looks which one
+                os.read(key.fd, 4096)
+                continue
+            rank: Rank = key.data
+            rank.pump()
+            if rank.output is None:
+                self._selector.unregister(key.fd)
+
+    def _judge(self) -> None:
+        """Look at the ranks, the clock and what the script reported, and write down what changed."""
+        if not self.ranks:
+            return
+        ended = [self._poll(rank) for rank in self.ranks]
+        failed = [rank for rank in self.ranks if rank.terminated and rank.terminated["exitCode"] != 0]
+        deadline = self.trainjob["spec"].get("activeDeadlineSeconds")
+        if failed:
+            self._stop()
+            first = f"{self.trainjob['metadata']['name']}-{failed[0].replicated_job}-0"
+            reason = f"jobset failed due to one or more job failures (first failed job: {first})"
+            self._write(("Failed", "True", "FailedJobs", reason))
+        elif all(ended):
+            self._write(COMPLETE)
+        elif deadline and time.time() >= self.active_since + deadline:
+            self._stop()
+            self._write(DEADLINE)
+        elif any(ended) or self._trainer_status():
+            self._write()
+
+    def _poll(self, rank: Rank) -> bool:
+        descriptor = rank.output
+        ended = rank.poll()
+        if ended and descriptor is not None and descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+        return ended
+
+    def _trainer_status(self) -> bool:
+        """Take over what rank 0 reported; True if that is news."""
+        message = self.ranks[0].termination_message()
+        report = progress.read(message) if message != self._reported else None
+        if report is None:  # nothing new, or a message caught half written: the next look sees all of it
+            return False
+        self._reported = message
+        reported = {
+            "progressPercentage": report.progress,
+            "estimatedRemainingSeconds": report.remaining_seconds,
+            "metrics": [{"name": name, "value": value} for name, value in report.metrics.items()],
+            "lastUpdatedTime": report.updated,
+        }
+        self.status["trainerStatus"] = {name: value for name, value in reported.items() if value is not None}
+        return True
+
+    def _stop(self) -> None:
+        """SIGTERM to all ranks, SIGKILL to those that are left after the grace period, and to all their children."""
+        for rank in self.ranks:
+            if not rank.terminated:
+                rank.signal(signal.SIGTERM)
+        patience = time.monotonic() + GRACE_SECONDS
+        while [rank for rank in self.ranks if not self._poll(rank)]:
+            if time.monotonic() >= patience:
+                for rank in self.ranks:
+                    rank.signal(signal.SIGKILL)
+            self._wait(0.02)
+
+    def _write(self, condition: tuple[str, str, str, str] | None = None) -> None:
+        """Write the status, with `condition` (type, status, reason, message) set."""
+        if self.ranks:
+            self._trainer_status()
+        self.status["jobsStatus"] = self._jobs_status()
+        if condition is not None:
+            kept = [c for c in self.status.get("conditions") or [] if c["type"] != condition[0]]
+            fields = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
+            self.status["conditions"] = [*kept, {**fields, "lastTransitionTime": now()}]
+        pods = [rank.pod(self.trainjob) for rank in self.ranks]
+        write_status(self.files, self.status, pods)
+
+    def _jobs_status(self) -> list[dict[str, Any]]:
+        names = ("node", "launcher") if runtimes.framework_of(self.trainjob) == "mpi" else ("node",)
+        codes = [rank.terminated["exitCode"] if rank.terminated else None for rank in self.ranks]
+        counts = {
+            "active": int(None in codes and not any(codes)),
+            "ready": int(bool(codes) and None in codes and not any(codes)),
+            "succeeded": int(bool(codes) and all(code == 0 for code in codes)),
+            "failed": int(any(codes)),
+            "suspended": int(not codes),
+        }
+        return [{"name": name, **counts} for name in names]
+
+
+def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
+    """Write the status; a full disk is waited out, since a job whose end nobody can see would be stuck."""
+    while True:
+        try:
+            write_json(files.status, {"status": dict(status), "pods": pods})
+        except FileNotFoundError:  # deleted under our hands
+            return
+        except OSError as error:
+            print(f"cannot write {files.status}: {error}; trying again", file=sys.stderr, flush=True)  # noqa: T201
+            time.sleep(1)
+        else:
+            return
+
+
+def _child_exits() -> int:
+    """A file descriptor that becomes readable when a child ends, so that the first rank to fail is seen first."""
+    reader, writer = os.pipe()
+    for descriptor in (reader, writer):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def mend(files: JobFiles) -> None:
+    """End a job whose supervisor died: no rank left, and a condition that says so. The caller holds the lock."""
+    trainjob = files.read()
+    if trainjob is None or files.finished():
+        return
+    sweep(trainjob["metadata"]["uid"])
+    if "deletionTimestamp" in trainjob["metadata"]:
+        files.remove()
+        return
+    message = "the local supervisor of this job was killed; its ranks were stopped"
+    failed = {"type": "Failed", "status": "True", "reason": "SupervisorLost", "message": message}
+    kept = [c for c in trainjob["status"].get("conditions") or [] if c["type"] != "Failed"]
+    jobs = [{**job, "active": 0, "ready": 0, "failed": 1} for job in trainjob["status"].get("jobsStatus") or []]
+    status = {
+        **trainjob["status"],
+        "jobsStatus": jobs,
+        "conditions": [*kept, {**failed, "lastTransitionTime": now()}],
+    }
+    write_status(files, status, files.pods())
+
+
+def _guard(files: JobFiles, lifeline: int) -> None:
+    """Wait until the supervisor is gone, then make sure that nothing of its job is left."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.read(lifeline, 1)
+    if files.finished():
+        return
+    if files.supervise(wait_seconds=5) is not None:
+        mend(files)
+
+
+def main(directory: str) -> None:
+    """Detach, take charge of the job in `directory` and stay with it to its end."""
+    files = JobFiles(Path(directory))
+    announce, announced = os.pipe()
+    if os.fork():  # the launcher's child: returns once it is certain that somebody is in charge
+        os.close(announced)
+        os.read(announce, 1)
+        os._exit(0)
+    os.setsid()
+    lock = files.supervise()
+    trainjob = files.read()
+    if lock is None or trainjob is None or files.finished():
+        os._exit(0)
+    if trainjob["status"]:  # another supervisor began and died
+        mend(files)
+        os._exit(0)
+    write_status(files, {"jobsStatus": []}, [])
+    guarded, lifeline = os.pipe()
+    if os.fork() == 0:
+        os.close(lock)
+        os.close(lifeline)
+        os.close(announced)
+        _guard(files, guarded)
+        os._exit(0)
+    os.close(guarded)
+    os.close(announced)
+    os.chdir("/")
+    Supervisor(files, trainjob, read_json(files.start) or {}).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,141 @@
+"""`TrainJobClient`: the synchronous face of `trainjob.launch`, for scripts, notebooks and signal handlers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from trainjob import launch as flow
+from trainjob.backends import connect
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.errors import NotFound
+from trainjob.launch import AfterFailure, Budgets, TrainJobResult
+from trainjob.logs import LogLine
+from trainjob.manifest import MANAGED_BY, JobRef
+from trainjob.settings import Settings
+from trainjob.spec import TrainJobSpec
+from trainjob.status import Observation
+
+T = TypeVar("T")
+
+
+class TrainJobClient:
+    """Runs the flows of `trainjob.launch` on an event loop of its own, in a thread.
+
+    It therefore works inside another event loop (a notebook), and `start` can be called from a signal handler while
+    another call is blocked. Use it as a context manager, or call `close`.
+
+    Args:
+        backend: A backend or its name; ``TRAINJOB_BACKEND`` if left out.
+        namespace: Namespace of the jobs; ``TRAINJOB_NAMESPACE`` if left out.
+    """
+
+    def __init__(self, backend: Backend | str | None = None, namespace: str | None = None) -> None:
+        self.backend: Backend = connect(backend) if backend is None or isinstance(backend, str) else backend
+        self.namespace = namespace or Settings().namespace
+        self._portal: BlockingPortal | None = None
+        self._thread: AbstractContextManager[BlockingPortal] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections and of the thread; jobs are not touched."""
+        if self._portal is not None and self._thread is not None:
+            self._portal.call(self.backend.aclose)
+            self._thread.__exit__(None, None, None)
+            self._portal = self._thread = None
+
+    def _loop(self) -> BlockingPortal:
+        if self._portal is None:
+            self._thread = start_blocking_portal()
+            self._portal = self._thread.__enter__()
+        return self._portal
+
+    def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run an async function of no arguments on the loop and return its result."""
+        return self._loop().call(function)
+
+    def start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Run an async function of no arguments in the background; works while another call is blocked."""
+        return self._loop().start_task_soon(function)
+
+    def launch(
+        self,
+        spec: TrainJobSpec | Mapping[str, Any] | str | Path,
+        key: str,
+        *,
+        first_attempt: int = 1,
+        after_failure: AfterFailure = "retry",
+    ) -> JobRef:
+        """See `trainjob.launch.launch`."""
+        parsed = TrainJobSpec.parse(spec)
+        return self.call(
+            lambda: flow.launch(
+                self.backend,
+                parsed,
+                key,
+                namespace=self.namespace,
+                first_attempt=first_attempt,
+                after_failure=after_failure,
+            )
+        )
+
+    def wait(
+        self,
+        ref: JobRef,
+        budgets: Budgets | None = None,
+        *,
+        on_change: Callable[[Observation, str], None] | None = None,
+        on_log: Callable[[LogLine], None] | None = None,
+    ) -> TrainJobResult:
+        """See `trainjob.launch.wait`."""
+        return self.call(lambda: flow.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log))
+
+    def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
+        """See `trainjob.launch.cancel`."""
+        return self.call(lambda: flow.cancel(self.backend, ref, action))
+
+    def find(self, name: str) -> JobRef:
+        """The job of that name.
+
+        Raises:
+            NotFound: there is none.
+        """
+        trainjob = self.call(lambda: self.backend.get(self.namespace, name))
+        if trainjob is None:
+            raise NotFound(f"there is no TrainJob {self.namespace}/{name}")
+        return JobRef.of(trainjob)
+
+    def get(self, ref: JobRef) -> TrainJob | None:
+        """The TrainJob object, or None if the job of this UID is gone."""
+        trainjob = self.call(lambda: self.backend.get(ref.namespace, ref.name))
+        return trainjob if trainjob is not None and trainjob["metadata"]["uid"] == ref.uid else None
+
+    def list(self, labels: Mapping[str, str] | None = None) -> list[TrainJob]:
+        """All jobs of the namespace that were launched here and have all `labels`."""
+        wanted = {MANAGED_BY: "trainjob", **(labels or {})}
+        return self.call(lambda: self.backend.find(self.namespace, wanted))
+
+    def logs(
+        self, ref: JobRef, *, ranks: Sequence[str] = (), follow: bool = False, tail: int | None = None
+    ) -> Iterator[LogLine]:
+        """See `Backend.logs`."""
+        lines = self.backend.logs(ref, ranks=ranks, follow=follow, tail=tail)
+        try:
+            while (line := self.call(lambda: _next(lines))) is not None:
+                yield line
+        finally:
+            self.call(lines.aclose)
+
+
+async def _next(lines: AsyncGenerator[LogLine]) -> LogLine | None:
+    return await anext(lines, None)

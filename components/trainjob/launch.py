@@ -1,0 +1,340 @@
+"""The one flow: launch or adopt, wait, cancel, result. Written against `Backend`; every face of this package uses it.
+
+Whoever runs it may die at any instruction. Nothing is remembered between the steps but the key: the job's name follows
+from it, creating a name twice fails, and everything else is read back from the object.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import anyio
+
+from trainjob import progress
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.diagnosis import Evidence, diagnose, rank_of
+from trainjob.errors import (
+    AlreadyExists,
+    BackendUnavailable,
+    NotFound,
+    QueueTimeout,
+    RunTimeout,
+    SpecMismatch,
+    StartTimeout,
+    TrainJobError,
+    TrainJobFailed,
+)
+from trainjob.logs import LogLine
+from trainjob.manifest import DELIVERED, JobRef, differences, job_name, labels_of, render, spec_hash
+from trainjob.spec import TrainJobSpec
+from trainjob.status import Observation, Phase, observe
+
+AfterFailure = Literal["retry", "verdict"]
+"""What to do with an earlier attempt that failed: always the next attempt, or only where its retry verdict says so."""
+
+CANCEL_SECONDS = 60.0
+"""How long `cancel` waits for the last pod by default: Kubernetes' grace period of 30 s and as much again."""
+
+_LAST_LINES_SECONDS = 10.0  # for what the ranks wrote last, after the job has ended
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How long a waiter is patient. Clocks are the job's own timestamps, so a restarted waiter does not begin again.
+
+    Attributes:
+        queue: From creation, or from being suspended again, to admission.
+        start: From admission to the first running rank.
+        run: From admission to the end, as ``activeDeadlineSeconds`` counts.
+    """
+
+    queue: timedelta | None = None
+    start: timedelta | None = None
+    run: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class TrainJobResult:
+    """What a finished job leaves to its workflow.
+
+    Attributes:
+        namespace: Where the job is.
+        name: Its name.
+        uid: Its UID.
+        attempt: Ordinal of the attempt.
+        metrics: The training script's metrics, as numbers where they are.
+        outputs: The script's outputs: name -> URI.
+        seconds: From creation to the end: ``queued``, ``total``.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON and XCom."""
+        return asdict(self)
+
+
+async def launch(
+    backend: Backend,
+    spec: TrainJobSpec,
+    key: str,
+    *,
+    namespace: str,
+    first_attempt: int = 1,
+    after_failure: AfterFailure = "retry",
+) -> JobRef:
+    """Create the job of `key`, or adopt the one that is there. A fresh launch is one request.
+
+    An attempt that is under way, suspended, or complete and not yet delivered is adopted. After one that failed,
+    was deleted, or whose result was delivered, the next attempt is made, under a name never used before.
+
+    Args:
+        backend: Where.
+        spec: What to run.
+        key: Which piece of work this is; the same on every try of the same work.
+        namespace: Kubernetes namespace.
+        first_attempt: Lowest ordinal for a new attempt, where the caller counts its tries (Airflow's ``try_number``):
+            a name whose job was deleted is then not used again.
+        after_failure: Whether a failed earlier attempt is always retried, or only where its verdict allows.
+
+    Raises:
+        SpecMismatch: the attempt that would be adopted was made from another spec.
+        TrainJobFailed: `after_failure` is ``verdict`` and the earlier attempt's verdict is final.
+        LaunchError: the job was refused.
+    """
+    spec.check()
+    attempt = first_attempt
+    earlier: list[TrainJob] = await backend.find(namespace, labels_of(key)) if first_attempt > 1 else []
+    while True:
+        latest = max(earlier, key=lambda job: JobRef.of(job).attempt, default=None)
+        if latest is not None:
+            if await _adopts(backend, latest, after_failure):
+                return _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace))
+            attempt = max(attempt, JobRef.of(latest).attempt + 1)
+        try:
+            return JobRef.of(await backend.create(render(spec, key, attempt, namespace)))
+        except AlreadyExists:
+            earlier = await backend.find(namespace, labels_of(key))
+            if not any(job["metadata"]["name"] == job_name(key, attempt) for job in earlier):
+                attempt += 1  # it existed once; whoever deleted it took its memory along, but not its name
+
+
+async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFailure) -> bool:
+    phase = observe(trainjob).phase
+    if "deletionTimestamp" in trainjob["metadata"]:
+        return False
+    if phase is Phase.COMPLETE:
+        return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
+    if phase is Phase.FAILED and after_failure == "verdict":
+        diagnosis = diagnose(await backend.evidence(JobRef.of(trainjob)))
+        if not diagnosis.retry.retryable:
+            raise TrainJobFailed(diagnosis)
+    return phase is not Phase.FAILED
+
+
+def _same_spec(present: TrainJob, wanted: TrainJob) -> JobRef:
+    if spec_hash(present) != spec_hash(wanted):
+        changes = differences(wanted, present) or ["(labels or annotations)"]
+        raise SpecMismatch(
+            f"TrainJob {present['metadata']['namespace']}/{present['metadata']['name']} was launched for the same key "
+            "with another spec; cancel it, or launch under another key. Present -> wanted:"
+            + "".join(f"\n  {change}" for change in changes)
+        )
+    return JobRef.of(present)
+
+
+async def follow(
+    backend: Backend, ref: JobRef, budgets: Budgets | None = None
+) -> AsyncGenerator[tuple[Observation, str]]:
+    """Watch a job to its end: each new observation, with a notice for people where there is one.
+
+    The last observation is final. An outage is never one: it shows as notices, until the backend gives up.
+
+    Raises:
+        QueueTimeout, StartTimeout, RunTimeout: a budget ran out; the job goes on.
+        BackendUnavailable: an outage outlasted its budgets; the job goes on.
+    """
+    budgets = budgets or Budgets()
+    observation: Observation | None = None
+    with anyio.CancelScope() as scope:
+        async with aclosing(backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                latest = observe(snapshot.trainjob, observation)
+                if latest != observation or snapshot.notice:
+                    yield latest, snapshot.notice
+                observation = latest
+                if observation.phase.terminal:
+                    return
+                scope.deadline = anyio.current_time() + _seconds_left(observation, budgets)
+    if observation is None:
+        raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before it said anything")
+    raise _timeout(ref, observation, budgets)
+
+
+def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
+    """When the first budget of this phase runs out, and which one."""
+    if observation.admitted is None:
+        # Kueue leaves no timestamp on the TrainJob when it takes a job back: a preempted job's clock is its creation's.
+        limits = [(observation.created, budgets.queue, "queue")] if observation.phase is Phase.QUEUED else []
+    else:
+        limits = [(observation.admitted, budgets.run, "run")]
+        if not observation.has_run:
+            limits.append((observation.admitted, budgets.start, "start"))
+    ends = [(since + budget, name) for since, budget, name in limits if since is not None and budget is not None]
+    return min(ends, default=None)
+
+
+def _seconds_left(observation: Observation, budgets: Budgets) -> float:
+    end = _patience(observation, budgets)
+    return (end[0] - datetime.now(UTC)).total_seconds() if end else float("inf")
+
+
+def _timeout(ref: JobRef, observation: Observation, budgets: Budgets) -> Exception:
+    end = _patience(observation, budgets)
+    name = end[1] if end else "run"
+    state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
+    if name == "queue":
+        return QueueTimeout(f"{state}; it was not admitted within queue_timeout of {budgets.queue}")
+    if name == "start":
+        return StartTimeout(f"{state}; no rank was running within start_timeout of {budgets.start}")
+    return RunTimeout(f"{state}; it did not end within run_timeout of {budgets.run}")
+
+
+async def wait(
+    backend: Backend,
+    ref: JobRef,
+    budgets: Budgets | None = None,
+    *,
+    on_change: Callable[[Observation, str], None] | None = None,
+    on_log: Callable[[LogLine], None] | None = None,
+) -> TrainJobResult:
+    """Wait for the end of a job.
+
+    Args:
+        backend: Where it is.
+        ref: The job.
+        budgets: How long to be patient; forever if left out.
+        on_change: Called with each new observation and its notice.
+        on_log: Called with each line of every rank as it is written.
+
+    Raises:
+        TrainJobFailed: with the diagnosis.
+        TimedOut: a budget ran out; the job goes on.
+        BackendUnavailable: an outage outlasted its budgets; the job goes on.
+    """
+    error: TrainJobError | None = None
+    async with anyio.create_task_group() as tasks:
+        read_out = anyio.Event()
+        if on_log is None:
+            read_out.set()
+        else:
+            tasks.start_soon(_forward, backend, ref, on_log, read_out)
+        try:
+            async with aclosing(follow(backend, ref, budgets)) as changes:
+                async for observation, notice in changes:
+                    if on_change is not None:
+                        on_change(observation, notice)
+            with anyio.move_on_after(_LAST_LINES_SECONDS):
+                await read_out.wait()
+        except TrainJobError as raised:  # carried out by hand: a task group would wrap it into a group
+            error = raised
+        tasks.cancel_scope.cancel()
+    if error is not None:
+        raise error
+    return await conclude(backend, ref)
+
+
+async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], read_out: anyio.Event) -> None:
+    try:
+        async with aclosing(backend.logs(ref, follow=True)) as lines:
+            async for line in lines:
+                on_log(line)
+    finally:
+        read_out.set()
+
+
+async def conclude(backend: Backend, ref: JobRef) -> TrainJobResult:
+    """The result of a job that has ended.
+
+    Raises:
+        TrainJobFailed: it failed or is gone; with the diagnosis.
+    """
+    evidence = await backend.evidence(ref)
+    observation = observe(evidence.trainjob)
+    if observation.phase is not Phase.COMPLETE:
+        raise TrainJobFailed(replace(diagnose(evidence), job=str(ref)))
+    report = _report(evidence)
+    created = observation.created
+    times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}
+    return TrainJobResult(
+        ref.namespace,
+        ref.name,
+        ref.uid,
+        ref.attempt,
+        metrics={name: _number(value) for name, value in {**observation.metrics, **report.metrics}.items()},
+        outputs=report.outputs,
+        seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
+    )
+
+
+def _report(evidence: Evidence) -> progress.Report:
+    """What rank 0 left in its termination message; with MPI that is the launcher's."""
+    for rank in ("launcher-0", "node-0"):
+        for pod in evidence.pods:
+            for status in pod["status"].get("containerStatuses") or [] if rank_of(pod) == rank else []:
+                message = (status.get("state", {}).get("terminated") or {}).get("message", "")
+                if report := progress.read(message):
+                    return report
+    return progress.Report()
+
+
+def _number(value: str) -> float | str:
+    with suppress(ValueError):
+        return float(value)
+    return value
+
+
+async def mark_delivered(backend: Backend, ref: JobRef) -> None:
+    """Note on the job that its result has arrived: the same key asked for again then means "once more"."""
+    with suppress(NotFound):
+        await backend.patch(ref, {"metadata": {"annotations": {DELIVERED: "true"}}})
+
+
+async def cancel(
+    backend: Backend,
+    ref: JobRef,
+    action: Literal["delete", "suspend"] = "delete",
+    *,
+    timeout_seconds: float = CANCEL_SECONDS,
+) -> bool:
+    """Stop a job and see to it that nothing of it is left running. A finished job is left as it is.
+
+    Returns:
+        True once its last pod has ended; False if some were still ending after `timeout_seconds`.
+    """
+    trainjob = await backend.get(ref.namespace, ref.name)
+    if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
+        return True
+    if action == "suspend":
+        with suppress(NotFound):
+            await backend.patch(ref, {"spec": {"suspend": True}})
+    else:
+        await backend.delete(ref)
+    pause, deadline = 0.05, time.monotonic() + timeout_seconds
+    while not await backend.stopped(ref):
+        if time.monotonic() >= deadline:
+            return False
+        await anyio.sleep(pause)
+        pause = min(2.0, pause * 1.5)
+    return True

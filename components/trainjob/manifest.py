@@ -1,0 +1,209 @@
+"""`TrainJobSpec` -> TrainJob object: names, labels, spec hash.
+
+Identity: the caller names a piece of work with a *key*; the job's name, labels and annotations follow from the key and
+the attempt ordinal alone, so that whoever comes later with the same key finds the job without any memory of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob.errors import InvalidSpec, Problem
+from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api
+from trainjob.spec.checks import RESERVED_PREFIX
+
+MAX_NAME = 33
+"""JobSet's webhook wants ``<name>-dataset-initializer-0-0-abcde`` to fit into 63 characters; longer names pass
+Trainer's own admission and then never get a JobSet (facts: Trainer 1.5, kubeflow/trainer#2735)."""
+
+MAX_ATTEMPT = 999
+_HASH = 10  # of 36 letters each: 51 bits, enough for 10^6 keys in a namespace at 2e-4 odds of any clash
+_SLUG = MAX_NAME - _HASH - len(str(MAX_ATTEMPT)) - 2
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+KEY = RESERVED_PREFIX + "key"
+ATTEMPT = RESERVED_PREFIX + "attempt"
+SPEC_HASH = RESERVED_PREFIX + "spec-hash"
+DELIVERED = RESERVED_PREFIX + "delivered"
+"""Annotation: the job's result reached the one who asked for it; the same key asked for again means "do it again"."""
+
+# Written by a shell-free program so that no character of the source means anything to anybody but Python. A file,
+# because torchrun wants one and because spawned worker processes import it.
+_BOOTSTRAP = """\
+import fcntl, json, os, subprocess, sys, tempfile
+source, options = sys.argv[1], json.loads(sys.argv[2])
+if options["packages"]:
+    with open(os.path.join(tempfile.gettempdir(), "trainjob-pip.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", *options["packages"]])
+path = os.path.join(tempfile.mkdtemp(prefix="trainjob-"), options["name"] + ".py")
+with open(path, "w", encoding="utf-8") as script:
+    script.write("from __future__ import annotations\\n\\n" + source + "\\n\\nif __name__ == '__main__':\\n    import json\\n")
+    script.write("    %s(**json.loads(%r))\\n" % (options["name"], json.dumps(options["args"])))
+command = [*options["launcher"], path]
+os.execvp(command[0], command)
+"""
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """One attempt of one piece of work, found or created.
+
+    Attributes:
+        namespace: Kubernetes namespace.
+        name: Name of the TrainJob.
+        uid: Its UID, pinned from the first reply on; an object of the same name and another UID is another job.
+        attempt: Ordinal of the attempt, from 1.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int = 1
+
+    @classmethod
+    def of(cls, trainjob: Mapping[str, Any]) -> JobRef:
+        """The reference of an existing TrainJob object."""
+        metadata = trainjob["metadata"]
+        attempt = (metadata.get("labels") or {}).get(ATTEMPT, "1")
+        return cls(metadata["namespace"], metadata["name"], metadata["uid"], int(attempt))
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def key_hash(key: str) -> str:
+    """`key` as it stands in labels and names: 10 lower-case letters and digits."""
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest())
+    letters = "0123456789abcdefghijklmnopqrstuvwxyz"
+    return "".join(letters[number // 36**i % 36] for i in range(_HASH))
+
+
+def job_name(key: str, attempt: int) -> str:
+    """Name of one attempt: the last part of `key` as a slug, the key's hash, the ordinal; at most 33 characters.
+
+    Raises:
+        ValueError: if `attempt` is not in 1..999.
+    """
+    if not 1 <= attempt <= MAX_ATTEMPT:
+        raise ValueError(f"attempt {attempt} of {key!r}: only 1 to {MAX_ATTEMPT} fit into a name")
+    slug = re.sub(r"[^a-z0-9]+", "-", key.rstrip("/").rpartition("/")[2].lower()).lstrip("-0123456789")
+    return f"{slug[:_SLUG].rstrip('-') or 'job'}-{key_hash(key)}-{attempt}"
+
+
+def labels_of(key: str) -> dict[str, str]:
+    """Labels that all attempts of `key` have, to find them by."""
+    return {MANAGED_BY: "trainjob", KEY: key_hash(key)}
+
+
+def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[str, Any]:
+    """The TrainJob object of one attempt, as it is sent to the API server."""
+    if spec.manifest is not None:
+        body = spec.manifest.get("spec") or {}
+        metadata = spec.manifest.get("metadata") or {}
+        labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    else:
+        body = _body(spec)
+        labels, annotations = spec.labels, spec.annotations
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": job_name(key, attempt),
+            "namespace": namespace,
+            "labels": {**labels, **labels_of(key), ATTEMPT: str(attempt)},
+            "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(body, labels, annotations)},
+        },
+        "spec": body,
+    }
+
+
+def _body(spec: TrainJobSpec) -> dict[str, Any]:
+    if spec.runtime is None:
+        raise InvalidSpec([Problem("runtime", "is missing")])
+    body: dict[str, Any] = {"runtimeRef": spec.runtime.api()}
+    if spec.initializer is not None:
+        sources = {"dataset": spec.initializer.dataset, "model": spec.initializer.model}
+        body["initializer"] = {name: source.api() for name, source in sources.items() if source is not None}
+    # Always sent: Trainer's torch and JAX plugins set the rendezvous variables only where spec.trainer is there.
+    trainer: dict[str, Any] = {"numNodes": spec.num_nodes}
+    command, args = _entry_point(spec)
+    optional = {
+        "image": spec.image,
+        "command": command,
+        "args": args,
+        "env": env_api(spec.env),
+        "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
+        "numProcPerNode": spec.num_proc_per_node,
+    }
+    body["trainer"] = trainer | {name: value for name, value in optional.items() if value}
+    if spec.runtime_patches:
+        body["runtimePatches"] = [patch.api() for patch in spec.runtime_patches]
+    if spec.suspend:
+        body["suspend"] = True
+    if spec.active_deadline_seconds is not None:
+        body["activeDeadlineSeconds"] = spec.active_deadline_seconds
+    if spec.managed_by is not None:
+        body["managedBy"] = spec.managed_by
+    return body
+
+
+def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
+    if spec.func is None or spec.runtime is None:
+        return spec.command, spec.args
+    runtime = spec.runtime.name
+    launcher = ["torchrun"] if runtime.startswith("torch") else ["python"]
+    mpirun = ["mpirun"] if runtime.startswith(("deepspeed", "mlx", "mpi")) else []
+    packages = list(spec.packages_to_install)
+    if spec.pip_index_urls:
+        first, *others = spec.pip_index_urls
+        packages = [f"--index-url={first}", *(f"--extra-index-url={url}" for url in others), *packages]
+    options = {"name": spec.func.name, "args": spec.func_args, "packages": packages, "launcher": launcher}
+    return (
+        [*mpirun, "python", "-c", _literal(_BOOTSTRAP)],
+        [_literal(spec.func.source), _literal(json.dumps(options))],
+    )
+
+
+def _literal(text: str) -> str:
+    """`text` such that Kubernetes' ``$(NAME)`` expansion of command and args leaves it as it was."""
+    return text.replace("$", "$$")
+
+
+def _hash(body: Mapping[str, Any], labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    canonical = json.dumps([body, labels, annotations], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def spec_hash(trainjob: Mapping[str, Any]) -> str:
+    """Hash of what the author asked for, as noted on the object; empty for jobs that were not made here."""
+    return str((trainjob["metadata"].get("annotations") or {}).get(SPEC_HASH, ""))
+
+
+def differences(wanted: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """What `wanted` asks for that `present` has not, a line each. What a cluster added by itself does not count."""
+    return list(_differences(wanted["spec"], present["spec"], "spec"))
+
+
+def _differences(wanted: Any, present: Any, path: str) -> Iterator[str]:
+    if isinstance(wanted, Mapping) and isinstance(present, Mapping):
+        for name in wanted:
+            yield from _differences(wanted[name], present.get(name), f"{path}.{name}")
+        if path == "spec.trainer":  # immutable, and nothing but the author writes here
+            for name in sorted(set(present) - set(wanted)):
+                yield f"{path}.{name}: {_short(present[name])} -> (nothing)"
+    elif isinstance(wanted, list) and isinstance(present, list) and len(wanted) == len(present):
+        for i, (new, old) in enumerate(zip(wanted, present, strict=True)):
+            yield from _differences(new, old, f"{path}[{i}]")
+    elif wanted != present:
+        yield f"{path}: {_short(present)} -> {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    text = "(nothing)" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"

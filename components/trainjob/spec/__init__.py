@@ -1,0 +1,41 @@
+"""What an author asks for: `TrainJobSpec` and its parts.
+
+A spec says *what* to run; the key given at launch says *which piece of work* it is (see `trainjob.manifest`). Field
+names are those of the Kubeflow SDK where it has them; the camelCase names of the TrainJob API are accepted as well.
+Rules are those of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer/v1alpha1``,
+``pkg/webhooks``), checked here so that a mistake is refused before anything is created.
+"""
+
+from trainjob.spec.function import Function
+from trainjob.spec.parts import (
+    EnvVarSource,
+    FieldRef,
+    Initializer,
+    InitializerSource,
+    KeyRef,
+    ResourceFieldRef,
+    Resources,
+    RuntimeRef,
+    SecretRef,
+    env_api,
+)
+from trainjob.spec.patches import RuntimePatch
+from trainjob.spec.trainjob import API_VERSION, KIND, TrainJobSpec
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "EnvVarSource",
+    "FieldRef",
+    "Function",
+    "Initializer",
+    "InitializerSource",
+    "KeyRef",
+    "ResourceFieldRef",
+    "Resources",
+    "RuntimePatch",
+    "RuntimeRef",
+    "SecretRef",
+    "TrainJobSpec",
+    "env_api",
+]

@@ -1,0 +1,182 @@
+"""The parts that specs are made of: environment, resources, initializers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+_QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
+_STORAGE_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
+
+
+class Part(BaseModel):
+    """Base of all parts: no unknown fields, snake_case or camelCase on the way in, immutable."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=AliasGenerator(validation_alias=to_camel, serialization_alias=to_camel),
+        populate_by_name=True,
+    )
+
+    def api(self) -> dict[str, Any]:
+        """This part as the API spells it, without what was left unset."""
+        return self.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+class RuntimeRef(Part):
+    """Which runtime runs the job (``spec.runtimeRef``)."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    api_group: str = "trainer.kubeflow.org"
+    kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class KeyRef(Part):
+    """One key of a Secret or ConfigMap of the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1)]
+    key: Annotated[str, Field(min_length=1)]
+    optional: bool | None = None
+
+
+class FieldRef(Part):
+    """A field of the pod (``metadata.name``, ``status.podIP``, …)."""
+
+    field_path: Annotated[str, Field(min_length=1)]
+    api_version: str | None = None
+
+
+class ResourceFieldRef(Part):
+    """A resource of a container (``limits.memory``, …)."""
+
+    resource: Annotated[str, Field(min_length=1)]
+    container_name: str | None = None
+    divisor: str | None = None
+
+
+class EnvVarSource(Part):
+    """Where an environment variable's value comes from, if not from the manifest; exactly one of the four."""
+
+    secret_key_ref: KeyRef | None = None
+    config_map_key_ref: KeyRef | None = None
+    field_ref: FieldRef | None = None
+    resource_field_ref: ResourceFieldRef | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef is needed")
+        return self
+
+
+def _normalize_env(value: object) -> object:
+    """Accept Kubernetes' list of ``{name, value | valueFrom}`` and ``{"NAME": {"valueFrom": …}}``."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        pairs: dict[str, object] = {}
+        for item in value:
+            if not isinstance(item, Mapping) or "name" not in item or len(item) > 2:
+                raise ValueError("each entry needs a name and a value or a valueFrom")
+            if item["name"] in pairs:
+                raise ValueError(f"{item['name']} is given twice")
+            pairs[item["name"]] = item.get("valueFrom", item.get("value_from", item.get("value", "")))
+        value = pairs
+    if isinstance(value, Mapping):
+        return {
+            name: next(iter(source.values()))
+            if isinstance(source, Mapping) and set(source) in ({"valueFrom"}, {"value_from"})
+            else source
+            for name, source in value.items()
+        }
+    return value
+
+
+Env = Annotated[dict[str, str | EnvVarSource], BeforeValidator(_normalize_env)]
+
+
+def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
+    """`env` as the API's list, in the author's order (``$(NAME)`` may refer to what stands before it)."""
+    return [
+        {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value.api()}
+        for name, value in env.items()
+    ]
+
+
+class Resources(Part):
+    """Resources of each node; amounts as Kubernetes quantities (``4``, ``500m``, ``16Gi``)."""
+
+    requests: dict[str, str] = Field(default_factory=dict)
+    limits: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: object) -> object:
+        """Accept the SDK's flat form; it becomes requests and limits alike, and ``gpu`` NVIDIA's resource name."""
+        if not isinstance(value, Mapping) or set(value) & {"requests", "limits"}:
+            return value
+        flat = {("nvidia.com/gpu" if name == "gpu" else name): amount for name, amount in value.items()}
+        return {"requests": flat, "limits": flat}
+
+    @field_validator("requests", "limits", mode="before")
+    @classmethod
+    def _quantities(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        amounts = {name: str(amount) for name, amount in value.items()}
+        for name, amount in amounts.items():
+            if not _QUANTITY.fullmatch(amount):
+                raise ValueError(f"{name}: {amount!r} is not a Kubernetes quantity such as 4, 500m or 16Gi")
+        return amounts
+
+
+class SecretRef(Part):
+    """A Secret of the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class InitializerSource(Part):
+    """What one of Trainer's initializers brings in; ``secret_ref``'s keys become its environment."""
+
+    storage_uri: Annotated[str, Field(max_length=2048)]
+    env: Env = Field(default_factory=dict)
+    secret_ref: SecretRef | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _uri_alone(cls, value: object) -> object:
+        return {"storage_uri": value} if isinstance(value, str) else value
+
+    @field_validator("storage_uri")
+    @classmethod
+    def _uri(cls, value: str) -> str:
+        if not _STORAGE_URI.fullmatch(value):
+            raise ValueError("a URI such as hf://org/name or s3://bucket/prefix is needed")
+        return value
+
+    def api(self) -> dict[str, Any]:
+        """As in the API."""
+        env = {"env": env_api(self.env)} if self.env else {}
+        secret = {"secretRef": self.secret_ref.api()} if self.secret_ref else {}
+        return {"storageUri": self.storage_uri, **env, **secret}
+
+
+class Initializer(Part):
+    """Trainer's own initializers; the runtime must have a job for each that is used (``spec.initializer``)."""
+
+    dataset: InitializerSource | None = None
+    model: InitializerSource | None = None

@@ -1,0 +1,152 @@
+"""Changes to a runtime for one job only (``spec.runtimePatches``), as far as Trainer's API allows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from trainjob.spec.parts import Env, Part, SecretRef, env_api
+
+_MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)+")
+
+
+class MetadataPatch(Part):
+    """Labels and annotations to add."""
+
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class ContainerPatch(Part):
+    """What may be changed of a container that the runtime has."""
+
+    name: str
+    env: Env | None = None
+    volume_mounts: list[dict[str, Any]] | None = None
+    security_context: dict[str, Any] | None = None
+
+    def api(self) -> dict[str, Any]:
+        """As in the API."""
+        part = self.model_dump(by_alias=True, exclude_none=True, mode="json")
+        return {**part, "env": env_api(self.env)} if self.env is not None else part
+
+
+class PodSpecPatch(Part):
+    """What may be changed of a pod; everything else needs a runtime of one's own."""
+
+    service_account_name: str | None = None
+    volumes: list[dict[str, Any]] | None = None
+    init_containers: list[ContainerPatch] | None = None
+    containers: list[ContainerPatch] | None = None
+    image_pull_secrets: list[SecretRef] | None = None
+    security_context: dict[str, Any] | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: dict[str, Any] | None = None
+    tolerations: list[dict[str, Any]] | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
+    termination_grace_period_seconds: Annotated[int, Field(ge=0)] | None = None
+
+    def api(self) -> dict[str, Any]:
+        """As in the API."""
+        part = self.model_dump(by_alias=True, exclude_none=True, mode="json")
+        for field, containers in (("containers", self.containers), ("initContainers", self.init_containers)):
+            if containers is not None:
+                part[field] = [container.api() for container in containers]
+        return part
+
+
+class PodTemplatePatch(Part):
+    """A pod template's metadata and spec."""
+
+    metadata: MetadataPatch | None = None
+    spec: PodSpecPatch | None = None
+
+
+class JobSpecPatch(Part):
+    """Spec of a Job."""
+
+    template: PodTemplatePatch | None = None
+
+
+class JobTemplatePatch(Part):
+    """A Job template's metadata and spec."""
+
+    metadata: MetadataPatch | None = None
+    spec: JobSpecPatch | None = None
+
+
+class ReplicatedJobPatch(Part):
+    """Patch of one replicated job of the runtime (``node``, ``launcher``, ``dataset-initializer``, …)."""
+
+    name: str
+    template: JobTemplatePatch | None = None
+
+
+class JobSetSpecPatch(Part):
+    """Spec of the JobSet."""
+
+    replicated_jobs: list[ReplicatedJobPatch] | None = None
+
+
+class JobSetTemplatePatch(Part):
+    """The JobSet's metadata (the only way for labels to reach it) and spec."""
+
+    metadata: MetadataPatch | None = None
+    spec: JobSetSpecPatch | None = None
+
+
+class TrainingRuntimeSpecPatch(Part):
+    """Root of a patch."""
+
+    template: JobSetTemplatePatch | None = None
+
+
+class RuntimePatch(Part):
+    """A change to the runtime for this job only, merged by Trainer (``spec.runtimePatches``)."""
+
+    manager: Annotated[str, Field(min_length=1, max_length=253)] = "trainjob.dev/author"
+    training_runtime_spec: TrainingRuntimeSpecPatch
+
+    @field_validator("manager")
+    @classmethod
+    def _domain_prefixed(cls, value: str) -> str:
+        if not _MANAGER.fullmatch(value):
+            raise ValueError("must be a domain-prefixed path such as example.com/team (Trainer's webhook)")
+        return value
+
+    def api(self) -> dict[str, Any]:
+        """As in the API."""
+        part = self.model_dump(by_alias=True, exclude_none=True, mode="json")
+        for replicated_job, patched in zip(self._replicated_jobs(), _rendered_jobs(part), strict=True):
+            pod = _pod_spec(replicated_job)
+            if pod is not None:
+                patched["template"]["spec"]["template"]["spec"] = pod.api()
+        return part
+
+    def _replicated_jobs(self) -> list[ReplicatedJobPatch]:
+        template = self.training_runtime_spec.template
+        return (template.spec.replicated_jobs or []) if template and template.spec else []
+
+    def containers(self) -> Iterator[tuple[str, ContainerPatch]]:
+        """Every container patch with its path."""
+        for i, job in enumerate(self._replicated_jobs()):
+            pod = _pod_spec(job)
+            for field in ("containers", "init_containers"):
+                for j, container in enumerate((getattr(pod, field) or []) if pod else []):
+                    yield f"replicated_jobs[{i}].{field}[{j}]", container
+
+
+def _pod_spec(job: ReplicatedJobPatch) -> PodSpecPatch | None:
+    if job.template and job.template.spec and job.template.spec.template:
+        return job.template.spec.template.spec
+    return None
+
+
+def _rendered_jobs(patch: dict[str, Any]) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = (
+        patch["trainingRuntimeSpec"].get("template", {}).get("spec", {}).get("replicatedJobs") or []
+    )
+    return jobs

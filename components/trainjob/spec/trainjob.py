@@ -1,0 +1,233 @@
+"""`TrainJobSpec`: everything an author may ask for of one TrainJob."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from trainjob.errors import InvalidSpec, Problem
+from trainjob.spec.checks import argument_problems, env_problems, holds_secret, metadata_problems
+from trainjob.spec.function import Function
+from trainjob.spec.parts import Env, Initializer, Part, Resources, RuntimeRef, env_api
+from trainjob.spec.patches import RuntimePatch
+
+API_VERSION = "trainer.kubeflow.org/v1alpha1"
+KIND = "TrainJob"
+
+
+def _function(value: object) -> object:
+    return Function.of(value) if callable(value) and not isinstance(value, Function) else value
+
+
+Labels = Annotated[dict[str, str], Field(default_factory=dict)]
+
+
+class TrainJobSpec(Part):
+    """Everything an author may ask for of one TrainJob.
+
+    Raises:
+        InvalidSpec: from `parse` and `check`, with every problem, its path, and what to write instead.
+    """
+
+    runtime: RuntimeRef | None = None
+    """Name of a ClusterTrainingRuntime, or a `RuntimeRef`."""
+
+    image: Annotated[str, Field(max_length=500)] | None = None
+    """Container image of the nodes; the runtime's if left out."""
+
+    command: Annotated[list[str], Field(max_length=128)] = Field(default_factory=list)
+    """Entry point of each node. As in a pod, ``$(NAME)`` is replaced by an environment variable, ``$$`` is a ``$``."""
+
+    args: Annotated[list[str], Field(max_length=128)] = Field(default_factory=list)
+    """Arguments of `command`, or of the runtime's entry point."""
+
+    func: Annotated[Function | None, BeforeValidator(_function)] = None
+    """A Python function to run instead of a command."""
+
+    func_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `func`; anything JSON can hold."""
+
+    packages_to_install: list[str] = Field(default_factory=list)
+    """Requirements that pip installs on each node before `func` runs."""
+
+    pip_index_urls: list[str] = Field(default_factory=list)
+    """Package indexes for `packages_to_install`: the first replaces pip's own, the others are added."""
+
+    env: Env = Field(default_factory=dict)
+    """Environment of the nodes: ``{"NAME": "value"}`` or ``{"NAME": {"valueFrom": …}}``; secrets by reference only."""
+
+    num_nodes: Annotated[int, Field(ge=1)] = 1
+    """Number of nodes (pods)."""
+
+    num_proc_per_node: Annotated[int, Field(ge=1)] | None = None
+    """Processes on each node, for runtimes that start several (torchrun, mpirun); the runtime's if left out."""
+
+    resources_per_node: Resources | None = None
+    """``{"cpu": 4, "memory": "16Gi", "gpu": 1}`` for requests and limits alike, or ``{"requests": …, "limits": …}``."""
+
+    initializer: Initializer | None = None
+    """Trainer's own initializers."""
+
+    runtime_patches: Annotated[list[RuntimePatch], Field(max_length=16)] = Field(default_factory=list)
+    """Changes to the runtime's pods: volumes, node selectors, tolerations, service account, labels, …"""
+
+    suspend: bool = False
+    """Create the job suspended."""
+
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    """Seconds after creation, or after the latest resume, at which Trainer fails the job."""
+
+    managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
+    """Which controller is in charge."""
+
+    labels: Labels
+    """Labels of the TrainJob (``kueue.x-k8s.io/queue-name``, …). Trainer does not pass them on to pods."""
+
+    annotations: Labels
+    """Annotations of the TrainJob."""
+
+    manifest: dict[str, Any] | None = None
+    """A whole TrainJob object instead of all fields above, sent as it is; only its name is replaced."""
+
+    @classmethod
+    def parse(cls, source: TrainJobSpec | Mapping[str, Any] | str | Path) -> TrainJobSpec:
+        """Read and check a spec.
+
+        Args:
+            source: Fields of a spec, or a whole TrainJob object, as a mapping, YAML text or the path of a YAML file.
+
+        Raises:
+            InvalidSpec: with every problem.
+        """
+        if isinstance(source, TrainJobSpec):
+            return source.check()
+        fields = _load(source)
+        if "apiVersion" in fields or "kind" in fields:
+            fields = {"manifest": fields}
+        try:
+            return cls.model_validate(fields).check()
+        except ValidationError as error:
+            raise InvalidSpec([_problem(detail) for detail in error.errors()]) from None
+
+    def check(self) -> Self:
+        """Check what no single field can know.
+
+        Returns:
+            The spec itself.
+
+        Raises:
+            InvalidSpec: with every problem.
+        """
+        problems = [*(self._manifest_problems() if self.manifest is not None else self._field_problems())]
+        if problems:
+            raise InvalidSpec(problems)
+        return self
+
+    def _manifest_problems(self) -> Iterator[Problem]:
+        manifest = self.manifest or {}
+        others = sorted(self.model_fields_set - {"manifest"})
+        if others:
+            yield Problem(others[0], "cannot be combined with a whole manifest", "write it into the manifest")
+        if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
+            yield Problem(
+                "manifest",
+                f"is a {manifest.get('apiVersion')} {manifest.get('kind')}",
+                f"apiVersion: {API_VERSION} and kind: {KIND} are needed",
+            )
+        if unknown := sorted(set(manifest) - {"apiVersion", "kind", "metadata", "spec"}):
+            yield Problem(f"manifest.{unknown[0]}", "is not a field of a TrainJob")
+        spec = manifest.get("spec") or {}
+        if not (spec.get("runtimeRef") or {}).get("name"):
+            yield Problem("manifest.spec.runtimeRef.name", "is missing")
+        metadata = manifest.get("metadata") or {}
+        yield from metadata_problems(
+            metadata.get("labels") or {}, metadata.get("annotations") or {}, "manifest.metadata."
+        )
+        trainer = spec.get("trainer") or {}
+        yield from env_problems(trainer.get("env") or [], "manifest.spec.trainer.env", reserved=True)
+        yield from argument_problems(trainer, "manifest.spec.trainer.")
+        for name, source in (spec.get("initializer") or {}).items():
+            yield from env_problems((source or {}).get("env") or [], f"manifest.spec.initializer.{name}.env")
+
+    def _field_problems(self) -> Iterator[Problem]:
+        if self.runtime is None:
+            yield Problem("runtime", "is missing", "name a ClusterTrainingRuntime such as torch-distributed")
+        if self.func is not None and (self.command or self.args):
+            yield Problem("func", "cannot be combined with command or args", "pass func_args")
+        if self.func is None:
+            for field in ("func_args", "packages_to_install", "pip_index_urls"):
+                if getattr(self, field):
+                    yield Problem(field, "needs func", "install packages in the image, or pass a function")
+        if self.pip_index_urls and not self.packages_to_install:
+            yield Problem("pip_index_urls", "has no effect without packages_to_install")
+        try:
+            json.dumps(self.func_args, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            yield Problem("func_args", f"cannot be written as JSON: {error}", "pass numbers, text, lists and dicts")
+        yield from metadata_problems(self.labels, self.annotations)
+        yield from env_problems(env_api(self.env), "env", reserved=True)
+        yield from argument_problems({"command": self.command, "args": self.args})
+        for name in ("dataset", "model"):
+            source = getattr(self.initializer, name, None)
+            if source is not None:
+                yield from env_problems(env_api(source.env), f"initializer.{name}.env")
+                if holds_secret(source.storage_uri):
+                    yield Problem(f"initializer.{name}.storage_uri", "holds a credential", "use secret_ref")
+        yield from self._patch_problems()
+
+    def _patch_problems(self) -> Iterator[Problem]:
+        managers = [patch.manager for patch in self.runtime_patches]
+        for manager in sorted({m for m in managers if managers.count(m) > 1}):
+            yield Problem("runtime_patches", f"manager {manager} is used twice", "merge the two, or name them apart")
+        for i, patch in enumerate(self.runtime_patches):
+            for path, container in patch.containers():
+                where = f"runtime_patches[{i}].{path}"
+                if container.env and container.name in ("node", "dataset-initializer", "model-initializer"):
+                    yield Problem(f"{where}.env", f"Trainer refuses env here for {container.name}", "use env")
+                yield from env_problems(env_api(container.env or {}), f"{where}.env")
+
+
+def _load(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    if isinstance(source, Mapping):
+        return dict(source)
+    try:
+        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+        loaded = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSpec([Problem("", f"{source} cannot be read: {error}")]) from None
+    except yaml.YAMLError as error:
+        raise InvalidSpec([Problem("", f"not valid YAML: {error}")]) from None
+    if not isinstance(loaded, dict):
+        raise InvalidSpec([Problem("", f"a mapping of fields is needed, not {type(loaded).__name__}")])
+    return loaded
+
+
+def _problem(detail: Mapping[str, Any]) -> Problem:
+    """A pydantic error in this package's words."""
+    path = ""
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not re.match(r"(function-|EnvVarSource$|str$)", part):  # branches of a union are no part of the path
+            path += f".{part}" if path else str(part)
+    if detail["type"] == "extra_forbidden":
+        return Problem(path, "no such field", _similar(path))
+    if detail["type"] == "string_type" and path.startswith("env."):
+        return Problem(path, f"must be text, not {type(detail['input']).__name__}", f"write '{detail['input']}'")
+    return Problem(path, detail["msg"].removeprefix("Value error, "))
+
+
+def _similar(path: str) -> str:
+    if "." in path:
+        return ""
+    names = [*TrainJobSpec.model_fields, *(to_camel(name) for name in TrainJobSpec.model_fields)]
+    close = difflib.get_close_matches(path, names, n=1)
+    return f"did you mean {close[0]}?" if close else "anything else goes into a whole manifest"

@@ -1,0 +1,153 @@
+"""TrainJob object -> `Phase` and `Observation`. Pure: no clock, no I/O.
+
+A TrainJob has three conditions only (``Suspended``, ``Complete``, ``Failed``) and none while it runs; everything else
+is read from ``jobsStatus``, which counts Jobs, not pods. Measured on Trainer 2.1.0, 2.2.1 and 2.3.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+class Phase(StrEnum):
+    """Where a job stands. Only `COMPLETE`, `FAILED` and `DELETED` are final."""
+
+    NOT_STARTED = "NotStarted"
+    """Accepted, but nothing was created for it yet (or its creation is refused: only Events tell)."""
+    QUEUED = "Queued"
+    """Suspended by Kueue until there is room."""
+    INITIALIZING = "Initializing"
+    """A dataset or model initializer is at work."""
+    STARTING = "Starting"
+    """Pods are being scheduled, pulled and started."""
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    """It ran before; its pods are being started again."""
+    SUSPENDED = "Suspended"
+    """Suspended by a person or a program other than Kueue."""
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+    @property
+    def terminal(self) -> bool:
+        """True for phases that no job leaves."""
+        return self in (Phase.COMPLETE, Phase.FAILED, Phase.DELETED)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one look at a job says.
+
+    Attributes:
+        phase: Where the job stands.
+        reason: CamelCase reason of the condition that decided it; empty where no condition did.
+        message: The same for people.
+        created: When the object was created.
+        admitted: When it last became free to run (creation, or the latest resume); None while queued or suspended.
+        finished: When it ended; None before.
+        progress: Percentage that the training script reported, 0..100.
+        remaining_seconds: The script's own estimate.
+        metrics: The script's metrics, by name, as text.
+        has_run: Whether its pods were seen running, now or earlier.
+    """
+
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    created: datetime | None = None
+    admitted: datetime | None = None
+    finished: datetime | None = None
+    progress: float | None = None
+    remaining_seconds: float | None = None
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    has_run: bool = False
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """An API timestamp (``2026-11-21T10:00:00Z``, with or without fractions of a second)."""
+    return datetime.fromisoformat(text).astimezone(UTC) if text else None
+
+
+def observe(trainjob: Mapping[str, Any] | None, previous: Observation | None = None) -> Observation:
+    """Judge `trainjob` (None: it is gone), given the latest earlier observation of the same UID.
+
+    The first final phase of a UID stays: Trainer up to 2.3 can take ``Failed`` back and train again
+    (kubeflow/trainer#3891).
+    """
+    if previous is not None and previous.phase.terminal:
+        return previous
+    if trainjob is None:
+        message = "the TrainJob was deleted while it was waited for"
+        return replace(previous or Observation(Phase.DELETED), phase=Phase.DELETED, reason="Deleted", message=message)
+
+    status = trainjob.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    created = parse_time(trainjob["metadata"].get("creationTimestamp"))
+    common = _reported(status.get("trainerStatus") or {}, previous)
+    common |= {"created": created, "has_run": previous is not None and previous.has_run}
+
+    for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
+        condition = conditions.get(kind) or {}
+        if condition.get("status") == "True":
+            return Observation(
+                phase,
+                condition.get("reason", ""),
+                condition.get("message", ""),
+                admitted=_admitted(conditions, created),
+                finished=parse_time(condition.get("lastTransitionTime")),
+                **common,
+            )
+    if (trainjob.get("spec") or {}).get("suspend"):
+        return _suspended(trainjob, conditions.get("Suspended") or {}, common)
+    phase, has_run = _progressing(status.get("jobsStatus") or [], previous)
+    return Observation(phase, admitted=_admitted(conditions, created), **common | {"has_run": has_run})
+
+
+def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common: dict[str, Any]) -> Observation:
+    if QUEUE_LABEL in (trainjob["metadata"].get("labels") or {}):
+        queue = trainjob["metadata"]["labels"][QUEUE_LABEL]
+        why = "preempted, waiting again" if common["has_run"] else "waiting for admission"
+        return Observation(Phase.QUEUED, "WaitingInQueue", f"{why} in queue {queue}", **common)
+    message = condition.get("message") or "the TrainJob is suspended"
+    return Observation(Phase.SUSPENDED, condition.get("reason") or "Suspended", message, **common)
+
+
+def _progressing(jobs: list[Mapping[str, Any]], previous: Observation | None) -> tuple[Phase, bool]:
+    """The phase of a job that is neither finished nor suspended, and whether it has run by now."""
+    has_run = previous is not None and previous.has_run
+    if not any(job.get(count) for job in jobs for count in ("ready", "active", "succeeded", "failed", "suspended")):
+        # All counters are zero before the first pod, and for 10-50 ms between the last one and `Failed`.
+        return (previous.phase if previous is not None and has_run else Phase.NOT_STARTED), has_run
+    initializers = [job for job in jobs if job["name"].endswith("-initializer")]
+    training = [job for job in jobs if job not in initializers]
+    if any(job.get("ready") or job.get("succeeded") for job in training):
+        return Phase.RUNNING, True
+    if any(not job.get("succeeded") for job in initializers):
+        return Phase.INITIALIZING, has_run
+    return (Phase.RESTARTING if has_run else Phase.STARTING), has_run
+
+
+def _admitted(conditions: Mapping[str, Mapping[str, Any]], created: datetime | None) -> datetime | None:
+    resumed = conditions.get("Suspended") or {}
+    return parse_time(resumed.get("lastTransitionTime")) if resumed.get("status") == "False" else created
+
+
+def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -> dict[str, Any]:
+    if not trainer_status and previous is not None:
+        return {
+            "progress": previous.progress,
+            "remaining_seconds": previous.remaining_seconds,
+            "metrics": previous.metrics,
+        }
+    return {
+        "progress": trainer_status.get("progressPercentage"),
+        "remaining_seconds": trainer_status.get("estimatedRemainingSeconds"),
+        "metrics": {metric["name"]: metric["value"] for metric in trainer_status.get("metrics") or []},
+    }
