@@ -1,0 +1,252 @@
+"""What both digits trainings share: arguments, data, the shape of the model, files, reports. NumPy only.
+
+The tensors have the same names and layout whichever framework trained them, so a model of one can be trained on by the
+other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save
+
+try:
+    from trainjob.progress import report
+except ImportError:  # an image without trainjob: the script trains all the same
+
+    def report(**_: Any) -> None:  # type: ignore[misc]
+        pass
+
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int32]
+Weights = dict[str, Floats]
+
+PIXELS, HIDDEN, DIGITS = 64, 256, 10
+SHAPES = {
+    "hidden.weight": (HIDDEN, PIXELS),
+    "hidden.bias": (HIDDEN,),
+    "output.weight": (DIGITS, HIDDEN),
+    "output.bias": (DIGITS,),
+}
+MOMENTUM = 0.9
+
+# Not --seed: a model trained further under another seed would be tested on images that it was trained on.
+SPLIT_SEED = 20
+TEST_IMAGES = 360
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a small network to read handwritten digits.")
+    parser.add_argument("--dataset", required=True, help="digits.csv.gz, or a directory that holds it")
+    parser.add_argument("--model", default="", help="directory of an earlier run, to train it further (default: none)")
+    parser.add_argument("--output", required=True, help="directory for model.safetensors and config.json")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step, over all processes")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="of the first step; falls to 0 (cosine)")
+    parser.add_argument("--seed", type=int, default=0, help="first weights and order of the images")
+    parser.add_argument("--fail-at-epoch", type=int, default=0, help="to see a failure: die at the start of this epoch")
+    parser.add_argument("--fail-rank", type=int, default=0, help="which rank dies")
+    parser.add_argument("--exit-code", type=int, default=1, help="and how")
+    return parser.parse_args(argv)
+
+
+def local(location: str) -> Path:
+    """Path of a path or ``file://`` URI."""
+    if "://" not in location:
+        return Path(location)
+    parts = urlsplit(location)
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
+        raise SystemExit(
+            f"{location} is not on this machine; `trainjob exec` brings inputs here and outputs there, "
+            "and passes this script local paths"
+        )
+    return Path(unquote(parts.path))
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images as (n, 64) float32 in 0..1, labels as (n,) int32 in 0..9."""
+
+    train_images: Floats
+    train_labels: Labels
+    test_images: Floats
+    test_labels: Labels
+    sha256: str
+
+
+def load(dataset: str) -> Data:
+    path = local(dataset)
+    packed = (path / "digits.csv.gz" if path.is_dir() else path).read_bytes()
+    rows = np.loadtxt(io.BytesIO(gzip.decompress(packed)), delimiter=",", dtype=np.int32)
+    rows = np.random.default_rng(SPLIT_SEED).permutation(rows)
+    images, labels = (rows[:, :PIXELS] / 16).astype(np.float32), rows[:, PIXELS]
+    return Data(
+        images[TEST_IMAGES:],
+        labels[TEST_IMAGES:],
+        images[:TEST_IMAGES],
+        labels[:TEST_IMAGES],
+        hashlib.sha256(packed).hexdigest(),
+    )
+
+
+def batches(count: int, options: argparse.Namespace, epoch: int, rank: int, world: int) -> NDArray[np.intp]:
+    """Which images this rank takes in each step of an epoch: (steps, batch size / world).
+
+    All ranks draw the same order and each takes its part of every batch. Images left over wait for the next epoch.
+    """
+    size = options.batch_size
+    if size % world or not 0 < size <= count:
+        raise SystemExit(f"--batch-size {size} must be 1 to {count} and a multiple of the {world} processes")
+    order = np.random.default_rng([options.seed, epoch]).permutation(count)
+    steps = count // size
+    return order[: steps * size].reshape(steps, size)[:, rank::world]
+
+
+def learning_rates(options: argparse.Namespace, steps: int) -> Floats:
+    """One per step of the whole training: cosine from --learning-rate to 0."""
+    total = max(options.epochs * steps, 1)
+    rates: Floats = (options.learning_rate * 0.5 * (1 + np.cos(np.pi * np.arange(total) / total))).astype(np.float32)
+    return rates
+
+
+# --- weights -------------------------------------------------------------------------------------------------------
+
+
+def first_weights(options: argparse.Namespace) -> tuple[Weights, bool]:
+    """The same on every rank; True if they are those of an earlier run."""
+    if not options.model:
+        rng = np.random.default_rng(options.seed)
+        fresh = {
+            name: (
+                rng.normal(0, (2 / shape[-1]) ** 0.5, shape).astype(np.float32)
+                if len(shape) == 2
+                else np.zeros(shape, np.float32)
+            )
+            for name, shape in SHAPES.items()
+        }
+        return fresh, False
+    path = local(options.model) / "model.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    if {name: array.shape for name, array in weights.items()} != SHAPES:
+        raise SystemExit(f"{path} is not a model of this script")
+    return weights, True
+
+
+def write(weights: Weights, *, accuracy: float, framework: str, data: Data, options: argparse.Namespace) -> str:
+    """Write model.safetensors and config.json; return the URI of their directory."""
+    directory = local(options.output).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architecture": "mlp",
+        "layers": [PIXELS, HIDDEN, DIGITS],
+        "activation": "relu",
+        "framework": framework,
+        "accuracy": accuracy,
+        "dataset_sha256": data.sha256,
+        "epochs": options.epochs,
+        "batch_size": options.batch_size,
+        "learning_rate": options.learning_rate,
+        "seed": options.seed,
+        "continued": bool(options.model),
+    }
+    _replace(directory / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    # Last, since it is what a reader looks for.
+    metadata = {"format": "np", "framework": framework, "accuracy": f"{accuracy:.4f}", "dataset_sha256": data.sha256}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in weights.items()}
+    _replace(directory / "model.safetensors", save(contiguous, metadata))
+    return directory.as_uri()
+
+
+def digest(weights: Weights) -> str:
+    """Hex digits that tell weights apart."""
+    sha256 = hashlib.sha256()
+    for name in SHAPES:
+        sha256.update(weights[name].tobytes())
+    return sha256.hexdigest()[:16]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Readers see the old file or the new one, never half of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# --- one run -------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """Says how a training goes, and fails it on request."""
+
+    def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
+        self.options, self.rank = options, rank
+        self._first_end = 0.0
+        print(f"rank {rank} of {world} starts, process {os.getpid()}", flush=True)
+
+    def begin(self, epoch: int) -> None:
+        """Epochs count from 1."""
+        if epoch == self.options.fail_at_epoch and self.rank == self.options.fail_rank:
+            print(f"rank {self.rank} fails at epoch {epoch} as asked, exit code {self.options.exit_code}", flush=True)
+            # A crash runs no exit handlers either; they would wait for the other ranks.
+            os._exit(self.options.exit_code)
+
+    def end(self, epoch: int, loss: float, accuracy: float) -> None:
+        if self.rank != 0:
+            return
+        print(f"epoch {epoch}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.4f}", flush=True)
+        # The first epoch compiles; it says nothing about the others.
+        if epoch == 1:
+            self._first_end = time.monotonic()
+            remaining = None
+        else:
+            per_epoch = (time.monotonic() - self._first_end) / (epoch - 1)
+            remaining = per_epoch * (self.options.epochs - epoch)
+        report(
+            progress=100 * epoch / self.options.epochs,
+            metrics={"loss": loss, "accuracy": accuracy, "epoch": epoch},
+            remaining_seconds=remaining,
+        )
+
+    def finish(self, weights: Weights, accuracy: float, framework: str, data: Data) -> None:
+        """Say which weights this rank has, which should be the same on all; rank 0 saves them."""
+        print(f"rank {self.rank} ends with weights {digest(weights)}", flush=True)
+        if self.rank != 0:
+            return
+        uri = write(weights, accuracy=accuracy, framework=framework, data=data, options=self.options)
+        report(progress=100, metrics={"accuracy": accuracy}, outputs={"model": uri})
+        print(f"saved {uri} accuracy {accuracy:.4f}", flush=True)
+
+
+def main(train: Callable[[], None]) -> None:
+    """Run a training so that a rank that fails takes the others with it at once.
+
+    An exception's way out of a process leads through exit handlers that wait for the other ranks (JAX: up to 300 s),
+    which for their part wait for this one in an all-reduce. A process that is gone closes its sockets.
+    """
+    try:
+        train()
+    except Exception:  # noqa: BLE001 - whatever it is, the others must hear of it
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)

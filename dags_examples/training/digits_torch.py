@@ -1,0 +1,86 @@
+"""Train on handwritten digits with PyTorch, data-parallel over processes (DDP).
+
+One process, or as many as torchrun starts::
+
+    torchrun --nproc-per-node 2 digits_torch.py --dataset ../data --output /tmp/digits
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+import digits  # type: ignore[import-not-found]
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def join() -> tuple[int, int]:
+    """Meet the other processes; this one's rank and their number."""
+    # Processes that share a machine must not each take all of it, and layers of this size gain nothing from threads.
+    torch.set_num_threads(1)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0, 1
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            hidden=nn.Linear(digits.PIXELS, digits.HIDDEN),
+            relu=nn.ReLU(),
+            output=nn.Linear(digits.HIDDEN, digits.DIGITS),
+        )
+    )
+
+
+def train() -> None:
+    options = digits.arguments()
+    rank, world = join()
+    run = digits.Run(options, rank, world)
+    data = digits.load(options.dataset)
+    train_images, train_labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels).long()
+    test_images, test_labels = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels).long()
+
+    first, continued = digits.first_weights(options)
+    model = network()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in first.items()})
+    parallel = DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=digits.MOMENTUM)
+    rates = iter(digits.learning_rates(options, len(train_labels) // options.batch_size))
+
+    def accuracy_now() -> float:
+        with torch.no_grad():
+            return float((model(test_images).argmax(1) == test_labels).float().mean())
+
+    first_accuracy = accuracy = accuracy_now()
+    for epoch in range(1, options.epochs + 1):
+        run.begin(epoch)
+        total = torch.zeros(())
+        mine = torch.from_numpy(digits.batches(len(train_labels), options, epoch, rank, world))
+        for batch in mine:
+            optimizer.param_groups[0]["lr"] = float(next(rates))
+            loss = nn.functional.cross_entropy(parallel(train_images[batch]), train_labels[batch])
+            optimizer.zero_grad()
+            loss.backward()  # DDP averages the gradients of all ranks here
+            optimizer.step()
+            total += loss.detach()
+        if world > 1:
+            dist.all_reduce(total)
+        accuracy = accuracy_now()
+        run.end(epoch, float(total) / len(mine) / world, accuracy)
+
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    if continued and accuracy < first_accuracy:
+        weights, accuracy = first, first_accuracy
+    run.finish(weights, accuracy, "torch", data)
+    if world > 1:
+        dist.barrier()  # nobody reports success before the model is saved
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    digits.main(train)
