@@ -1,1 +1,51 @@
-"""Model registries."""
+"""Model registries.
+
+::
+
+    registry = trainjob.registry.connect("mlflow+sqlite:////data/registry.db")
+    registry.resolve("digits", "champion").uri
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from trainjob.errors import ConfigurationError
+from trainjob.registry.base import Mode, ModelVersion, Promotion, Registry
+
+__all__ = ["Mode", "ModelVersion", "Promotion", "Registry", "connect"]
+
+_HOW = "set TRAINJOB_REGISTRY, or pass one: mlflow+sqlite:////absolute/path.db or mlflow+https://host"
+
+
+def connect(uri: str | None = None) -> Registry:
+    """The registry at ``uri``, or without one that of the settings (``TRAINJOB_REGISTRY``).
+
+    Args:
+        uri: ``mlflow+sqlite:////abs.db``, ``mlflow+http(s)://host``; without ``mlflow+`` they are MLflow's too.
+
+    Raises:
+        ConfigurationError: No registry is set, its scheme is unknown, or the extra that it needs is not installed.
+        RegistryUnavailable: It cannot be reached.
+    """
+    if uri is None:
+        from trainjob.settings import Settings  # noqa: PLC0415 - pydantic, which the caller may not need
+
+        uri = Settings().registry
+    if not uri:
+        raise ConfigurationError(f"no model registry is configured; {_HOW}")
+    scheme, colon, rest = uri.partition(":")
+    if scheme.startswith("kubeflow+"):
+        raise ConfigurationError(f"the Kubeflow Model Registry is not supported yet; {_HOW}")
+    scheme = scheme.removeprefix("mlflow+")
+    if scheme not in ("http", "https", "sqlite") or not rest.startswith("//"):
+        # A URI of another kind, a database server's say, may hold a password: only its scheme is shown.
+        raise ConfigurationError(f"no registry of scheme {scheme + colon!a} is known; {_HOW}")
+    if scheme != "sqlite" and "@" in urlsplit(f"{scheme}:{rest}").netloc:
+        raise ConfigurationError(
+            "the registry's URL has credentials in it; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
+            " or MLFLOW_TRACKING_TOKEN"
+        )
+    from trainjob.registry.mlflow import MlflowRegistry  # noqa: PLC0415 - an extra
+
+    return MlflowRegistry(f"{scheme}:{rest}")

@@ -1,0 +1,141 @@
+"""``python -m trainjob.data``: the steps around training as programs, for TrainJobs of one node.
+
+::
+
+    python -m trainjob.data initialize-dataset --source s3://data/digits/ --target /workspace/dataset
+    python -m trainjob.data initialize-model --source models:/digits@champion --target /workspace/model
+    python -m trainjob.data export --source /workspace/output --target s3://models --name digits --export-id run-7
+
+Lines about progress go to stdout, and the result to `trainjob.progress`. An error is one line on stderr, and the exit
+code 2 where a person has to change something (the retry verdict is configuration), else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trainjob import progress
+from trainjob.data.steps import Exported, Initialized, export, initialize
+from trainjob.errors import ConfigurationError, RetryVerdict, TrainJobError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one step; the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        result = _export(given) if given.step == "export" else _initialize(given)
+    except TrainJobError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
+        return 2 if error.retry is RetryVerdict.CONFIGURATION else 1
+    _report(result)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainjob.data", description="Steps around a training job.")
+    steps = parser.add_subparsers(dest="step", required=True)
+    for what in ("dataset", "model"):
+        step = steps.add_parser(f"initialize-{what}", help=f"bring a {what} to where training finds it")
+        step.add_argument("--source", required=True, help="location, or models:/name@alias")
+        step.add_argument("--target", required=True, help="directory to bring it to")
+        step.add_argument("--digest", help="SHA-256 of the one file, or sha256:<root digest>")
+        step.add_argument("--include", action="append", default=[], metavar="PATTERN", help="only these; repeatable")
+        step.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="not these; repeatable")
+        step.add_argument("--registry", help="instead of TRAINJOB_REGISTRY")
+        step.set_defaults(if_missing="fail")
+        if what == "model":
+            step.add_argument(
+                "--if-missing",
+                choices=("fail", "fresh"),
+                help="fresh: a model that is not registered yet is no error",
+            )
+    step = steps.add_parser("export", help="store, register and promote a trained model")
+    step.add_argument("--source", required=True, help="the model: a file or a directory")
+    step.add_argument("--target", required=True, help="directory of all models")
+    step.add_argument("--name", required=True, help="model in the registry")
+    step.add_argument("--export-id", required=True, help="the same for every try of this export, and for no other")
+    step.add_argument("--registry", help="instead of TRAINJOB_REGISTRY")
+    step.add_argument("--metrics", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
+    step.add_argument("--alias", help="name to give to the version, such as champion")
+    step.add_argument("--metric", help="metric that has to be better than that of the alias's present version")
+    step.add_argument("--mode", choices=("max", "min"), default="max", help="whether more of it is better")
+    step.add_argument("--min-improvement", type=float, default=0.0, help="by how much")
+    step.add_argument("--provenance", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
+    step.add_argument("--allow-pickle", action="store_true", help="take weights that can run code when loaded")
+    return parser
+
+
+def _initialize(given: argparse.Namespace) -> Initialized:
+    return initialize(
+        given.source,
+        given.target,
+        digest=given.digest,
+        include=given.include,
+        exclude=given.exclude,
+        registry=given.registry,
+        if_missing=given.if_missing,
+        progress=_say,
+    )
+
+
+def _export(given: argparse.Namespace) -> Exported:
+    return export(
+        given.source,
+        given.target,
+        name=given.name,
+        export_id=given.export_id,
+        registry=given.registry,
+        metrics=_json("--metrics", given.metrics),
+        alias=given.alias,
+        metric=given.metric,
+        mode=given.mode,
+        min_improvement=given.min_improvement,
+        provenance=_json("--provenance", given.provenance),
+        allow_pickle=given.allow_pickle,
+        progress=_say,
+    )
+
+
+def _json(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{option} is neither JSON nor @file with JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{option} has to be a JSON object")
+    return value
+
+
+def _report(result: Initialized | Exported) -> None:
+    outputs = {"uri": result.uri, "digest": result.digest, "version": result.version or ""}
+    if isinstance(result, Exported):
+        outputs |= {"name": result.name, "promoted": _bool(result.promoted), "reason": result.reason}
+    else:
+        outputs |= {"source": result.source, "fresh": _bool(result.fresh)}
+    metrics: Mapping[str, float | int | str] = {"bytes": result.bytes, "files": result.files}
+    progress.report(progress=100, metrics=metrics, outputs={key: value for key, value in outputs.items() if value})
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - a program
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """End on SIGTERM as on Ctrl-C, so that what a killed upload would leave behind is cleaned up."""
+    del frame
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(main())

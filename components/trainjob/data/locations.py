@@ -1,0 +1,207 @@
+"""Locations: the URIs by which steps name datasets and models. Standard library only.
+
+A location is one of:
+
+* ``file:///abs/path`` (a plain local path is accepted and becomes one), ``s3://bucket/key``, ``http(s)://host/path``:
+  bytes in a store, a `Location`;
+* ``models:/name@alias``, ``models:/name/version``: a registered model in MLflow's own notation, a `ModelRef`.
+
+A trailing slash says "a directory" and is kept. Without one, the location may be a single file or a directory; the
+store is asked which.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from trainjob.errors import ConfigurationError, UnsafePath
+
+SUPPORTED = ("file", "http", "https", "models", "s3")
+_PLANNED = frozenset({"abfs", "abfss", "az", "gs", "hf", "model-registry", "oci", "pvc"})
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=/)")
+_MODEL = re.compile(r"^models:/+(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))$")
+# Query fields that make a URL a credential: signed URLs of S3, Google and Azure, and the usual names of tokens.
+_SECRET_QUERY = re.compile(
+    r"(?:^|&)(?:x-(?:amz|goog)-[^=]*|signature|sig|(?:access_?|auth_?)?token|api_?key)=", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in a store.
+
+    Attributes:
+        scheme: ``file``, ``s3``, ``http`` or ``https``.
+        authority: Bucket (``s3``) or ``host[:port]`` (``http``); empty for ``file``.
+        path: Decoded path without a leading or trailing slash, whatever the scheme; ``""`` is the root.
+        directory: Whether it was written with a trailing slash.
+        query: Query of an ``http`` location, without ``?``.
+    """
+
+    scheme: str
+    authority: str
+    path: str
+    directory: bool = False
+    query: str = ""
+
+    @property
+    def uri(self) -> str:
+        """The location as text; ``parse(x.uri) == x``."""
+        # S3 keys are written as they are, as every S3 tool does; the other schemes are percent-encoded.
+        path = self.path if self.scheme == "s3" else quote(self.path, safe="/!$&'()*+,;=:@-._~")
+        slash = "/" if self.directory and path else ""
+        return f"{self.scheme}://{self.authority}/{path}{slash}" + (f"?{self.query}" if self.query else "")
+
+    @property
+    def name(self) -> str:
+        """The last segment of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def local(self) -> Path:
+        """The path on this machine; only for ``file``."""
+        if self.scheme != "file":
+            raise ConfigurationError(f"{self.uri} is not a local path")
+        return Path("/" + self.path)
+
+    def child(self, path: str) -> Location:
+        """The location of ``path`` below this one; ``path`` is checked to stay below it."""
+        checked = safe_path(path.rstrip("/"))
+        return replace(self, path=f"{self.path}/{checked}".lstrip("/"), directory=path.endswith("/"))
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A registered model: exactly one of alias and version is set."""
+
+    name: str
+    alias: str | None = None
+    version: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """``models:/name@alias`` or ``models:/name/version``."""
+        return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+def safe_path(path: str) -> str:
+    """Check a path of a file relative to its dataset or model, and return it.
+
+    Raises:
+        UnsafePath: It is absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control character, or is no
+            valid Unicode: written on some machine, it could land outside its target or not be written at all.
+    """
+    if not path or path.startswith("/"):
+        reason = "is empty or absolute"
+    elif "\\" in path:
+        reason = "has a backslash"
+    elif any(ord(char) < 0x20 or ord(char) == 0x7F for char in path):
+        reason = "has a control character"
+    elif any(segment in ("", ".", "..") for segment in path.split("/")):
+        reason = "has an empty, '.' or '..' segment"
+    elif any(0xD800 <= ord(char) <= 0xDFFF for char in path):
+        reason = "is not valid UTF-8"
+    else:
+        return path
+    raise UnsafePath(f"unsafe path {path!a}: it {reason}; rename the file or exclude it")
+
+
+def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
+    """Read a location.
+
+    Raises:
+        ConfigurationError: Not a location, of a scheme that is not supported, or with credentials in it.
+        UnsafePath: A path with ``..`` or control characters in a URI (a plain local path is normalised instead).
+    """
+    text = os.fspath(uri)
+    match = _SCHEME.match(text)
+    if match is None:
+        return _local(text)
+    scheme = match.group(1).lower()
+    if scheme == "models":
+        return _model(text)
+    if scheme not in SUPPORTED:
+        known = "is not supported yet" if scheme in _PLANNED else "is not a scheme that trainjob knows"
+        raise ConfigurationError(f"{scheme}:// {known}; supported: {', '.join(SUPPORTED)}, and plain local paths")
+    if not text[match.end() :].startswith("//"):
+        raise ConfigurationError(f"write {scheme}:// with two slashes, as in {scheme}://...")
+    if scheme == "s3":
+        # Not urlsplit: '?', '#' and '%' are ordinary characters of a key.
+        authority, _, path = text[match.end() + 2 :].partition("/")
+        query = ""
+    else:
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise ConfigurationError(f"not a valid {scheme} location: {error}") from None
+        authority, path, query = parts.netloc, unquote(parts.path).removeprefix("/"), parts.query
+    _refuse_secrets(scheme, authority, query)
+    return _checked(scheme, authority, path, query)
+
+
+def parse_store(uri: str | os.PathLike[str]) -> Location:
+    """Like `parse`, for where only bytes in a store will do; ``models:/...`` is a ConfigurationError."""
+    location = parse(uri)
+    if isinstance(location, ModelRef):
+        raise ConfigurationError(f"{location} names a registered model; a place in a store is needed here")
+    return location
+
+
+def join(uri: str, *paths: str) -> str:
+    """``uri`` with relative paths below it; a trailing slash of the last one is kept.
+
+    Raises:
+        UnsafePath: A path would leave ``uri``.
+    """
+    location = parse_store(uri)
+    for path in paths:
+        location = location.child(path)
+    return location.uri
+
+
+def _local(text: str) -> Location:
+    if not text or "\0" in text:
+        raise ConfigurationError("a location is needed, such as s3://bucket/data/ or /data/set; this one is empty")
+    path = os.path.abspath(Path(text).expanduser())  # noqa: PTH100 - normalises '..' as a shell user expects
+    return Location("file", "", path.strip("/"), directory=text.endswith("/"))
+
+
+def _model(text: str) -> ModelRef:
+    match = _MODEL.match(text)
+    if match is None:
+        raise ConfigurationError(f"{text!r} is not a model: write models:/name@alias or models:/name/version")
+    return ModelRef(match["name"], alias=match["alias"], version=match["version"])
+
+
+def _refuse_secrets(scheme: str, authority: str, query: str) -> None:
+    # The location itself is not repeated in the message: it holds the secret.
+    if "@" in authority or _SECRET_QUERY.search(query):
+        raise ConfigurationError(
+            f"this {scheme}:// location has credentials in it, and locations end up in logs and registries; give them"
+            " in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or as a Kubernetes secret"
+        )
+
+
+def _checked(scheme: str, authority: str, path: str, query: str) -> Location:
+    if scheme == "file":
+        if authority not in ("", "localhost"):
+            raise ConfigurationError(f"file://{authority}/... names a host; write file:///absolute/path")
+        authority, query = "", ""
+    elif not authority:
+        what = "bucket" if scheme == "s3" else "host"
+        raise ConfigurationError(f"no {what} in {scheme}:///{path}; write {scheme}://{what}/...")
+    directory = path.endswith("/") or not path
+    path = path.rstrip("/")
+    if path:
+        safe_path(path)
+    return Location(scheme, authority, path, directory=directory, query=query)

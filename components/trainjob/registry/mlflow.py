@@ -1,0 +1,317 @@
+"""MLflow as the registry: on a SQLite file, which needs no server, or behind a tracking server.
+
+One version is one ``create_model_version`` call that carries everything in its tags, so there is never half a version.
+MLflow itself numbers a version at every such call, whatever was registered before; the ``export_id`` makes it one.
+
+Tags: ``trainjob.export_id``, ``trainjob.export_key`` (a hash of it, safe in a search filter), ``trainjob.digest``,
+``trainjob.metric.<name>``, and those of the caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from threading import RLock
+from typing import Any, TypeVar
+
+from trainjob.errors import (
+    ConfigurationError,
+    ModelNotFound,
+    RegistryConflict,
+    RegistryError,
+    RegistryUnavailable,
+)
+from trainjob.registry import sqlite
+from trainjob.registry.base import Mode, ModelVersion, Promotion, check_alias, check_metrics, check_name, compare
+
+_T = TypeVar("_T")
+
+# A library does not phone home for those who use it. Read by MLflow at its import.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+# MLflow's own defaults are 7 retries with exponential back-off at 120 s each: minutes until an outage shows. Values of
+# the environment win.
+_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+_NOISY = ("mlflow", "alembic", "urllib3.connectionpool")
+_CALM = RLock()
+
+_PREFIX = "trainjob."
+_EXPORT_ID, _EXPORT_KEY = f"{_PREFIX}export_id", f"{_PREFIX}export_key"
+_DIGEST, _METRIC = f"{_PREFIX}digest", f"{_PREFIX}metric."
+_RESERVED = (_EXPORT_ID, _EXPORT_KEY, _DIGEST)
+
+
+class MlflowRegistry:
+    """See `trainjob.registry.base.Registry`.
+
+    Args:
+        uri: ``sqlite:////abs.db`` or ``http(s)://host``.
+        patience: Seconds to wait for a database that others have locked.
+    """
+
+    def __init__(self, uri: str, *, patience: float = 30.0) -> None:
+        self._patience = patience
+        self._database = sqlite.path_of(uri) if uri.startswith("sqlite:") else None
+        self._uri = f"sqlite:///{self._database}" if self._database else uri
+        with self._exclusive(), _calm(), self._errors("connect"):
+            if self._database is not None:
+                sqlite.create(self._database, _open)
+                sqlite.probe(self._database, patience)
+            self._client = _open(self._uri)
+
+    def register(
+        self,
+        name: str,
+        uri: str,
+        *,
+        export_id: str,
+        digest: str,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> ModelVersion:
+        """See `Registry.register`. Of versions that a race or a lost reply doubled, the lowest stays."""
+        check_name(name)
+        if not export_id:
+            raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
+        key = hashlib.sha256(export_id.encode()).hexdigest()[:32]
+        every = {name: value for name, value in (tags or {}).items() if name not in _RESERVED}
+        every |= {f"{_METRIC}{metric}": repr(value) for metric, value in check_metrics(metrics or {}).items()}
+        every |= {_EXPORT_ID: export_id, _EXPORT_KEY: key, _DIGEST: digest}
+        with self._exclusive():
+            found = self._call(f"find {name!r}", lambda: self._find(name, key))
+            if not found:
+                self._call(f"register {name!r}", lambda: self._create(name, uri, key, every))
+                found = self._call(f"find {name!r}", lambda: self._find(name, key))
+            if not found:
+                raise RegistryUnavailable(f"{self._uri} took a version of {name!r} but does not list it")
+            version, *doubles = found
+            for double in doubles:
+                self._call(f"remove a double of {name!r}", partial(self._remove, double))
+        if (version.digest, version.uri) != (digest, uri):
+            raise RegistryConflict(
+                f"version {version.version} of {name!r} was registered by this same export with other content:"
+                f" {version.uri} {version.digest}, now {uri} {digest}; use a new export_id for a new model"
+            )
+        return version
+
+    def resolve(self, name: str, version: str) -> ModelVersion:
+        """See `Registry.resolve`. All digits are a number, ``latest`` is the highest one, all else is an alias."""
+        check_name(name)
+        if version == "latest":
+            if not (versions := self.list(name)):
+                raise ModelNotFound(f"there is no version of {name!r} in {self._uri}")
+            return versions[-1]
+        if version.isascii() and version.isdigit():
+            return self._call(
+                f"find version {version} of {name!r}", lambda: _version(self._client.get_model_version(name, version))
+            )
+        found = self._holder(name, check_alias(version))
+        if found is None:
+            raise ModelNotFound(f"no version of {name!r} has the alias {version!r} in {self._uri}")
+        return found
+
+    def promote(
+        self,
+        name: str,
+        version: str,
+        *,
+        alias: str,
+        metric: str | None = None,
+        mode: Mode = "max",
+        min_improvement: float = 0.0,
+        dry_run: bool = False,
+    ) -> Promotion:
+        """See `Registry.promote`. On a server, two promotions at the same instant are not kept apart."""
+        check_alias(alias)
+        with self._exclusive():
+            candidate = self.resolve(name, version)
+            verdict = compare(
+                candidate,
+                self._holder(name, alias),
+                alias=alias,
+                metric=metric,
+                mode=mode,
+                min_improvement=min_improvement,
+            )
+            if verdict.promoted and not dry_run and verdict.previous != candidate.version:
+                self._call(
+                    f"set alias {alias!r} of {name!r}",
+                    lambda: self._client.set_registered_model_alias(name, alias, candidate.version),
+                )
+        return verdict
+
+    def list(self, name: str) -> Sequence[ModelVersion]:
+        """See `Registry.list`."""
+        return self._call(f"list {name!r}", lambda: self._search(f"name='{check_name(name)}'"))
+
+    def _find(self, name: str, key: str) -> Sequence[ModelVersion]:
+        return self._search(f"name='{name}' AND tags.`{_EXPORT_KEY}`='{key}'")
+
+    def _search(self, query: str) -> Sequence[ModelVersion]:
+        found = []
+        token = None
+        while True:
+            page = self._client.search_model_versions(query, page_token=token)
+            found += [_version(each) for each in page]
+            token = page.token
+            if not token:
+                return sorted(found, key=lambda version: int(version.version))
+
+    def _create(self, name: str, uri: str, key: str, tags: Mapping[str, str]) -> None:
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+
+        try:
+            self._client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        # Once more, since this may be a second try whose first one arrived.
+        if self._find(name, key):
+            return
+        try:
+            self._client.create_model_version(name, uri, tags=dict(tags), await_creation_for=0)
+        except MlflowException as error:
+            if error.error_code == "INVALID_PARAMETER_VALUE" and "source" in str(error):
+                raise ConfigurationError(
+                    f"the MLflow server {self._uri} does not register models at {uri}: it takes places that it can"
+                    " reach itself, such as s3://, and no local files; export to one of those, or use the registry"
+                    " mlflow+sqlite:////absolute/path.db"
+                ) from None
+            raise
+
+    def _remove(self, version: ModelVersion) -> None:
+        try:
+            self._client.delete_model_version(version.name, version.version)
+        except Exception as error:
+            if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":  # its own maker was faster
+                raise
+
+    def _holder(self, name: str, alias: str) -> ModelVersion | None:
+        try:
+            return self._call(
+                f"find {name}@{alias}", lambda: _version(self._client.get_model_version_by_alias(name, alias))
+            )
+        except ModelNotFound:
+            return None
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One writer of a SQLite registry at a time: a search and what follows from it are then one step."""
+        with sqlite.locked(self._database, self._patience) if self._database else nullcontext():
+            yield
+
+    def _call(self, what: str, action: Callable[[], _T]) -> _T:
+        """Do ``action`` in peace; again, for as long as ``patience`` allows, where the database was locked."""
+        deadline = time.monotonic() + self._patience
+        pause = 0.05
+        while True:
+            try:
+                with _calm(), self._errors(what):
+                    if self._database is not None:
+                        sqlite.probe(self._database, deadline - time.monotonic())
+                    return action()
+            except _Locked:
+                if time.monotonic() + pause > deadline:
+                    raise RegistryUnavailable(
+                        f"cannot {what}: {self._database} stayed locked for {self._patience:g} s"
+                    ) from None
+                time.sleep(pause)
+                pause = min(2 * pause, 2.0)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Turn MLflow's errors into ours."""
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+
+        try:
+            yield
+        except MlflowException as error:
+            raise self._translated(error, what) from None
+
+    def _translated(self, error: Any, what: str) -> RegistryError | ConfigurationError:
+        text = str(error).partition("\n")[0][:400]
+        code = error.error_code
+        if self._database is not None and ("database is locked" in text or "database table is locked" in text):
+            return _Locked(text)
+        if code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "alias" in text):
+            return ModelNotFound(f"cannot {what}: {text} ({self._uri})")
+        if (
+            code in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
+            or " 401" in text
+            or " 403" in text
+        ):
+            return ConfigurationError(
+                f"the MLflow server {self._uri} refused to {what}; set MLFLOW_TRACKING_TOKEN, or"
+                " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        if code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST") or "out-of-date database schema" in text:
+            return ConfigurationError(f"cannot {what} in {self._uri}: {text}")
+        return RegistryUnavailable(f"cannot {what}: {self._uri} failed: {text}")
+
+
+class _Locked(RegistryUnavailable):
+    """SQLite answered that another connection holds the database."""
+
+
+def _open(uri: str) -> Any:
+    """A client, and with SQLite the schema, of a registry."""
+    from mlflow.tracking import MlflowClient  # noqa: PLC0415 - an extra
+
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """MLflow without its log lines, warnings and long retries; all is put back, since its user may be ours too."""
+    with _CALM, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import mlflow  # noqa: F401, PLC0415 - an extra; before the loggers, whose levels it sets
+        except ImportError:
+            raise ConfigurationError(
+                "this registry needs MLflow: install trainjob[mlflow], or use an image that has it"
+            ) from None
+        loggers = [logging.getLogger(name) for name in _NOISY]
+        levels = [logger.level for logger in loggers]
+        added = [name for name in _LIMITS if name not in os.environ]
+        os.environ.update({name: _LIMITS[name] for name in added})
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+            for name in added:
+                os.environ.pop(name, None)
+
+
+def _version(found: Any) -> ModelVersion:
+    tags = dict(found.tags)
+    metrics = {}
+    for name, value in tags.items():
+        if name.startswith(_METRIC):
+            try:
+                metrics[name.removeprefix(_METRIC)] = float(value)
+            except ValueError:
+                continue  # edited by hand
+    return ModelVersion(
+        name=found.name,
+        version=str(found.version),
+        uri=found.source or "",
+        digest=tags.get(_DIGEST, ""),
+        metrics=metrics,
+        aliases=tuple(sorted(found.aliases or ())),
+        tags={name: value for name, value in tags.items() if not name.startswith(_METRIC)},
+        created=found.creation_timestamp / 1000,
+    )
