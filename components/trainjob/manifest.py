@@ -43,7 +43,8 @@ if options["packages"]:
         subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", *options["packages"]])
 path = os.path.join(tempfile.mkdtemp(prefix="trainjob-"), options["name"] + ".py")
 with open(path, "w", encoding="utf-8") as script:
-    script.write("from __future__ import annotations\\n\\n" + source + "\\n\\nif __name__ == '__main__':\\n    import json\\n")
+    script.write("from __future__ import annotations\\n\\n" + source + "\\n\\n")
+    script.write("if __name__ == '__main__':\\n    import json\\n")
     script.write("    %s(**json.loads(%r))\\n" % (options["name"], json.dumps(options["args"])))
 command = [*options["launcher"], path]
 os.execvp(command[0], command)
@@ -117,7 +118,7 @@ def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[s
             "name": job_name(key, attempt),
             "namespace": namespace,
             "labels": {**labels, **labels_of(key), ATTEMPT: str(attempt)},
-            "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(body, labels, annotations)},
+            "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(spec)},
         },
         "spec": body,
     }
@@ -137,7 +138,7 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
         "image": spec.image,
         "command": command,
         "args": args,
-        "env": env_api(spec.env),
+        "env": [*_locations("INPUT", spec.inputs), *_locations("OUTPUT", spec.outputs), *env_api(spec.env)],
         "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
         "numProcPerNode": spec.num_proc_per_node,
     }
@@ -151,6 +152,10 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
     if spec.managed_by is not None:
         body["managedBy"] = spec.managed_by
     return body
+
+
+def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": f"TRAINJOB_{kind}_{name.upper()}", "value": uri} for name, uri in locations.items()]
 
 
 def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
@@ -175,8 +180,10 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _hash(body: Mapping[str, Any], labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    canonical = json.dumps([body, labels, annotations], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def _hash(spec: TrainJobSpec) -> str:
+    """Of what the author asked for, not of how this version renders it: an upgrade must not part a job from its key."""
+    asked = spec.model_dump(mode="json", exclude_defaults=True)
+    canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

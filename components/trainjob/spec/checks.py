@@ -28,6 +28,9 @@ _RESERVED_ENV = {
 _ENV_NAME = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUALIFIED_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_LOCATION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")
+
 _SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "APIKEY"}
 _SECRET_PAIRS = {("API", "KEY"), ("PRIVATE", "KEY"), ("SECRET", "KEY"), ("ACCESS", "KEY"), ("ACCOUNT", "KEY")}
 _NOT_THE_SECRET_ITSELF = {"FILE", "PATH", "DIR", "NAME", "ID", "URL", "URI", "TTL", "TYPE"}
@@ -60,6 +63,8 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
         path = f"{where}.{name}"
         if not _ENV_NAME.fullmatch(name):
             yield Problem(path, "is not a name for an environment variable")
+        if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_")) and reserved:
+            yield Problem(path, "is made from inputs and outputs", "use those")
         for framework, names in _RESERVED_ENV.items() if reserved else ():
             if name in names:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
@@ -93,3 +98,14 @@ def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[
                 )
             if "\x00" in str(argument):
                 yield Problem(f"{prefix}{field}[{i}]", "holds a NUL character")
+
+
+def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Problem]:
+    """What is wrong with named URIs."""
+    for name, uri in locations.items():
+        if not _LOCATION_NAME.fullmatch(name):
+            yield Problem(f"{where}.{name}", "is not a name: lower-case letters, digits and '_', a letter first")
+        if uri and not _LOCATION.fullmatch(uri):
+            yield Problem(f"{where}.{name}", f"{uri!r} is not a URI", "write s3://…, hf://…, file:///…, …")
+        if holds_secret(uri):
+            yield Problem(f"{where}.{name}", "holds a credential", "give credentials to the job by secretKeyRef")

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from trainjob.errors import InvalidSpec, Problem
-from trainjob.spec.checks import argument_problems, env_problems, holds_secret, metadata_problems
+from trainjob.spec.checks import argument_problems, env_problems, holds_secret, location_problems, metadata_problems
 from trainjob.spec.function import Function
 from trainjob.spec.parts import Env, Initializer, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
@@ -63,6 +63,13 @@ class TrainJobSpec(Part):
 
     env: Env = Field(default_factory=dict)
     """Environment of the nodes: ``{"NAME": "value"}`` or ``{"NAME": {"valueFrom": …}}``; secrets by reference only."""
+
+    inputs: Annotated[dict[str, str], Field(default_factory=dict)]
+    """What the training reads: name -> URI, e.g. ``{"dataset": "s3://…", "model": ""}``; empty means there is none.
+    The nodes find each as ``TRAINJOB_INPUT_<NAME>``, so that args can say ``$(TRAINJOB_INPUT_DATASET)``."""
+
+    outputs: Annotated[dict[str, str], Field(default_factory=dict)]
+    """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes."""
 
     num_nodes: Annotated[int, Field(ge=1)] = 1
     """Number of nodes (pods)."""
@@ -115,7 +122,7 @@ class TrainJobSpec(Part):
         try:
             return cls.model_validate(fields).check()
         except ValidationError as error:
-            raise InvalidSpec([_problem(detail) for detail in error.errors()]) from None
+            raise InvalidSpec(_problems(error)) from None
 
     def check(self) -> Self:
         """Check what no single field can know.
@@ -181,6 +188,8 @@ class TrainJobSpec(Part):
                 yield from env_problems(env_api(source.env), f"initializer.{name}.env")
                 if holds_secret(source.storage_uri):
                     yield Problem(f"initializer.{name}.storage_uri", "holds a credential", "use secret_ref")
+        yield from location_problems(self.inputs, "inputs")
+        yield from location_problems(self.outputs, "outputs")
         yield from self._patch_problems()
 
     def _patch_problems(self) -> Iterator[Problem]:
@@ -208,6 +217,15 @@ def _load(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise InvalidSpec([Problem("", f"a mapping of fields is needed, not {type(loaded).__name__}")])
     return loaded
+
+
+def _problems(error: ValidationError) -> list[Problem]:
+    """One problem for each field: of a union's branches, the first is the one that the author will have meant."""
+    problems: dict[str, Problem] = {}
+    for detail in error.errors():
+        problem = _problem(detail)
+        problems.setdefault(problem.path, problem)
+    return list(problems.values())
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:
