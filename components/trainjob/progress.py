@@ -213,11 +213,12 @@ def _name(argument: str, name: object) -> str:
 def _value(name: str, value: Metric) -> str:
     if isinstance(value, str):
         text = value
-    elif isinstance(value, int):
-        text = str(int(value))  # a bool is 0 or 1
     else:
         try:
-            text = repr(float(value))  # repr of a NumPy float names its type
+            try:
+                text = str(value.__index__())  # type: ignore[attr-defined]  # ints of any library; a bool is 0 or 1
+            except (AttributeError, TypeError):
+                text = repr(float(value))  # repr of a NumPy float would name its type
         except (TypeError, ValueError) as error:
             raise ValueError(f"metrics[{name!r}] is neither a number nor text: {value!r}") from error
     if not text or len(text) > MAX_VALUE:

@@ -1,0 +1,239 @@
+"""The example trainings with real processes, as Trainer's runtimes start them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from trainjob import progress
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "dags_examples" / "data"
+TRAINING = ROOT / "dags_examples" / "training"
+TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
+
+needs_torch = pytest.mark.skipif(
+    not TORCH_PYTHON,
+    reason="PyTorch (about 5 GB) has an environment of its own; TRAINJOB_TORCH_PYTHON names its python",
+)
+
+
+@dataclass
+class Ended:
+    codes: list[int]
+    output: list[str]
+    """Of each process: rank by rank for JAX, all of them together for torchrun."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.output)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_all(commands: list[list[str]], environments: list[dict[str, str]], seconds: float = 100) -> Ended:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("KUBEFLOW_", "JAX_", "TRAINJOB_"))}
+    started = [
+        subprocess.Popen(command, env=clean | extra, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command, extra in zip(commands, environments, strict=True)
+    ]
+    try:
+        output = [process.communicate(timeout=seconds)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return Ended([process.returncode for process in started], output)
+
+
+def jax(log: Path, *arguments: str, world: int = 2) -> Ended:
+    """Environment as Trainer's JAX plugin sets it (pkg/runtime/framework/plugins/jax)."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", str(DATA), *arguments]
+    return run_all(
+        [command] * world,
+        [
+            {
+                "JAX_NUM_PROCESSES": str(world),
+                "JAX_PROCESS_ID": str(rank),
+                "JAX_COORDINATOR_ADDRESS": address,
+                "TRAINJOB_TERMINATION_LOG": f"{log}-{rank}",
+            }
+            for rank in range(world)
+        ],
+    )
+
+
+def torch(log: Path, *arguments: str, world: int = 2) -> Ended:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(free_port())]
+    script = [str(TRAINING / "digits_torch.py"), "--dataset", DATA.as_uri(), *arguments]
+    components = str(ROOT / "components")  # that environment has no trainjob installed
+    return run_all(
+        [[TORCH_PYTHON, *launcher, *script]],
+        [{"TRAINJOB_TERMINATION_LOG": f"{log}-0", "PYTHONPATH": components, "OMP_NUM_THREADS": "1"}],
+    )
+
+
+def said(log: Path) -> progress.Report:
+    """By rank 0."""
+    report = progress.read(Path(f"{log}-0").read_text())
+    assert report is not None
+    return report
+
+
+@pytest.fixture(scope="module")
+def digits() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits_example", TRAINING / "digits.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_model(directory: Path, ended: Ended, report: progress.Report, digits: Any, framework: str) -> float:
+    """What is on disk is what every rank had, and it is as good as was said; returns its accuracy."""
+    with safe_open(directory / "model.safetensors", framework="numpy") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        metadata = file.metadata()
+    ends = dict(re.findall(r"rank (\d) ends with weights (\w+)", ended.text))
+    assert ends == {"0": digits.digest(weights), "1": digits.digest(weights)}
+
+    data = digits.load(str(DATA))
+    hidden = np.maximum(data.test_images @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
+    answers = (hidden @ weights["output.weight"].T + weights["output.bias"]).argmax(axis=1)
+    accuracy = float((answers == data.test_labels).mean())
+    assert accuracy > 0.95
+    assert float(report.metrics["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+
+    config = json.loads((directory / "config.json").read_text())
+    assert config["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert config["framework"] == metadata["framework"] == framework
+    assert config["dataset_sha256"] == hashlib.sha256((DATA / "digits.csv.gz").read_bytes()).hexdigest()
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors"]
+    return accuracy
+
+
+@pytest.fixture(scope="module")
+def champion(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, progress.Report]:
+    """One JAX training of two processes that the tests share."""
+    directory = tmp_path_factory.mktemp("jax")
+    ended = jax(directory / "log", "--output", str(directory / "model"))
+    assert ended.codes == [0, 0], ended.text
+    assert not (directory / "log-1").exists(), "only rank 0 has something to say"
+    return directory / "model", ended, said(directory / "log")
+
+
+def test_two_jax_processes_train_one_model(champion: tuple[Path, Ended, progress.Report], digits: ModuleType) -> None:
+    directory, ended, report = champion
+    assert [re.findall(r"rank (\d) of 2 starts", text) for text in ended.output] == [["0"], ["1"]]
+    epochs = re.findall(r"^epoch (\d+)/20 loss [\d.]+ accuracy [\d.]+$", ended.output[0], re.MULTILINE)
+    assert epochs == [str(n) for n in range(1, 21)]
+    assert "epoch" not in ended.output[1]
+    check_model(directory, ended, report, digits, "jax")
+    assert report.progress == 100
+    assert report.remaining_seconds == 0
+    assert set(report.metrics) == {"loss", "accuracy", "epoch"}
+    assert report.outputs == {"model": directory.as_uri()}
+
+
+def test_two_processes_compute_what_one_does(champion: tuple[Path, Ended, progress.Report], tmp_path: Path) -> None:
+    ended = run_all(
+        [[sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", str(DATA), "--output", str(tmp_path / "one")]],
+        [{}],
+    )
+    assert ended.codes == [0], ended.text
+    with (
+        safe_open(champion[0] / "model.safetensors", framework="numpy") as two,
+        safe_open(tmp_path / "one" / "model.safetensors", framework="numpy") as one,
+    ):
+        for name in two.keys():  # noqa: SIM118 - not a dict
+            # The sums are the same up to their order.
+            np.testing.assert_allclose(two.get_tensor(name), one.get_tensor(name), atol=2e-3)
+
+
+def test_training_on_does_not_make_it_worse(
+    champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
+) -> None:
+    directory, ended, report = champion
+    before = check_model(directory, ended, report, digits, "jax")
+    # A rate that ruins it: then the champion stays.
+    for rate, name in (("0.02", "good"), ("5", "bad")):
+        output = tmp_path / name
+        arguments = ("--model", directory.as_uri(), "--output", str(output), "--seed", "7", "--epochs", "4")
+        ended = jax(tmp_path / "log", *arguments, "--learning-rate", rate)
+        assert ended.codes == [0, 0], ended.text
+        first_epoch = re.search(r"^epoch 1/4 loss \S+ accuracy ([\d.]+)$", ended.output[0], re.MULTILINE)
+        assert first_epoch is not None
+        if name == "good":
+            assert float(first_epoch[1]) > 0.95, "it did not start from the champion"
+        assert check_model(output, ended, said(tmp_path / "log"), digits, "jax") >= before
+        assert json.loads((output / "config.json").read_text())["continued"] is True
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, rank: int) -> None:
+    output = tmp_path / "model"
+    failure = ("--fail-at-epoch", "3", "--fail-rank", str(rank), "--exit-code", "7")
+    ended = jax(tmp_path / "log", "--output", str(output), *failure)
+    assert ended.codes[rank] == 7
+    assert ended.codes[1 - rank] not in {0, 7}
+    assert f"rank {rank} fails at epoch 3 as asked, exit code 7" in ended.output[rank]
+    assert not output.exists()
+    assert said(tmp_path / "log").metrics["epoch"] == "2"
+
+
+def test_a_location_elsewhere_says_what_to_do(tmp_path: Path) -> None:
+    command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", "s3://bucket/digits", "--output"]
+    ended = run_all([[*command, str(tmp_path)]], [{}])
+    assert ended.codes == [1]
+    assert "s3://bucket/digits is not on this machine; `trainjob exec`" in ended.text
+
+
+@needs_torch
+def test_two_torch_processes_train_one_model(
+    champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "model"
+    ended = torch(tmp_path / "log", "--output", output.as_uri())
+    assert ended.codes == [0], ended.text
+    assert sorted(re.findall(r"rank (\d) of 2 starts", ended.text)) == ["0", "1"]
+    before = check_model(output, ended, said(tmp_path / "log"), digits, "torch")
+    assert said(tmp_path / "log").outputs == {"model": output.as_uri()}
+
+    # Each framework goes on from the other's model.
+    onward = ("--epochs", "2", "--learning-rate", "0.01", "--output", str(tmp_path / "onward"))
+    ended = jax(tmp_path / "log", "--model", str(output), *onward)
+    assert ended.codes == [0, 0], ended.text
+    assert check_model(tmp_path / "onward", ended, said(tmp_path / "log"), digits, "jax") >= before
+    ended = torch(tmp_path / "log", "--model", str(champion[0]), *onward)
+    assert ended.codes == [0], ended.text
+    check_model(tmp_path / "onward", ended, said(tmp_path / "log"), digits, "torch")
+
+
+@needs_torch
+def test_a_torch_rank_that_dies_takes_the_other_with_it(tmp_path: Path) -> None:
+    failure = ("--fail-at-epoch", "3", "--fail-rank", "1", "--exit-code", "7")
+    ended = torch(tmp_path / "log", "--output", str(tmp_path / "model"), *failure)
+    assert ended.codes == [1]
+    assert re.search(r"exitcode\s*: 7", ended.text)
+    assert not (tmp_path / "model").exists()
