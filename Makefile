@@ -1,0 +1,107 @@
+# Each target does its own set-up. What is needed: Python >= 3.11 with venv, and make. `make help` lists the targets.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+VENV := .venv
+TORCH_VENV := .venv-torch
+BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install --quiet
+PYTEST := $(BIN)/python -m pytest
+
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := true
+export AIRFLOW__USAGE_DATA_COLLECTION__ENABLED := False
+
+.PHONY: help
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
+
+# ---------------------------------------------------------------- environments
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ": make PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed (Debian: apt install python3-venv)"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(VENV)/demo.stamp: $(BIN)/uv pyproject.toml constraints/main.txt
+	@echo "installing trainjob with Airflow, Kubeflow Pipelines, MLflow and JAX"
+	@$(UV) --python $(BIN)/python --constraints constraints/main.txt --editable '.[all,examples]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	@echo "installing what the tests need"
+	@$(UV) --python $(BIN)/python --constraints constraints/main.txt --editable '.[all,examples]' --group test
+	@touch $@
+
+$(TORCH_VENV)/stamp: $(BIN)/uv constraints/torch.txt
+	@echo "setting up $(TORCH_VENV) with PyTorch (about 5 GB)"
+	@$(PYTHON) -m venv --without-pip $(TORCH_VENV)
+	@$(UV) --python $(TORCH_VENV)/bin/python --requirements constraints/torch.txt
+	@$(UV) --python $(TORCH_VENV)/bin/python --no-deps --editable .
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## set up all environments, run nothing
+
+.PHONY: constraints
+constraints: $(BIN)/uv ## pin the newest versions that install together
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade --extra all --extra examples --group test -o constraints/main.txt pyproject.toml constraints/main.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/torch.txt constraints/torch.in
+
+# ---------------------------------------------------------------- demo
+
+.PHONY: demo
+demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from KFP, and show what came of it
+	@$(BIN)/python dags_examples/demo.py
+
+# ---------------------------------------------------------------- tests
+
+.PHONY: test
+test: packages lint test-unit test-local test-kfp test-airflow test-docs ## everything
+	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
+	@if [ -s .test-output/missing-packages ]; then \
+		echo "Not installed here, so the tests that need them were skipped: $$(cat .test-output/missing-packages)"; fi
+
+.PHONY: packages
+packages:
+	@sh tests/install-packages.sh tests/apt-packages.txt
+
+.PHONY: lint
+lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache | tail -8
+
+.PHONY: test-unit
+test-unit: $(VENV)/test.stamp ## pure functions and small I/O
+	COVERAGE_FILE=.coverage.unit $(PYTEST) tests/unit --cov --cov-report=
+
+.PHONY: test-local
+test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend
+	COVERAGE_FILE=.coverage.local TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
+		$(PYTEST) tests/contract tests/local --cov --cov-report=
+
+.PHONY: test-airflow
+test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
+	COVERAGE_FILE=.coverage.airflow TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
+		$(PYTEST) tests/airflow --cov --cov-report=
+
+.PHONY: test-kfp
+test-kfp: $(VENV)/test.stamp ## the KFP compiler, executor and kfp.local
+	COVERAGE_FILE=.coverage.kfp $(PYTEST) tests/kfp --cov --cov-report=
+
+.PHONY: test-docs
+test-docs: $(VENV)/test.stamp ## every snippet of README.md and docs/
+	$(PYTEST) tests/docs
+
+.PHONY: bench
+bench: $(VENV)/test.stamp ## measurements, one JSON object a line
+	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+.PHONY: clean
+clean: ## remove environments and everything that was made here
+	rm -rf $(VENV) $(TORCH_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Install the Debian packages named in $1 where that is possible; note the others in .test-output/missing-packages.
+set -eu
+mkdir -p .test-output
+: > .test-output/missing-packages
+missing=""
+for package in $(sed 's/#.*//' "$1"); do
+    dpkg -s "$package" 2>/dev/null | grep -q '^Status: install ok installed' || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086 - a list of names
+    if apt-get update -qq >/dev/null && apt-get install -y -qq --no-install-recommends $missing >/dev/null; then
+        exit 0
+    fi
+fi
+echo "not installed here:$missing (Debian: apt-get install$missing); the tests that need them will be skipped"
+echo "$missing" > .test-output/missing-packages
