@@ -119,7 +119,7 @@ def _report(result: Initialized | Exported) -> None:
     else:
         outputs |= {"source": result.source, "fresh": _bool(result.fresh)}
     metrics: Mapping[str, float | int | str] = {"bytes": result.bytes, "files": result.files}
-    progress.report(progress=100, metrics=metrics, outputs={key: value for key, value in outputs.items() if value})
+    progress.report(progress=100, metrics=metrics, outputs=outputs)
 
 
 def _bool(value: bool) -> str:
