@@ -1,0 +1,125 @@
+"""``make demo``: the retraining workflow once from Airflow and once from Kubeflow Pipelines, on this machine.
+
+Both run the same four steps through the same core, on the local backend, with MLflow on a SQLite file as the registry.
+The first run starts fresh and its model becomes the champion; the second starts from that champion and replaces it only
+if it is better. What they leave behind is under ``.demo`` (wiped at the next start).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trainjob import Phase, TrainJobClient
+from trainjob.registry import connect as connect_registry
+from trainjob.status import observe, parse_time
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / ".demo"
+BIN = Path(sys.executable).parent
+
+ENVIRONMENT = {
+    "TRAINJOB_BACKEND": "local",
+    "TRAINJOB_HOME": str(DEMO / "home"),
+    "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{DEMO / 'registry.db'}",
+    "TRAINJOB_WORKSPACE": f"file://{DEMO / 'workspace'}",
+    "TRAINJOB_MODELS": f"file://{DEMO / 'models'}",
+    "AIRFLOW_HOME": str(DEMO / "airflow"),
+    "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags_examples" / "airflow"),
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+}
+
+console = Console()
+
+
+def run(title: str, *command: str) -> None:
+    """Run one part with its output in a log file; show its end if it fails."""
+    log = DEMO / (title.lower().replace(" ", "-") + ".log")
+    start = time.monotonic()
+    with console.status(f"{title} … ({log.relative_to(ROOT)})"), log.open("wb") as output:
+        code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+    if code != 0:
+        console.print(f"[red]{title} failed[/] with exit code {code}; the end of {log.relative_to(ROOT)}:")
+        print("\n".join(log.read_text(errors="replace").splitlines()[-40:]))
+        sys.exit(1)
+    console.print(f"{title}: {time.monotonic() - start:.0f} s")
+
+
+def main() -> None:
+    """Both runs, then one summary."""
+    shutil.rmtree(DEMO, ignore_errors=True)
+    DEMO.mkdir()
+    os.environ.update(ENVIRONMENT)
+    run("Airflow database", str(BIN / "airflow"), "db", "migrate")
+    run("Retraining from Airflow", str(BIN / "airflow"), "dags", "test", "retrain_digits")
+    run(
+        "Retraining from Kubeflow Pipelines",
+        sys.executable,
+        str(ROOT / "dags_examples" / "kfp" / "retrain_digits.py"),
+        "--local",
+    )
+    summary()
+
+
+def summary() -> None:
+    """Steps, durations and metrics of both runs, then the registered versions and where they lie."""
+    with TrainJobClient() as client:
+        jobs = sorted(client.list(), key=lambda job: str(job["metadata"]["creationTimestamp"]))
+    steps = Table(title="TrainJobs (trainjob list)", title_justify="left")
+    for column in ("run from", "step", "TrainJob", "phase", "seconds", "accuracy", "loss"):
+        steps.add_column(column, justify="right" if column in ("seconds", "accuracy", "loss") else "left")
+    for job in jobs:
+        steps.add_row(*_row(job))
+    console.print(steps)
+
+    versions = Table(title="Registered versions of 'digits'", title_justify="left")
+    for column in ("version", "aliases", "accuracy", "model"):
+        versions.add_column(column, overflow="fold")
+    registered = sorted(connect_registry().list("digits"), key=lambda version: int(version.version))
+    for version in registered:
+        versions.add_row(version.version, ", ".join(version.aliases), f"{version.metrics['accuracy']:.4f}", version.uri)
+    console.print(versions)
+    console.print(
+        "See for yourself:\n"
+        f"  TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home {BIN.relative_to(ROOT)}/trainjob --backend local list\n"
+        f"  TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home {BIN.relative_to(ROOT)}/trainjob --backend local logs "
+        f"{next(job['metadata']['name'] for job in jobs if 'train' in job['metadata']['name'])}"
+    )
+    champions = [version for version in registered if "champion" in version.aliases]
+    good = all(version.metrics["accuracy"] > 0.95 for version in registered)
+    if len(registered) != 2 or len(champions) != 1 or not good:
+        sys.exit("expected two versions, one champion, and accuracies above 0.95")
+
+
+def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
+    observation = observe(job)
+    key = str(job["metadata"]["annotations"]["trainjob.dev/key"])
+    ended, began = observation.finished, parse_time(job["metadata"]["creationTimestamp"])
+    seconds = f"{(ended - began).total_seconds():.1f}" if ended and began else ""
+    metrics = [
+        f"{float(observation.metrics[name]):.4f}" if name in observation.metrics else ""
+        for name in ("accuracy", "loss")
+    ]
+    color = "green" if observation.phase is Phase.COMPLETE else "red"
+    return (
+        {"airflow": "Airflow", "kfp": "KFP"}.get(key.partition("/")[0], key),
+        key.rpartition("/")[2],
+        job["metadata"]["name"],
+        f"[{color}]{observation.phase}[/]",
+        seconds,
+        *metrics,
+    )
+
+
+if __name__ == "__main__":
+    main()

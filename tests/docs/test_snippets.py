@@ -1,0 +1,49 @@
+"""Every snippet of README.md and docs/ runs as it stands there.
+
+A ```python block is run as a script, a ```console block line by line (lines that begin with ``$ ``). Blocks of one page
+share a directory, in their order. A block after a comment ``<!-- shown only: reason -->`` is not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- shown only: [^>]+ -->\s*)?^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def runnable(page: Path) -> list[tuple[str, str]]:
+    return [(kind, text) for shown_only, kind, text in BLOCK.findall(page.read_text()) if not shown_only]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+def test_snippets_run(page: Path, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "TRAINJOB_BACKEND": "local",
+        "TRAINJOB_HOME": str(tmp_path / "home"),
+        "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{tmp_path / 'registry.db'}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "DOCS": str(ROOT),
+    }
+    for number, (kind, text) in enumerate(runnable(page)):
+        if kind == "python":
+            script = tmp_path / f"snippet_{number}.py"
+            script.write_text(text)
+            commands = [[sys.executable, str(script)]]
+        else:
+            lines = re.sub(r"\\\n>? *", "", text).splitlines()
+            commands = [["sh", "-ec", line.removeprefix("$ ")] for line in lines if line.startswith("$ ")]
+        for command in commands:
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert done.returncode == 0, f"{page.name}, block {number}: {command[-1]}\n{done.stdout}\n{done.stderr}"
