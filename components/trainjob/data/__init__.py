@@ -1,5 +1,12 @@
-"""Moving datasets and models between locations.
+"""Moving datasets and models between locations: the steps around training.
 
-The steps are in `trainjob.data.steps` (functions) and ``python -m trainjob.data`` (programs); `copy` is what they move
-bytes with.
+As functions here; as programs, ``python -m trainjob.data``.
 """
+
+from __future__ import annotations
+
+from trainjob.data.content import ContentManifest
+from trainjob.data.steps import Exported, Initialized, export, initialize
+from trainjob.data.transfer import copy, read_manifest
+
+__all__ = ["ContentManifest", "Exported", "Initialized", "copy", "export", "initialize", "read_manifest"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from queue import Full, Queue
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from trainjob.data.content import WORK
@@ -133,7 +135,8 @@ class ObjectStore:
                 obstore.put(self._inner, self._key(path), b"".join(chunks), use_multipart=False)
             else:
                 part = max(_PART, -(-size // _PARTS))
-                obstore.put(self._inner, self._key(path), iter(chunks), chunk_size=part, max_concurrency=_UPLOADS)
+                with _fed(chunks) as fed:
+                    obstore.put(self._inner, self._key(path), fed, chunk_size=part, max_concurrency=_UPLOADS)
 
     def write_small(self, path: str, data: bytes) -> None:
         """See `Store.write_small`."""
@@ -172,6 +175,47 @@ class ObjectStore:
                 f"cannot {what} {_public(self._location)}: a web server holds single files to read;"
                 " name one file, or use s3:// or file://"
             )
+
+
+@contextmanager
+def _fed(chunks: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
+    """Iterate over ``chunks`` in a thread of its own.
+
+    obstore panics when the iterator of an upload calls obstore itself, as that of a download from S3 does. An error of
+    ``chunks`` comes out of the iterator, and makes obstore abort the upload.
+    """
+    queue: Queue[bytes | BaseException | None] = Queue(maxsize=4)
+    ended = Event()
+
+    def put(item: bytes | BaseException | None) -> bool:
+        while not ended.is_set():
+            with suppress(Full):
+                queue.put(item, timeout=0.2)
+                return True
+        return False
+
+    def feed() -> None:
+        try:
+            for chunk in chunks:
+                if not put(chunk):
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
+            put(error)
+
+    def take() -> Iterator[bytes]:
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    thread = Thread(target=feed, name="trainjob-feed")
+    thread.start()
+    try:
+        yield take()
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _tag(meta: Any) -> str:

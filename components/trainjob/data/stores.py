@@ -238,11 +238,11 @@ class FileStore:
 
     def _make_parent(self, full: Path) -> None:
         parent = full.parent
-        parent.mkdir(parents=True, exist_ok=True)
         root = self._root.resolve()
         real = parent.resolve()
         if real != root and root not in real.parents:
             raise UnsafePath(f"{parent} leads out of {self._root} by a link; remove the link")
+        parent.mkdir(parents=True, exist_ok=True)
         while True:
             self._unsynced.add(parent)
             if parent in (self._root, parent.parent):

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.data import content
+from trainjob.data.content import ContentManifest, File
+from trainjob.errors import CorruptData, UnsafePath
+
+_name = st.text("abc.-_ é", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
+_path = st.lists(_name, min_size=1, max_size=3).map("/".join)
+
+
+def _no_conflict(paths: set[str]) -> bool:
+    return not any(str(parent) in paths for path in paths for parent in PurePosixPath(path).parents)
+
+
+def _file(path: str, data: bytes = b"x") -> File:
+    return File(path, len(data), hashlib.sha256(data).hexdigest())
+
+
+_paths = st.sets(_path, max_size=8).filter(_no_conflict)
+
+
+@given(_paths, st.binary(max_size=4))
+def test_a_manifest_reads_back_and_is_canonical(paths: set[str], data: bytes) -> None:
+    one = content.build([_file(path, data) for path in sorted(paths)], "origin")
+    two = content.build([_file(path, data) for path in sorted(paths, reverse=True)], "origin")
+    assert one.to_json() == two.to_json()
+    assert content.parse(one.to_json(), "here") == one
+    assert one.size == len(paths) * len(data)
+
+
+@given(_paths)
+def test_the_digest_is_that_of_model_signing(paths: set[str]) -> None:
+    # model-signing sorts PurePosixPath objects, that is, segment by segment: "a/b" comes before "a.b".
+    files = [_file(path, path.encode()) for path in paths]
+    total = hashlib.sha256()
+    for file in sorted(files, key=lambda each: PurePosixPath(each.path)):
+        total.update(bytes.fromhex(file.sha256))
+    assert content.build(files).digest == f"sha256:{total.hexdigest()}"
+
+
+def test_the_digest_of_a_known_tree() -> None:
+    # Subject digest of the statement that model-signing 1.1.1 signs over files a/b = "1" and a.b = "2".
+    manifest = content.build([_file("a.b", b"2"), _file("a/b", b"1")])
+    assert [file.path for file in manifest.files] == ["a/b", "a.b"]
+    assert manifest.digest == "sha256:4295f72eeb1e3507b8461e240e3b8d18c1e7bd2f1122b11fc9ec40a65894031a"
+
+
+@given(_paths.filter(bool), st.data())
+def test_any_change_of_a_manifest_is_noticed(paths: set[str], data: st.DataObject) -> None:
+    value = json.loads(content.build([_file(path) for path in paths]).to_json())
+    file = data.draw(st.sampled_from(value["files"]))
+    change = data.draw(st.sampled_from(["sha256", "size", "drop", "double"]))
+    if change == "sha256":
+        file["sha256"] = "0" * 64
+    elif change == "size":
+        file["size"] += 1
+    elif change == "drop":
+        value["files"].remove(file)
+    else:
+        value["files"].append(file)
+    with pytest.raises(CorruptData):
+        content.parse(json.dumps(value).encode(), "here")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"format":"other","files":[]}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"format":1,"files":{"a":1}}',
+    ],
+)
+def test_what_is_no_manifest(data: bytes) -> None:
+    with pytest.raises(CorruptData):
+        content.parse(data, "here")
+
+
+def test_a_hostile_manifest() -> None:
+    manifest = ContentManifest((_file("../../etc/cron.d/x"),))
+    with pytest.raises(UnsafePath):
+        content.parse(manifest.to_json(), "here")
+
+
+@pytest.mark.parametrize("paths", [["MANIFEST.json"], [".trainjob/lock"], ["a", "a/b"], ["a/b/c", "a"]])
+def test_paths_that_cannot_be_beside_each_other(paths: list[str]) -> None:
+    with pytest.raises(UnsafePath):
+        content.check_paths(paths)
+
+
+def test_our_names_are_free_below_the_root() -> None:
+    content.check_paths(["a/MANIFEST.json", "a/.trainjob/x"])

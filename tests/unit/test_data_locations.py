@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.data.locations import Location, ModelRef, join, parse, parse_store, safe_path
+from trainjob.errors import ConfigurationError, UnsafePath
+
+_segment = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/\\"), min_size=1).filter(
+    lambda text: text not in (".", "..")
+)
+_path = st.lists(_segment, min_size=1, max_size=4).map("/".join)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s3://bucket/a/b", Location("s3", "bucket", "a/b")),
+        ("s3://bucket/a/", Location("s3", "bucket", "a", directory=True)),
+        ("S3://bucket", Location("s3", "bucket", "", directory=True)),
+        ("s3://bucket/what?#%20", Location("s3", "bucket", "what?#%20")),
+        ("file:///a%20b/c", Location("file", "", "a b/c")),
+        ("file://localhost/a", Location("file", "", "a")),
+        ("/a/../b/", Location("file", "", "b", directory=True)),
+        ("https://host:8443/d/x.csv?download=1", Location("https", "host:8443", "d/x.csv", query="download=1")),
+        ("models:/digits@champion", ModelRef("digits", alias="champion")),
+        ("models:/digits/3", ModelRef("digits", version="3")),
+    ],
+)
+def test_parse(text: str, expected: Location | ModelRef) -> None:
+    assert parse(text) == expected
+
+
+def test_a_plain_path_is_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_store("data").uri == (tmp_path / "data").as_uri()
+    assert parse_store(Path("data")).local == tmp_path / "data"
+    assert parse_store("a:b").local == tmp_path / "a:b"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gs://bucket/x", "gs:// is not supported yet; supported: file, http"),
+        ("hf://org/model", "not supported yet"),
+        ("pvc://claim/x", "not supported yet"),
+        ("ftp://host/x", "not a scheme that trainjob knows"),
+        ("s3:///key", "no bucket"),
+        ("https:///x", "no host"),
+        ("file://host/x", "names a host"),
+        ("s3:/bucket/x", "two slashes"),
+        ("models:/digits", "write models:/name@alias"),
+        ("models:/a/b/c", "write models:/name@alias"),
+        ("", "empty"),
+        ("http://[::1/x", "not a valid"),
+    ],
+)
+def test_what_is_no_location_is_told_what_would_be(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://user:hunter2@host/x",
+        "s3://AKIA:hunter2@bucket/x",
+        "https://b.s3.amazonaws.com/x?X-Amz-Signature=hunter2",
+        "https://acc.blob.core.windows.net/x?sv=1&sig=hunter2",
+        "https://host/x?access_token=hunter2",
+    ],
+)
+def test_credentials_in_a_location_are_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="credentials") as caught:
+        parse(text)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://b/a/../c", "file:///a/../../c", "https://h/%2e%2e/c", "s3://b/a//c", "s3://b/a\nb"]
+)
+def test_a_uri_does_not_climb(text: str) -> None:
+    with pytest.raises(UnsafePath):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "..", "a/../b", "a/./b", "a//b", "a/", "a\0b", "a\nb", "a\\b", "\udcff", "..\\x"]
+)
+def test_unsafe_paths(path: str) -> None:
+    with pytest.raises(UnsafePath):
+        safe_path(path)
+
+
+@given(st.sampled_from(["s3", "file", "https"]), _path, st.booleans())
+def test_a_location_reads_back_as_it_was_written(scheme: str, path: str, directory: bool) -> None:
+    location = Location(scheme, "" if scheme == "file" else "host", path, directory=directory)
+    assert parse(location.uri) == location
+
+
+@given(_path, _path)
+def test_what_is_joined_stays_below(base: str, path: str) -> None:
+    joined = parse_store(join(f"s3://bucket/{base}", path))
+    assert joined.path == f"{base}/{path}"
+
+
+@given(st.text(max_size=30))
+def test_any_relative_path_is_refused_or_stays_below(path: str) -> None:
+    root = Path("/srv/root")
+    try:
+        safe_path(path)
+    except UnsafePath:
+        return
+    resolved = (root / path).resolve()
+    assert root in resolved.parents
+
+
+def test_join_keeps_the_slash() -> None:
+    assert join("s3://b", "a", "c/") == "s3://b/a/c/"
+    assert join("s3://b/x/", "a") == "s3://b/x/a"
+    with pytest.raises(UnsafePath):
+        join("s3://b/x", "../y")
+    with pytest.raises(ConfigurationError):
+        join("models:/m/1", "x")

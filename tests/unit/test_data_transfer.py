@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainjob.data import content, copy, read_manifest
+from trainjob.data.transfer import scan
+from trainjob.errors import (
+    ChecksumMismatch,
+    ConfigurationError,
+    CorruptData,
+    DataError,
+    OutOfSpace,
+    SourceNotFound,
+    UnsafePath,
+)
+
+
+def _tree(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in _files(folder).items() if name != content.NAME}
+
+
+FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return _tree(tmp_path / "source", FILES)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
+
+
+def test_a_directory(source: Path, target: Path) -> None:
+    lines: list[str] = []
+    manifest = copy(str(source), target.as_uri(), progress=lines.append)
+    assert _content(target) == FILES
+    assert read_manifest(str(target)) == manifest
+    assert {file.path: file.sha256 for file in manifest.files} == {
+        name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()
+    }
+    assert manifest.size == sum(map(len, FILES.values()))
+    assert any("100 %" in line for line in lines)
+    assert scan(str(source)).digest == manifest.digest
+
+
+def test_a_single_file(source: Path, target: Path) -> None:
+    manifest = copy(str(source / "a.txt"), str(target), digest=hashlib.sha256(b"one").hexdigest())
+    assert _content(target) == {"a.txt": b"one"}
+    assert copy(str(source / "a.txt"), str(target), digest=manifest.digest) == manifest
+
+
+def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
+    first = copy(str(source), str(target))
+    before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    lines: list[str] = []
+    assert copy(str(source), str(target), progress=lines.append) == first
+    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+    assert not any("copied" in line for line in lines)
+
+
+def test_a_changed_source_replaces_the_copy(source: Path, target: Path) -> None:
+    copy(str(source), str(target))
+    (source / "a.txt").write_bytes(b"two")
+    (source / "sub/b.bin").unlink()
+    (target / "notes.txt").write_bytes(b"not ours")
+    copy(str(source), str(target))
+    expected = {name: data for name, data in FILES.items() if name != "sub/b.bin"} | {"a.txt": b"two"}
+    assert _content(target) == expected | {"notes.txt": b"not ours"}
+
+
+def test_a_copy_that_lost_a_file_is_repaired(source: Path, target: Path) -> None:
+    copy(str(source), str(target))
+    (target / "a.txt").unlink()
+    copy(str(source), str(target))
+    assert _content(target) == FILES
+
+
+def test_a_half_written_target_is_finished_and_its_good_files_are_kept(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    copy(str(source), str(tmp_path / "whole"))
+    _tree(target, {".trainjob/lock": b"", ".trainjob/0.part": b"on", "sub/b.bin": FILES["sub/b.bin"], "a.txt": b"OOO"})
+    before = (target / "sub/b.bin").stat()
+    copy(str(tmp_path / "whole"), str(target))
+    assert _content(target) == FILES
+    after = (target / "sub/b.bin").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_patterns(source: Path, target: Path) -> None:
+    copy(str(source), str(target), include=["sub/*", "*.txt"], exclude=["c"])
+    assert set(_content(target)) == {"a.txt", "sub/b.bin"}
+    with pytest.raises(SourceNotFound, match=r"none of the 4 files .*\*\.parquet"):
+        copy(str(source), str(target / "2"), include=["*.parquet"])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: None, lambda path: path.mkdir(), lambda path: (path / "x/y").mkdir(parents=True)]
+)
+def test_nothing_is_there(make: Callable[[Path], None], tmp_path: Path, target: Path) -> None:
+    make(tmp_path / "none")
+    with pytest.raises(SourceNotFound):
+        copy(str(tmp_path / "none"), str(target))
+    assert not target.exists()
+
+
+def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Path) -> None:
+    for wrong in ("0" * 64, "sha256:" + "0" * 64):
+        with pytest.raises(ChecksumMismatch, match="0000"):
+            copy(str(source / "a.txt"), str(target), digest=wrong)
+        assert _content(target).keys() <= {".trainjob/lock"}
+    copy(str(source / "a.txt"), str(target))
+    with pytest.raises(ChecksumMismatch):
+        copy(str(source / "a.txt"), str(target), digest="0" * 64)
+
+
+def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> None:
+    with pytest.raises(ChecksumMismatch):
+        copy(str(source), str(target), digest="sha256:" + "0" * 64)
+    assert _content(target).keys() <= {".trainjob/lock"}
+    copy(str(source), str(target))
+    assert _content(target) == FILES
+
+
+@pytest.mark.parametrize("digest", ["md5:abc", "sha256:", "xyz", "0" * 63])
+def test_what_is_no_digest(source: Path, target: Path, digest: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a digest"):
+        copy(str(source), str(target), digest=digest)
+
+
+def test_a_source_is_held_to_its_manifest(source: Path, target: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    digest = copy(str(source), str(whole)).digest
+    assert copy(str(whole), str(target), digest=digest).digest == digest
+    with pytest.raises(ChecksumMismatch):
+        copy(str(whole), str(tmp_path / "t2"), digest="sha256:" + "1" * 64)
+    (whole / "a.txt").write_bytes(b"eno")
+    with pytest.raises(ChecksumMismatch, match=r"a\.txt"):
+        copy(str(whole), str(tmp_path / "t3"))
+    assert read_manifest(str(tmp_path / "t3")) is None
+    (whole / "a.txt").write_bytes(b"longer")
+    with pytest.raises(CorruptData, match="has 6 bytes"):
+        copy(str(whole), str(tmp_path / "t4"))
+    (whole / "a.txt").unlink()
+    with pytest.raises(CorruptData, match="lacks"):
+        copy(str(whole), str(tmp_path / "t5"))
+    _tree(whole, {"a.txt": b"one", "new": b"1"})
+    with pytest.raises(CorruptData, match="does not name"):
+        copy(str(whole), str(tmp_path / "t6"))
+    copy(str(whole), str(tmp_path / "t7"), exclude=["MANIFEST.json"])
+    assert _content(tmp_path / "t7") == FILES | {"new": b"1"}
+
+
+def test_part_of_a_source_with_a_manifest(source: Path, target: Path, tmp_path: Path) -> None:
+    copy(str(source), str(tmp_path / "whole"))
+    manifest = copy(str(tmp_path / "whole"), str(target), include=["a.txt"])
+    assert [file.path for file in manifest.files] == ["a.txt"]
+
+
+def test_a_half_written_source_is_refused(source: Path, target: Path) -> None:
+    _tree(source, {".trainjob/lock": b""})
+    with pytest.raises(CorruptData, match="half written"):
+        copy(str(source), str(target))
+
+
+def test_gzip(tmp_path: Path, target: Path) -> None:
+    data = os.urandom(300_000)
+    whole = gzip.compress(data) + gzip.compress(bytes(5_000_000)) + bytes(512)
+    copy(str(_tree(tmp_path / "good", {"x.csv.gz": whole})), str(target))
+    for number, cut in enumerate(
+        (whole[: len(whole) - 520], whole[:200_000], b"", b"not gzip at all", whole + b"garbage")
+    ):
+        with pytest.raises(CorruptData, match="gzip"):
+            copy(str(_tree(tmp_path / f"bad{number}", {"x.csv.gz": cut})), str(tmp_path / f"t{number}"))
+        assert _content(tmp_path / f"t{number}").keys() <= {".trainjob/lock"}
+
+
+def test_links(source: Path, target: Path, tmp_path: Path) -> None:
+    (source / "inside").symlink_to("a.txt")
+    copy(str(source), str(target))
+    assert (target / "inside").read_bytes() == b"one"
+    assert not (target / "inside").is_symlink()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s")
+    (source / "outside").symlink_to(secret)
+    with pytest.raises(UnsafePath, match="outside"):
+        copy(str(source), str(tmp_path / "t2"))
+    (source / "outside").unlink()
+    (source / "loop").symlink_to(source)
+    with pytest.raises(UnsafePath, match="loop"):
+        copy(str(source), str(tmp_path / "t3"))
+
+
+def test_a_link_in_the_target_leads_nowhere(source: Path, target: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    target.mkdir()
+    (target / "sub").symlink_to(elsewhere)
+    with pytest.raises(UnsafePath, match="leads out"):
+        copy(str(source), str(target))
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a\nb", b"\xff"])
+def test_hostile_names(source: Path, target: Path, name: str | bytes) -> None:
+    (source / os.fsdecode(name)).write_bytes(b"x")
+    with pytest.raises(UnsafePath):
+        copy(str(source), str(target))
+
+
+def test_not_a_file(source: Path, target: Path) -> None:
+    os.mkfifo(source / "pipe")
+    with pytest.raises(UnsafePath, match="pipe"):
+        copy(str(source), str(target))
+
+
+def test_overlap(source: Path) -> None:
+    for into in (source, source / "sub" / "x"):
+        with pytest.raises(ConfigurationError, match="overlaps"):
+            copy(str(source), str(into))
+    with pytest.raises(ConfigurationError, match="overlaps"):
+        copy(str(source / "a.txt"), str(source))
+
+
+def test_a_file_where_the_target_should_be(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="has to be a directory"):
+        copy(str(source), str(tmp_path / "file"))
+    _tree(tmp_path / "t", {"sub": b"a file"})
+    with pytest.raises(DataError, match="in the way"):
+        copy(str(source), str(tmp_path / "t"))
+
+
+def test_a_manifest_of_others_is_not_overwritten(source: Path, target: Path) -> None:
+    _tree(target, {"MANIFEST.json": b'{"name": "a browser extension"}'})
+    with pytest.raises(CorruptData, match="not a manifest that trainjob wrote"):
+        copy(str(source), str(target))
+    assert _files(target) == {"MANIFEST.json": b'{"name": "a browser extension"}'}
+
+
+def test_a_source_that_changes_while_it_is_read(tmp_path: Path, target: Path) -> None:
+    source = _tree(tmp_path / "source", {"big": bytes(8_000_000)})
+
+    def grow(line: str) -> None:
+        with (source / "big").open("ab") as file:
+            file.write(b"more")
+
+    with pytest.raises(CorruptData, match="chang"):
+        copy(str(source), str(target), progress=grow)
+    assert read_manifest(str(target)) is None
+    copy(str(source), str(target))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a tmpfs needs root: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_out_of_space(small_disk: Path, tmp_path: Path) -> None:
+    source = _tree(tmp_path / "source", {"a": bytes(900_000), "b": os.urandom(900_000)})
+    with pytest.raises(OutOfSpace, match=r"no space left for .*/(a|b|MANIFEST)"):
+        copy(str(source), str(small_disk / "data"))
+    assert read_manifest(str(small_disk / "data")) is None
+    assert not list(small_disk.rglob("*.part"))
+    (source / "b").unlink()
+    for path in (small_disk / "data").glob("[ab]"):
+        path.unlink()
+    copy(str(source), str(small_disk / "data"))
+
+
+def test_two_writers_take_turns(source: Path, target: Path) -> None:
+    lines: list[str] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            copy(str(source), str(target), progress=lines.append)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert _content(target) == FILES
+    assert sum("copied 100 %" in line for line in lines) == 1
+
+
+def test_memory_stays_constant(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / "big").open("wb") as file:
+        file.truncate(300_000_000)
+    # VmHWM, since ru_maxrss of a new program is at least that of its parent.
+    program = (
+        "import re, sys; from trainjob.data import copy; copy(*sys.argv[1:]);"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, source, target], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 60_000
+
+
+def test_thousands_of_small_files(tmp_path: Path, target: Path) -> None:
+    source = _tree(tmp_path / "source", {f"{number % 7}/{number}": b"%d" % number for number in range(2000)})
+    assert len(copy(str(source), str(target)).files) == 2000
