@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Metric = float | int | str | SupportsFloat
 
-__all__ = ["Report", "read", "report"]
+__all__ = ["Report", "flush", "read", "report"]
 
 VERSION = 1
 MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
@@ -127,6 +127,14 @@ def report(
         ValueError: An argument is out of range, or the outputs alone exceed 4096 bytes. Nothing was changed.
     """
     _reporter.report(_checked(progress, metrics, outputs, remaining_seconds))
+
+
+def flush() -> None:
+    """Send what the status API has not got yet. Happens by itself at interpreter exit; needed before ``os._exit``.
+
+    Takes at most two tries of 5 s each, after a request that is under way.
+    """
+    _reporter.poster.flush()
 
 
 def read(text: str) -> Report | None:
@@ -422,7 +430,6 @@ class _Poster:
             return True
 
     def flush(self) -> None:
-        """Send the last status at exit. Twice 5 s is the most that this can take after a request under way."""
         if not self._send():
             time.sleep(0.2)
             self._send()
@@ -471,9 +478,5 @@ def _after_fork() -> None:
     _reporter = _Reporter()
 
 
-def _flush() -> None:
-    _reporter.poster.flush()
-
-
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_flush)
+atexit.register(flush)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -27,10 +27,13 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 try:
-    from trainjob.progress import report
+    from trainjob.progress import flush, report
 except ImportError:  # an image without trainjob: the script trains all the same
 
     def report(**_: Any) -> None:  # type: ignore[misc]
+        pass
+
+    def flush() -> None:
         pass
 
 
@@ -248,5 +251,12 @@ def main(train: Callable[[], None]) -> None:
         train()
     except Exception:  # noqa: BLE001 - whatever it is, the others must hear of it
         traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(1)
+        leave(1)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without exit handlers, but with everything said."""
+    flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

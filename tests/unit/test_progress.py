@@ -535,7 +535,7 @@ def test_both_channels(server: Server, log: Path) -> None:
 def test_only_global_rank_0_posts(server: Server, log: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
     report(progress=5)
-    progress._reporter.poster.flush()
+    progress.flush()
     assert server.requests == []
     assert said(log).progress == 5, "it is the first process of another node"
 
@@ -556,7 +556,7 @@ for percent in range(101):
         ("", 0),
         ("sys.exit(3)", 3),
         ("raise RuntimeError('of the training')", 1),
-        ("import atexit; atexit.register(lambda: None)", 0),
+        ("progress.flush(); import os; os._exit(4)", 4),
     ],
 )
 def test_the_last_one_gets_out_at_exit(server: Server, end: str, code: int) -> None:
@@ -605,7 +605,7 @@ def test_what_the_server_refuses_is_not_sent_again(
     server.answers = [422]
     report(progress=5)
     server.wait(1)
-    progress._reporter.poster.flush()
+    progress.flush()
     time.sleep(0.3)
     assert len(server.requests) == 1
     error = capsys.readouterr().err
@@ -637,7 +637,7 @@ def test_nothing_of_it_breaks_the_training(  # noqa: PLR0917
     monkeypatch.setenv(f"KUBEFLOW_TRAINER_SERVER_{variable}", value)
     report(progress=5)
     report(progress=6)
-    progress._reporter.poster.flush()
+    progress.flush()
     assert server.requests == []
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -654,7 +654,7 @@ def test_a_server_that_does_not_answer_holds_up_no_step(server: Server, monkeypa
         for percent in range(50):
             report(progress=percent)
         assert time.monotonic() - start < 0.4
-        progress._reporter.poster.flush()
+        progress.flush()
         assert time.monotonic() - start < 5
 
 
@@ -662,7 +662,7 @@ def test_a_server_that_does_not_answer_holds_up_no_step(server: Server, monkeypa
 def test_half_configured_is_not_configured(server: Server, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delenv(missing)
     report(progress=5)
-    progress._reporter.poster.flush()
+    progress.flush()
     assert server.requests == []
 
 
