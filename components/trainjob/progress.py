@@ -60,7 +60,7 @@ class Report:
         progress: Percentage, 0 to 100; None if it never said.
         remaining_seconds: Its own estimate; None if it never said.
         metrics: Values as text, since NaN and infinity are legal.
-        outputs: Name to URI.
+        outputs: Name to URI, or other short text; empty where there was nothing to make.
         updated: RFC 3339 time in UTC; empty if the writer left it out.
     """
 
@@ -120,7 +120,7 @@ def report(
         progress: How much is done, in percent, 0 to 100. Rounded down, so that 100 means done.
         metrics: Up to 256, names and values up to 64 characters. Numbers may be NumPy, JAX or Torch scalars. If
             they do not fit, those not updated for longest go first, then the largest.
-        outputs: Name to URI of what was made. Never dropped.
+        outputs: Name to URI of what was made, or other short text. Never dropped.
         remaining_seconds: Estimated time to the end, 0 or more. Rounded up.
 
     Raises:
@@ -201,7 +201,7 @@ def _checked(
         progress=None if done is None else int(done),
         remaining_seconds=None if left is None else min(math.ceil(left), MAX_SECONDS),
         metrics={_name("metrics", name): _value(name, value) for name, value in (metrics or {}).items()},
-        outputs={_name("outputs", name): _uri(name, value) for name, value in (outputs or {}).items()},
+        outputs={_name("outputs", name): _text(name, value) for name, value in (outputs or {}).items()},
     )
 
 
@@ -234,9 +234,9 @@ def _value(name: str, value: Metric) -> str:
     return text
 
 
-def _uri(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"outputs[{name!r}] must be a URI, not {value!r}")
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"outputs[{name!r}] must be text, such as a URI, not {value!r}")
     return value
 
 

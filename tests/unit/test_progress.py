@@ -213,7 +213,7 @@ def test_outputs_are_refused_where_nobody_listens_too() -> None:
         ({"metrics": {"n": [1, 2]}}, "metrics"),
         ({"metrics": {f"n{i}": i for i in range(257)}}, "metrics"),
         ({"outputs": {"": "file:///x"}}, "outputs"),
-        ({"outputs": {"model": ""}}, "outputs"),
+        ({"outputs": {"model": None}}, "outputs"),
         ({"outputs": {"model": Path("/x")}}, "outputs"),
     ],
 )
