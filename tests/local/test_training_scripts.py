@@ -26,6 +26,9 @@ DATA = ROOT / "dags_examples" / "data"
 TRAINING = ROOT / "dags_examples" / "training"
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
+# Seconds each on an idle machine; starting PyTorch three times took 88 s on two cores that others used as well.
+pytestmark = pytest.mark.timeout(400)
+
 needs_torch = pytest.mark.skipif(
     not TORCH_PYTHON,
     reason="PyTorch (about 5 GB) has an environment of its own; TRAINJOB_TORCH_PYTHON names its python",
@@ -49,7 +52,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_all(commands: list[list[str]], environments: list[dict[str, str]], seconds: float = 100) -> Ended:
+def run_all(commands: list[list[str]], environments: list[dict[str, str]], seconds: float = 150) -> Ended:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KUBEFLOW_", "JAX_", "TRAINJOB_"))}
     started = [
         subprocess.Popen(command, env=clean | extra, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
