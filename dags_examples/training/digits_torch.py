@@ -80,7 +80,7 @@ def train() -> None:
     if world > 1:
         dist.barrier()  # nobody reports success before the model is saved
         dist.destroy_process_group()
-        # Gloo's threads outlive the group, and sometimes (1 run in 14, PyTorch 2.15) one drops a tensor while the
+        # Gloo's threads outlive the group, and sometimes (2 of 36 runs, PyTorch 2.15) one drops a tensor while the
         # interpreter shuts down, which aborts the process: pytorch/pytorch#179291.
         digits.leave(0)
 
