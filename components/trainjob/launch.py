@@ -30,9 +30,9 @@ from trainjob.errors import (
     TrainJobFailed,
 )
 from trainjob.logs import LogLine
-from trainjob.manifest import DELIVERED, JobRef, differences, job_name, labels_of, render, spec_hash
+from trainjob.manifest import CANCELLED, DELIVERED, JobRef, differences, job_name, labels_of, render, spec_hash
 from trainjob.spec import TrainJobSpec
-from trainjob.status import Observation, Phase, observe
+from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
 
 AfterFailure = Literal["retry", "verdict"]
 """What to do with an earlier attempt that failed: always the next attempt, or only where its retry verdict says so."""
@@ -96,8 +96,9 @@ async def launch(
 ) -> JobRef:
     """Create the job of `key`, or adopt the one that is there. A fresh launch is one request.
 
-    An attempt that is under way, suspended, or complete and not yet delivered is adopted. After one that failed,
-    was deleted, or whose result was delivered, the next attempt is made, under a name never used before.
+    An attempt that is under way, suspended, or complete and not yet delivered is adopted; one that `cancel` suspended
+    is resumed, one that a person suspended is left to that person. After one that failed, was deleted, or whose result
+    was delivered, the next attempt is made, under a name never used before.
 
     Args:
         backend: Where.
@@ -120,7 +121,9 @@ async def launch(
         latest = max(earlier, key=lambda job: JobRef.of(job).attempt, default=None)
         if latest is not None:
             if await _adopts(backend, latest, after_failure):
-                return _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace))
+                ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace))
+                await _resume(backend, latest)
+                return ref
             attempt = max(attempt, JobRef.of(latest).attempt + 1)
         try:
             return JobRef.of(await backend.create(render(spec, key, attempt, namespace)))
@@ -141,6 +144,17 @@ async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFail
         if not diagnosis.retry.retryable:
             raise TrainJobFailed(diagnosis)
     return phase is not Phase.FAILED
+
+
+async def _resume(backend: Backend, trainjob: TrainJob) -> None:
+    """Take back a suspension that `cancel` left; whoever launches the same key again wants it to go on."""
+    if CANCELLED not in (trainjob["metadata"].get("annotations") or {}) or observe(trainjob).phase.terminal:
+        return
+    # The mark goes even where somebody has resumed the job by hand: a later suspension is then not ours.
+    patch: dict[str, Any] = {"metadata": {"annotations": {CANCELLED: None}}}
+    if trainjob["spec"].get("suspend"):
+        patch["spec"] = {"suspend": False}
+    await backend.patch(JobRef.of(trainjob), patch)
 
 
 def _same_spec(present: TrainJob, wanted: TrainJob) -> JobRef:
@@ -167,19 +181,22 @@ async def follow(
     """
     budgets = budgets or Budgets()
     observation: Observation | None = None
-    with anyio.CancelScope() as scope:
-        async with aclosing(backend.watch(ref)) as snapshots:
-            async for snapshot in snapshots:
-                latest = observe(snapshot.trainjob, observation)
-                if latest != observation or snapshot.notice:
-                    yield latest, snapshot.notice
-                observation = latest
-                if observation.phase.terminal:
-                    return
-                scope.deadline = anyio.current_time() + _seconds_left(observation, budgets)
-    if observation is None:
-        raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before it said anything")
-    raise _timeout(ref, observation, budgets)
+    async with aclosing(backend.watch(ref)) as snapshots:
+        while True:
+            # The clock runs for one look only: a cancel scope must not stay open over a yield.
+            with anyio.move_on_after(_seconds_left(observation, budgets)) as clock:
+                snapshot = await anext(snapshots, None)
+            if clock.cancelled_caught and observation is not None:
+                raise _timeout(ref, observation, budgets)
+            if snapshot is None:
+                raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
+            latest = observe(snapshot.trainjob, observation)
+            changed = latest != observation
+            observation = latest
+            if changed or snapshot.notice:
+                yield observation, snapshot.notice
+            if observation.phase.terminal:
+                return
 
 
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
@@ -195,8 +212,8 @@ def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str
     return min(ends, default=None)
 
 
-def _seconds_left(observation: Observation, budgets: Budgets) -> float:
-    end = _patience(observation, budgets)
+def _seconds_left(observation: Observation | None, budgets: Budgets) -> float:
+    end = _patience(observation, budgets) if observation is not None else None
     return (end[0] - datetime.now(UTC)).total_seconds() if end else float("inf")
 
 
@@ -311,14 +328,33 @@ async def mark_delivered(backend: Backend, ref: JobRef) -> None:
         await backend.patch(ref, {"metadata": {"annotations": {DELIVERED: "true"}}})
 
 
+CancelAction = Literal["delete", "suspend"]
+
+
+async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAction = "delete") -> None:
+    """Send the one request that stops `trainjob`, and wait for nothing else: for those who are about to be killed.
+
+    A job that Kueue manages is deleted also where it was to be suspended: Kueue starts an admitted job that somebody
+    else suspends again (its reconciler: "start the job if the workload has been admitted").
+    """
+    ref = JobRef.of(trainjob)
+    if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
+        with suppress(NotFound):
+            await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: "true"}}, "spec": {"suspend": True}})
+    else:
+        await backend.delete(ref)
+
+
 async def cancel(
     backend: Backend,
     ref: JobRef,
-    action: Literal["delete", "suspend"] = "delete",
+    action: CancelAction = "delete",
     *,
     timeout_seconds: float = CANCEL_SECONDS,
 ) -> bool:
     """Stop a job and see to it that nothing of it is left running. A finished job is left as it is.
+
+    A job that is suspended here goes on when its key is launched again.
 
     Returns:
         True once its last pod has ended; False if some were still ending after `timeout_seconds`.
@@ -326,11 +362,7 @@ async def cancel(
     trainjob = await backend.get(ref.namespace, ref.name)
     if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
         return True
-    if action == "suspend":
-        with suppress(NotFound):
-            await backend.patch(ref, {"spec": {"suspend": True}})
-    else:
-        await backend.delete(ref)
+    await request_cancel(backend, trainjob, action)
     pause, deadline = 0.05, time.monotonic() + timeout_seconds
     while not await backend.stopped(ref):
         if time.monotonic() >= deadline:
