@@ -31,6 +31,8 @@ ATTEMPT = RESERVED_PREFIX + "attempt"
 SPEC_HASH = RESERVED_PREFIX + "spec-hash"
 DELIVERED = RESERVED_PREFIX + "delivered"
 """Annotation: the job's result reached the one who asked for it; the same key asked for again means "do it again"."""
+CANCELLED = RESERVED_PREFIX + "cancelled"
+"""Annotation: it was suspended because its waiter was told to stop; the same key launched again means "go on"."""
 
 # Written by a shell-free program so that no character of the source means anything to anybody but Python. A file,
 # because torchrun wants one and because spawned worker processes import it.
