@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainjob.errors import RetryVerdict
-from trainjob.status import Phase, observe
+from trainjob.status import Observation, Phase, mapping, mappings, observe
 
 TAIL_LINES = 20
 """Lines of a failing rank's log that a diagnosis shows."""
@@ -104,20 +104,30 @@ class _Crash:
     finished: str
 
     @property
-    def order(self) -> tuple[bool, str]:
-        """Ranks that were only told to stop (SIGTERM, SIGKILL) come after those that failed by themselves."""
-        return (self.exit_code in (143, 137) and self.reason != "OOMKilled", self.finished)
+    def order(self) -> tuple[bool, str, bool]:
+        """Ranks that were only told to stop (SIGTERM, SIGKILL) come after those that failed by themselves.
+
+        Kubernetes counts whole seconds. Of two killed in the same one, SIGTERM is the answer to the other's end: who
+        has to be stopped by SIGKILL had a grace period of seconds before.
+        """
+        told = self.exit_code in (143, 137) and self.reason != "OOMKilled"
+        return (told, self.finished, self.exit_code == 143)
 
 
-def diagnose(evidence: Evidence) -> Diagnosis:
-    """The best answer that the evidence allows."""
-    metadata = (evidence.trainjob or {}).get("metadata") or {}
+def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
+    """The best answer that the evidence allows.
+
+    Args:
+        evidence: What is left of the job.
+        final: The final observation where one was made before the evidence was taken: it stands, whatever became of
+            the object since.
+    """
+    metadata = mapping(evidence.trainjob, "metadata")
     job = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
-    return replace(_judge(evidence), job=job, unseen=tuple(evidence.unseen))
+    return replace(_judge(evidence, observe(evidence.trainjob, final)), job=job, unseen=tuple(evidence.unseen))
 
 
-def _judge(evidence: Evidence) -> Diagnosis:
-    observation = observe(evidence.trainjob)
+def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
     crashes = sorted(_crashes(evidence.pods), key=lambda crash: crash.order)
     if observation.phase is Phase.DELETED:
         return Diagnosis(
@@ -153,23 +163,24 @@ def _judge(evidence: Evidence) -> Diagnosis:
 
 def _crashes(pods: Sequence[Mapping[str, Any]]) -> Iterator[_Crash]:
     for pod in pods:
-        for status in (pod.get("status") or {}).get("containerStatuses") or []:
-            for state in (status.get("lastState") or {}, status.get("state") or {}):
-                ended = state.get("terminated") or {}
-                if ended.get("exitCode"):
+        for status in mappings(pod, "status", "containerStatuses"):
+            for state in ("lastState", "state"):
+                ended = mapping(status, state, "terminated")
+                code = ended.get("exitCode")
+                if isinstance(code, int) and code:
                     yield _Crash(
                         rank_of(pod),
-                        pod["metadata"]["name"],
-                        int(ended["exitCode"]),
-                        ended.get("reason", ""),
-                        ended.get("message", ""),
-                        ended.get("finishedAt", ""),
+                        str(mapping(pod, "metadata").get("name", "")),
+                        code,
+                        str(ended.get("reason") or ""),
+                        str(ended.get("message") or ""),
+                        str(ended.get("finishedAt") or ""),
                     )
 
 
 def rank_of(pod: Mapping[str, Any]) -> str:
     """``<replicated job>-<completion index>`` of a pod of a JobSet, as ``node-1``."""
-    labels = (pod.get("metadata") or {}).get("labels") or {}
+    labels = mapping(pod, "metadata", "labels")
     job = labels.get("jobset.sigs.k8s.io/replicatedjob-name", "pod")
     return f"{job}-{labels.get('batch.kubernetes.io/job-completion-index', '0')}"
 
@@ -207,8 +218,7 @@ def _meaning(crash: _Crash) -> tuple[Category, RetryVerdict, str, str]:
             f"could not be started: {crash.message or 'command not found'}",
             "check command, and that the image (locally: the environment) has it",
         )
-    if code > 128 and code - 128 in signals.valid_signals():
-        name = signals.Signals(code - 128).name
+    if name := _signal(code - 128):
         hint = {
             "SIGKILL": "something outside the job killed it: often the machine ran out of memory (see its kernel log)",
             "SIGSEGV": "native code crashed: check that driver, CUDA and framework versions fit together",
@@ -224,3 +234,11 @@ def _meaning(crash: _Crash) -> tuple[Category, RetryVerdict, str, str]:
         f"exited with code {code}",
         "mend the training code or its arguments; the last lines of the log say where it stopped",
     )
+
+
+def _signal(number: int) -> str:
+    """Name of signal `number`; empty if there is none (most real-time signals have no name)."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return ""

@@ -26,7 +26,6 @@ from trainjob.errors import (
     RunTimeout,
     SpecMismatch,
     StartTimeout,
-    TrainJobError,
     TrainJobFailed,
 )
 from trainjob.logs import LogLine
@@ -202,8 +201,7 @@ async def follow(
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
     """When the first budget of this phase runs out, and which one."""
     if observation.admitted is None:
-        # Kueue leaves no timestamp on the TrainJob when it takes a job back: a preempted job's clock is its creation's.
-        limits = [(observation.created, budgets.queue, "queue")] if observation.phase is Phase.QUEUED else []
+        limits = [(observation.waiting_since, budgets.queue, "queue")] if observation.phase is Phase.QUEUED else []
     else:
         limits = [(observation.admitted, budgets.run, "run")]
         if not observation.has_run:
@@ -250,26 +248,24 @@ async def wait(
         TimedOut: a budget ran out; the job goes on.
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
-    error: TrainJobError | None = None
-    async with anyio.create_task_group() as tasks:
-        read_out = anyio.Event()
-        if on_log is None:
-            read_out.set()
-        else:
-            tasks.start_soon(_forward, backend, ref, on_log, read_out)
-        try:
+    final: Observation | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            read_out = anyio.Event()
+            if on_log is None:
+                read_out.set()
+            else:
+                tasks.start_soon(_forward, backend, ref, on_log, read_out)
             async with aclosing(follow(backend, ref, budgets)) as changes:
-                async for observation, notice in changes:
+                async for final, notice in changes:
                     if on_change is not None:
-                        on_change(observation, notice)
+                        on_change(final, notice)
             with anyio.move_on_after(_LAST_LINES_SECONDS):
                 await read_out.wait()
-        except TrainJobError as raised:  # carried out by hand: a task group would wrap it into a group
-            error = raised
-        tasks.cancel_scope.cancel()
-    if error is not None:
-        raise error
-    return await conclude(backend, ref)
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
+        raise group.exceptions[0] from None
+    return await conclude(backend, ref, final)
 
 
 async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], read_out: anyio.Event) -> None:
@@ -281,16 +277,21 @@ async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], No
         read_out.set()
 
 
-async def conclude(backend: Backend, ref: JobRef) -> TrainJobResult:
+async def conclude(backend: Backend, ref: JobRef, final: Observation | None = None) -> TrainJobResult:
     """The result of a job that has ended.
+
+    Args:
+        backend: Where it is.
+        ref: The job.
+        final: The final observation that a waiter made: it stands, also where the job was deleted since.
 
     Raises:
         TrainJobFailed: it failed or is gone; with the diagnosis.
     """
     evidence = await backend.evidence(ref)
-    observation = observe(evidence.trainjob)
+    observation = observe(evidence.trainjob, final)
     if observation.phase is not Phase.COMPLETE:
-        raise TrainJobFailed(replace(diagnose(evidence), job=str(ref)))
+        raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
     report = _report(evidence)
     created = observation.created
     times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}

@@ -51,6 +51,7 @@ class Observation:
         message: The same for people.
         created: When the object was created.
         admitted: When it last became free to run (creation, or the latest resume); None while queued or suspended.
+        waiting_since: While it is queued or suspended: since when. None otherwise.
         finished: When it ended; None before.
         progress: Percentage that the training script reported, 0..100.
         remaining_seconds: The script's own estimate.
@@ -63,6 +64,7 @@ class Observation:
     message: str = ""
     created: datetime | None = None
     admitted: datetime | None = None
+    waiting_since: datetime | None = None
     finished: datetime | None = None
     progress: float | None = None
     remaining_seconds: float | None = None
@@ -70,9 +72,25 @@ class Observation:
     has_run: bool = False
 
 
-def parse_time(text: str | None) -> datetime | None:
-    """An API timestamp (``2026-11-21T10:00:00Z``, with or without fractions of a second)."""
-    return datetime.fromisoformat(text).astimezone(UTC) if text else None
+def parse_time(text: object) -> datetime | None:
+    """An API timestamp (``2026-11-21T10:00:00Z``, with or without fractions of a second); None for anything else."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC) if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def mapping(value: object, *path: str) -> Mapping[str, Any]:
+    """The object under `path` of a JSON value; empty where there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
+    """The objects in the list under `path` of a JSON value; none where there is no list."""
+    items = mapping(value, *path[:-1]).get(path[-1])
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
 
 
 def observe(trainjob: Mapping[str, Any] | None, previous: Observation | None = None) -> Observation:
@@ -87,36 +105,43 @@ def observe(trainjob: Mapping[str, Any] | None, previous: Observation | None = N
         message = "the TrainJob was deleted while it was waited for"
         return replace(previous or Observation(Phase.DELETED), phase=Phase.DELETED, reason="Deleted", message=message)
 
-    status = trainjob.get("status") or {}
-    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
-    created = parse_time(trainjob["metadata"].get("creationTimestamp"))
-    common = _reported(status.get("trainerStatus") or {}, previous)
+    conditions = {str(condition.get("type")): condition for condition in mappings(trainjob, "status", "conditions")}
+    created = parse_time(mapping(trainjob, "metadata").get("creationTimestamp"))
+    common = _reported(mapping(trainjob, "status", "trainerStatus"), previous)
     common |= {"created": created, "has_run": previous is not None and previous.has_run}
 
     for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
-        condition = conditions.get(kind) or {}
+        condition = mapping(conditions, kind)
         if condition.get("status") == "True":
             return Observation(
                 phase,
-                condition.get("reason", ""),
-                condition.get("message", ""),
+                _text(condition, "reason"),
+                _text(condition, "message"),
                 admitted=_admitted(conditions, created),
                 finished=parse_time(condition.get("lastTransitionTime")),
                 **common,
             )
-    if (trainjob.get("spec") or {}).get("suspend"):
-        return _suspended(trainjob, conditions.get("Suspended") or {}, common)
-    phase, has_run = _progressing(status.get("jobsStatus") or [], previous)
+    if mapping(trainjob, "spec").get("suspend"):
+        return _suspended(trainjob, mapping(conditions, "Suspended"), common)
+    phase, has_run = _progressing(mappings(trainjob, "status", "jobsStatus"), previous)
     return Observation(phase, admitted=_admitted(conditions, created), **common | {"has_run": has_run})
 
 
+def _text(condition: Mapping[str, Any], name: str) -> str:
+    return str(condition.get(name) or "")
+
+
 def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common: dict[str, Any]) -> Observation:
-    if QUEUE_LABEL in (trainjob["metadata"].get("labels") or {}):
-        queue = trainjob["metadata"]["labels"][QUEUE_LABEL]
+    if not condition:
+        common |= {"waiting_since": common["created"]}
+    elif condition.get("status") == "True":  # else it is 10-70 ms old, from the latest resume
+        common |= {"waiting_since": parse_time(condition.get("lastTransitionTime"))}
+    labels = mapping(trainjob, "metadata", "labels")
+    if QUEUE_LABEL in labels:
         why = "preempted, waiting again" if common["has_run"] else "waiting for admission"
-        return Observation(Phase.QUEUED, "WaitingInQueue", f"{why} in queue {queue}", **common)
-    message = condition.get("message") or "the TrainJob is suspended"
-    return Observation(Phase.SUSPENDED, condition.get("reason") or "Suspended", message, **common)
+        return Observation(Phase.QUEUED, "WaitingInQueue", f"{why} in queue {labels[QUEUE_LABEL]}", **common)
+    message = _text(condition, "message") or "the TrainJob is suspended"
+    return Observation(Phase.SUSPENDED, _text(condition, "reason") or "Suspended", message, **common)
 
 
 def _progressing(jobs: list[Mapping[str, Any]], previous: Observation | None) -> tuple[Phase, bool]:
@@ -125,7 +150,7 @@ def _progressing(jobs: list[Mapping[str, Any]], previous: Observation | None) ->
     if not any(job.get(count) for job in jobs for count in ("ready", "active", "succeeded", "failed", "suspended")):
         # All counters are zero before the first pod, and for 10-50 ms between the last one and `Failed`.
         return (previous.phase if previous is not None and has_run else Phase.NOT_STARTED), has_run
-    initializers = [job for job in jobs if job["name"].endswith("-initializer")]
+    initializers = [job for job in jobs if str(job.get("name")).endswith("-initializer")]
     training = [job for job in jobs if job not in initializers]
     if any(job.get("ready") or job.get("succeeded") for job in training):
         return Phase.RUNNING, True
@@ -135,8 +160,11 @@ def _progressing(jobs: list[Mapping[str, Any]], previous: Observation | None) ->
 
 
 def _admitted(conditions: Mapping[str, Mapping[str, Any]], created: datetime | None) -> datetime | None:
-    resumed = conditions.get("Suspended") or {}
-    return parse_time(resumed.get("lastTransitionTime")) if resumed.get("status") == "False" else created
+    suspended = mapping(conditions, "Suspended")
+    if not suspended:
+        return created
+    # Still True for 10-50 ms after a resume: the time of that resume is not known before it turns False.
+    return parse_time(suspended.get("lastTransitionTime")) if suspended.get("status") == "False" else None
 
 
 def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -> dict[str, Any]:
@@ -147,7 +175,16 @@ def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -
             "metrics": previous.metrics,
         }
     return {
-        "progress": trainer_status.get("progressPercentage"),
-        "remaining_seconds": trainer_status.get("estimatedRemainingSeconds"),
-        "metrics": {metric["name"]: metric["value"] for metric in trainer_status.get("metrics") or []},
+        "progress": _number(trainer_status, "progressPercentage"),
+        "remaining_seconds": _number(trainer_status, "estimatedRemainingSeconds"),
+        "metrics": {
+            str(metric["name"]): str(metric.get("value", ""))
+            for metric in mappings(trainer_status, "metrics")
+            if "name" in metric
+        },
     }
+
+
+def _number(trainer_status: Mapping[str, Any], name: str) -> float | None:
+    value = trainer_status.get(name)
+    return value if isinstance(value, int | float) else None
