@@ -25,7 +25,7 @@ WORK = ".trainjob"
 """Directory of a transfer that is under way or was killed; there is none in a finished target."""
 
 _FORMAT = "trainjob.content/v1"
-_HEX = re.compile(r"^[0-9a-f]{64}$")
+_HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, order=True)
@@ -131,7 +131,7 @@ def parse(data: bytes, where: str) -> ContentManifest:
 
 def _file(item: dict[str, object]) -> File:
     path, size, sha256 = item["path"], item["size"], item["sha256"]
-    if not isinstance(path, str) or not isinstance(sha256, str) or not _HEX.match(sha256):
+    if not isinstance(path, str) or not isinstance(sha256, str) or not _HEX.fullmatch(sha256):
         raise ValueError("path or sha256")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ValueError("size")

@@ -23,7 +23,7 @@ from trainjob.errors import ConfigurationError, UnsafePath
 SUPPORTED = ("file", "http", "https", "models", "s3")
 _PLANNED = frozenset({"abfs", "abfss", "az", "gs", "hf", "model-registry", "oci", "pvc"})
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=/)")
-_MODEL = re.compile(r"^models:/+(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))$")
+_MODEL = re.compile(r"models:/+(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))")
 # Query fields that make a URL a credential: signed URLs of S3, Google and Azure, and the usual names of tokens.
 _SECRET_QUERY = re.compile(
     r"(?:^|&)(?:x-(?:amz|goog)-[^=]*|signature|sig|(?:access_?|auth_?)?token|api_?key)=", re.IGNORECASE
@@ -177,7 +177,7 @@ def _local(text: str) -> Location:
 
 
 def _model(text: str) -> ModelRef:
-    match = _MODEL.match(text)
+    match = _MODEL.fullmatch(text)
     if match is None:
         raise ConfigurationError(f"{text!r} is not a model: write models:/name@alias or models:/name/version")
     return ModelRef(match["name"], alias=match["alias"], version=match["version"])

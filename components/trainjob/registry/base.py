@@ -155,10 +155,10 @@ def compare(  # noqa: PLR0911 - one for each verdict
     return Promotion(False, f"{alias!r} stays: {change}; {needed}", previous)
 
 
-_NAME = re.compile(r"^[^/:@\\'\"`\x00-\x1f\x7f]{1,200}$")
+_NAME = re.compile(r"[^/:@\\'\"`\x00-\x1f\x7f]{1,200}")
 # MLflow: letters, digits, '_' and '-'; 'latest' and v1, v2, ... are reserved. All digits would read as a version.
-_ALIAS = re.compile(r"^(?!latest$)(?!v\d+$)(?!\d+$)[\w-]{1,255}$", re.IGNORECASE)
-_METRIC = re.compile(r"^[\w.\- /]{1,200}$")
+_ALIAS = re.compile(r"(?!latest$)(?!v\d+$)(?!\d+$)[\w-]{1,255}", re.IGNORECASE)
+_METRIC = re.compile(r"[\w.\- /]{1,200}")
 
 
 def check_name(name: str) -> str:
@@ -166,7 +166,7 @@ def check_name(name: str) -> str:
 
     ``/`` and ``:`` have a meaning in model URIs, quotes in MLflow's search filters, which know no escape.
     """
-    if not _NAME.match(name) or name != name.strip() or name in (".", ".."):
+    if not _NAME.fullmatch(name) or name != name.strip() or name in (".", ".."):
         raise ConfigurationError(
             f"{name!a} cannot be the name of a model: use 1 to 250 characters other than '/' and ':'"
         )
@@ -175,7 +175,7 @@ def check_name(name: str) -> str:
 
 def check_alias(alias: str) -> str:
     """``alias``, if a registry can hold it; else ConfigurationError."""
-    if not _ALIAS.match(alias):
+    if not _ALIAS.fullmatch(alias):
         raise ConfigurationError(
             f"{alias!a} cannot be an alias: use letters, digits, '_' and '-', not only digits,"
             " and neither 'latest' nor v1, v2, ..."
@@ -186,7 +186,7 @@ def check_alias(alias: str) -> str:
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """``metrics`` as floats, if a registry can hold their names; else ConfigurationError."""
     for name in metrics:
-        if not _METRIC.match(name) or name.startswith("/") or ".." in name:
+        if not _METRIC.fullmatch(name) or name.startswith("/") or ".." in name:
             raise ConfigurationError(f"{name!a} cannot be the name of a metric: use letters, digits and '_.- /'")
     try:
         return {name: float(value) for name, value in metrics.items()}

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
@@ -63,7 +64,7 @@ class MlflowRegistry:
         self._patience = patience
         self._database = sqlite.path_of(uri) if uri.startswith("sqlite:") else None
         self._uri = f"sqlite:///{self._database}" if self._database else uri
-        with self._exclusive(), _calm(), self._errors("connect"):
+        with _calm(), self._errors("connect"):
             if self._database is not None:
                 sqlite.create(self._database, _open)
                 sqlite.probe(self._database, patience)
@@ -165,7 +166,14 @@ class MlflowRegistry:
             found += [_version(each) for each in page]
             token = page.token
             if not token:
-                return sorted(found, key=lambda version: int(version.version))
+                break
+        # A search leaves the aliases out.
+        aliases = self._client.get_registered_model(found[0].name).aliases if found else {}
+        named = [
+            replace(each, aliases=tuple(sorted(alias for alias in aliases if str(aliases[alias]) == each.version)))
+            for each in found
+        ]
+        return sorted(named, key=lambda version: int(version.version))
 
     def _create(self, name: str, uri: str, key: str, tags: Mapping[str, str]) -> None:
         from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.errors import ConfigurationError
+from trainjob.registry import Mode, ModelVersion, Promotion, connect
+from trainjob.registry.base import check_alias, check_metrics, check_name, compare
+
+
+def _version(number: int, **metrics: float) -> ModelVersion:
+    return ModelVersion("m", str(number), "s3://b/m", metrics=metrics)
+
+
+def _compare(
+    candidate: ModelVersion,
+    holder: ModelVersion | None,
+    metric: str | None = "acc",
+    mode: Mode = "max",
+    gain: float = 0.0,
+) -> Promotion:
+    return compare(candidate, holder, alias="champion", metric=metric, mode=mode, min_improvement=gain)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "mode", "gain", "promoted"),
+    [
+        (0.9, 0.8, "max", 0.0, True),
+        (0.8, 0.8, "max", 0.0, False),
+        (0.7, 0.8, "max", 0.0, False),
+        (0.7, 0.8, "min", 0.0, True),
+        (0.9, 0.8, "min", 0.0, False),
+        (0.75, 0.5, "max", 0.25, True),
+        (0.74, 0.5, "max", 0.25, False),
+        (math.nan, 0.1, "max", 0.0, False),
+        (math.nan, 0.1, "min", 0.0, False),
+        (0.9, math.nan, "max", 0.0, False),
+        (math.inf, 0.1, "max", 0.0, True),
+    ],
+)
+def test_only_the_better_one_takes_over(new: float, old: float, mode: Mode, gain: float, promoted: bool) -> None:
+    verdict = _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain)
+    assert (verdict.promoted, verdict.previous) == (promoted, "1")
+    assert verdict.reason
+
+
+def test_without_a_holder_or_a_metric() -> None:
+    assert _compare(_version(1, acc=0.1), None) == Promotion(
+        True, "no version held 'champion'; version 1 has acc 0.1", None
+    )
+    assert not _compare(_version(1, acc=math.nan), None).promoted
+    assert _compare(_version(2), _version(1, acc=1), metric=None).promoted
+    assert not _compare(_version(2, acc=1.0), _version(1)).promoted
+    assert _compare(_version(2, acc=1.0), _version(2, acc=1.0)).promoted
+    with pytest.raises(ConfigurationError, match="has no metric 'acc'; it has: loss"):
+        _compare(_version(2, loss=1.0), None)
+
+
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.floats(min_value=0, allow_nan=False))
+def test_two_versions_never_take_over_from_each_other(one: float, two: float, gain: float) -> None:
+    there = _compare(_version(2, acc=one), _version(1, acc=two), gain=gain)
+    back = _compare(_version(1, acc=two), _version(2, acc=one), gain=gain)
+    assert not (there.promoted and back.promoted)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a/b", "a:b", "..", ".", "a'b", 'a"b', "a`b", "a\nb", "a\\b", "a@b", "x" * 201]
+)
+def test_names_that_no_registry_holds(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be the name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("alias", ["", "latest", "Latest", "v1", "V12", "7", "a.b", "a b", "a/b"])
+def test_aliases_that_no_registry_holds(alias: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be an alias"):
+        check_alias(alias)
+
+
+def test_metrics() -> None:
+    assert check_metrics({"val/acc": 1}) == {"val/acc": 1.0}
+    for bad in ({"a\n": 1.0}, {"": 1.0}, {"/a": 1.0}, {"a..b": 1.0}, {"acc": "high"}):
+        with pytest.raises(ConfigurationError):
+            check_metrics(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        (None, "set TRAINJOB_REGISTRY"),
+        ("", "set TRAINJOB_REGISTRY"),
+        ("kubeflow+https://host", "not supported yet"),
+        ("postgresql://user:hunter2@host/db", "no registry of scheme 'postgresql:'"),
+        ("/plain/path.db", "no registry of scheme"),
+        ("https://user:hunter2@host", "MLFLOW_TRACKING_USERNAME"),
+        ("mlflow+sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("mlflow:x", "no registry of scheme"),
+    ],
+)
+def test_what_is_no_registry(uri: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINJOB_REGISTRY", raising=False)
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        connect(uri)
+    assert "hunter2" not in str(caught.value)
