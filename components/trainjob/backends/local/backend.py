@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import anyio.to_thread
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import runtimes
 from trainjob.backends.local.files import JobFiles, now, write_json
+from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
 from trainjob.diagnosis import TAIL_LINES, Evidence, rank_of
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
@@ -61,6 +62,8 @@ class LocalBackend:
             files = await anyio.to_thread.run_sync(JobFiles.create, directory, stored, start)
         except FileExistsError:
             raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists or existed") from None
+        except OSError as error:
+            raise Rejected(f"TrainJob {metadata['name']} cannot be kept in {self.home}: {error.strerror}") from error
         await anyio.to_thread.run_sync(_supervise, files)
         return stored
 
@@ -113,7 +116,11 @@ class LocalBackend:
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
             return Evidence(None)
         pods = files.pods()
-        logs = {pod["metadata"]["name"]: [line.text for line in _last_lines(files, pod, TAIL_LINES)] for pod in pods}
+        logs = {
+            name: [line.text for line in _Reader(files, name, rank_of(pod)).tail(TAIL_LINES)]
+            for pod in pods
+            for name in [pod["metadata"]["name"]]
+        }
         return Evidence(trainjob, pods, logs)
 
     async def logs(
@@ -130,7 +137,7 @@ class LocalBackend:
         readers: dict[str, _Reader] = {}
         while True:
             over = files.finished() or files.read() is None
-            fresh: list[list[LogLine]] = []
+            fresh: list[Iterable[LogLine]] = []
             for pod in files.pods():
                 name, rank = pod["metadata"]["name"], rank_of(pod)
                 if ranks and rank not in ranks:
@@ -138,10 +145,9 @@ class LocalBackend:
                 if name not in readers:
                     readers[name] = _Reader(files, name, rank)
                     if tail is not None and not since:
-                        fresh.append(list(_last_lines(files, pod, tail)))
-                        readers[name].skip()
+                        fresh.append(readers[name].tail(tail))
                         continue
-                fresh.append([line for line in readers[name].lines() if line.time > since])
+                fresh.append(line for line in readers[name].lines() if line.time > since)
             for line in merge(*fresh):
                 yield line
             if over or not follow:
@@ -159,7 +165,9 @@ class LocalBackend:
         files = self._files(ref.namespace, ref.name)
         with suppress(NotFound):
             await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": {"deletionTimestamp": now()}})
-            lock = await anyio.to_thread.run_sync(files.supervise)
+            # The supervisor of a job that has ended may be about to go without having seen this.
+            patience = 5.0 if files.finished() else 0.0
+            lock = await anyio.to_thread.run_sync(lambda: files.supervise(wait_seconds=patience))
             if lock is not None:
                 await anyio.to_thread.run_sync(_bury, files)
                 os.close(lock)
@@ -170,8 +178,10 @@ class LocalBackend:
         trainjob = files.read()
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or files.finished():
             return True
-        running = any(pod["status"]["phase"] == "Running" for pod in files.pods())
-        return bool(trainjob["spec"].get("suspend")) and not running
+        # Not only asked for, but done: the condition is written after the last rank has ended.
+        conditions = trainjob["status"].get("conditions") or []
+        suspended = any(c["type"] == "Suspended" and c["status"] == "True" for c in conditions)
+        return suspended and bool(trainjob["spec"].get("suspend"))
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -185,42 +195,43 @@ class _Reader:
         self._rank = rank
         self._position = 0
 
-    def skip(self) -> None:
-        with suppress(FileNotFoundError):
-            self._position = self._path.stat().st_size
-
-    def lines(self) -> Iterator[LogLine]:
-        """Whole lines since the last call, at most 4 MiB of them."""
+    def _read(self, size: int) -> bytes:
+        """Whole lines of `size` bytes at most."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._position)
-                data = log.read(4 << 20)
+                data = log.read(size)
         except FileNotFoundError:
-            return
+            return b""
         whole = data[: data.rfind(b"\n") + 1]
         self._position += len(whole)
-        yield from parse_cri(self._rank, whole.splitlines())
+        return whole
 
+    def lines(self) -> Iterator[LogLine]:
+        """Whole lines since the last call, read a piece at a time."""
+        while whole := self._read(1 << 20):
+            yield from parse_cri(self._rank, whole.split(b"\n"))
 
-def _last_lines(files: JobFiles, pod: Mapping[str, Any], count: int) -> list[LogLine]:
-    path = files.directory / "logs" / f"{pod['metadata']['name']}.log"
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - count * 4096 - (64 << 10)))
-            lines = list(parse_cri(rank_of(pod), log.read().splitlines()))
-    except FileNotFoundError:
-        return []
-    return lines[-count:] if count else []
+    def tail(self, count: int) -> list[LogLine]:
+        """The last `count` lines that are there now."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        self._position = start = max(0, size - count * 4096 - (64 << 10))
+        raw = self._read(size).split(b"\n")
+        lines = list(parse_cri(self._rank, raw[1:] if start else raw))  # the first one may lack its beginning
+        return lines[max(0, len(lines) - count) :]
 
 
 def _supervise(files: JobFiles) -> None:
     """Start a supervisor and return once one is in charge."""
-    with (files.directory / "supervisor.log").open("ab") as log:
+    # A rank that launches a job of its own does not pass its mark on: its end would take that supervisor along.
+    environment = {name: value for name, value in os.environ.items() if name != MARKER}
+    with suppress(FileNotFoundError), (files.directory / "supervisor.log").open("ab") as log:  # deleted already
         subprocess.run(
             [sys.executable, "-m", "trainjob.backends.local.supervisor", str(files.directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=environment,
             start_new_session=True,
             check=False,
         )

@@ -18,6 +18,7 @@ mistake.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 DELETED = ".deleted"
+
+Stamp = tuple[int, int, int]
 
 
 def now() -> str:
@@ -69,13 +72,14 @@ class JobFiles:
 
         Raises:
             FileExistsError: the name is or was in use.
+            OSError: the disk is full, read-only, …
         """
         draft = cls(directory.with_name(f".new-{uuid.uuid4().hex}"))
-        for part in ("logs", "termination", "tmp"):
-            (draft.directory / part).mkdir(parents=True)
-        write_json(draft.object, trainjob)
-        write_json(draft.start, start)
         try:
+            for part in ("logs", "termination", "tmp"):
+                (draft.directory / part).mkdir(parents=True)
+            write_json(draft.object, trainjob)
+            write_json(draft.start, start)
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
             os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as it should
@@ -84,7 +88,9 @@ class JobFiles:
                 raise FileExistsError(directory)
         except OSError as error:
             shutil.rmtree(draft.directory, ignore_errors=True)
-            raise FileExistsError(directory) from error
+            if error.errno == errno.ENOTEMPTY:
+                raise FileExistsError(directory) from error
+            raise
         return cls(directory)
 
     def read(self) -> dict[str, Any] | None:
@@ -98,8 +104,8 @@ class JobFiles:
         """The job's pods as they were written last."""
         return list((read_json(self.status) or {}).get("pods") or [])
 
-    def stamp(self) -> tuple[int, int]:
-        """Changes whenever `read` would give something new; (0, 0) once the job is gone."""
+    def stamp(self) -> tuple[Stamp, Stamp]:
+        """Changes whenever `read` would give something new: one part for `object`, one for `status`."""
         return (_modified(self.object), _modified(self.status))
 
     def finished(self) -> bool:
@@ -147,8 +153,10 @@ def _tombstone(directory: Path) -> Path:
     return directory.parent / DELETED / directory.name
 
 
-def _modified(path: Path) -> int:
+def _modified(path: Path) -> Stamp:
+    """A file's time alone would not do: two writes within one tick of the kernel's clock (4 ms) have the same."""
     try:
-        return path.stat().st_mtime_ns
+        stat = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return 0
+        return (0, 0, 0)
+    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -66,6 +67,8 @@ def _value_from(source: Mapping[str, Any], trainjob: Mapping[str, Any], pod: str
             path = Path(home, directory, reference["name"], reference["key"])
             try:
                 return path.read_text(encoding="utf-8").rstrip("\n")
+            except UnicodeDecodeError as error:
+                raise LookupError(f"{field} {reference['name']}/{reference['key']}: {path} is not UTF-8") from error
             except OSError as error:
                 if reference.get("optional"):
                     return None
@@ -83,6 +86,8 @@ def _value_from(source: Mapping[str, Any], trainjob: Mapping[str, Any], pod: str
             "status.hostIP": "127.0.0.1",
         }
         return str(fields.get(source["fieldRef"]["fieldPath"], ""))
+    if "resourceFieldRef" not in source:
+        raise LookupError(f"valueFrom {', '.join(source)} has no meaning on this machine")
     kind, _, resource = source["resourceFieldRef"]["resource"].partition(".")
     resources = (trainjob["spec"].get("trainer") or {}).get("resourcesPerNode") or {}
     return str((resources.get(kind) or {}).get(resource, ""))
@@ -100,6 +105,7 @@ class Rank:
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
+        self._clock = 0  # nanoseconds; later than that of any line written
         self.started = ""
         self.terminated: dict[str, Any] | None = None
 
@@ -118,7 +124,7 @@ class Rank:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL character
             reason = {
                 "FileNotFoundError": f'exec: "{command[0]}": executable file not found in $PATH',
                 "PermissionError": f'exec: "{command[0]}": permission denied',
@@ -154,17 +160,24 @@ class Rank:
                 data = os.read(descriptor, 256 * 1024)
             except BlockingIOError:
                 return
-            time = now().replace("Z", "000Z")
             *lines, self._rest = (self._rest + data).split(b"\n")
-            written = [part for line in lines for part in _parts(time, line)]
+            parts = [part for line in lines for part in _parts(line.rstrip(b"\r"))]
             while len(self._rest) >= MAX_LINE:
-                written.append(cri_line(time, self._rest[:MAX_LINE], partial=True))
+                parts.append((self._rest[:MAX_LINE], True))
                 self._rest = self._rest[MAX_LINE:]
+            written = self._cri(parts)
             if not data:
                 self._close_output()
             with suppress(OSError):  # a full disk costs log lines, not the training
-                self._log.write(b"".join(written))
+                self._log.write(written)
                 self._log.flush()
+
+    def _cri(self, parts: Sequence[tuple[bytes, bool]]) -> bytes:
+        """Lines for the log. Each has a time of its own, so that a reader can go on after any one of them."""
+        self._clock = max(self._clock + 1, time.time_ns())
+        written = [cri_line(_nanoseconds(self._clock + i), text, partial=more) for i, (text, more) in enumerate(parts)]
+        self._clock += len(parts)
+        return b"".join(written)
 
     def poll(self) -> bool:
         """True once the process has ended and everything it wrote is in the log."""
@@ -202,7 +215,7 @@ class Rank:
         if self._log is not None:
             with suppress(OSError):
                 if self._rest:
-                    self._log.write(cri_line(now().replace("Z", "000Z"), self._rest, partial=False))
+                    self._log.write(self._cri([(self._rest, False)]))
                 self._log.close()
 
     def termination_message(self) -> str:
@@ -243,22 +256,57 @@ class Rank:
         }
 
 
-def _parts(time: str, line: bytes) -> list[bytes]:
-    line = line.rstrip(b"\r")
+def _parts(line: bytes) -> list[tuple[bytes, bool]]:
+    """Parts of a line, and whether more of it follows."""
     cuts = range(0, max(len(line), 1), MAX_LINE)
-    return [cri_line(time, line[cut : cut + MAX_LINE], partial=cut + MAX_LINE < len(line)) for cut in cuts]
+    return [(line[cut : cut + MAX_LINE], cut + MAX_LINE < len(line)) for cut in cuts]
+
+
+def _nanoseconds(clock: int) -> str:
+    seconds, rest = divmod(clock, 10**9)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:09}Z"
 
 
 def sweep(uid: str) -> None:
     """Kill every process that belongs to job `uid`, also those that left their group, until none is found."""
-    import psutil  # noqa: PLC0415 - only needed where something died without cleaning up
+    kill_marked = _kill_by_proc if Path("/proc/self/environ").exists() else _kill_by_psutil
+    patience = time.monotonic() + 5
+    while kill_marked(uid) and time.monotonic() < patience:
+        time.sleep(0.002)
 
-    for _ in range(50):
-        found = False
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.pid != os.getpid() and process.environ().get(MARKER) == uid:
-                    found = found or process.status() != psutil.STATUS_ZOMBIE
-                    process.kill()
-        if not found:
-            return
+
+def _kill_by_proc(uid: str) -> bool:
+    """One round on Linux; True if there was one. About 30 us per process, against 1 ms with psutil and its import."""
+    marker = f"\0{MARKER}={uid}\0".encode()
+    found = False
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or not _marked(entry.path, marker) or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            process = os.pidfd_open(int(entry.name))
+            try:
+                if _marked(entry.path, marker):  # still the same process: the descriptor holds on to it
+                    found = True
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
+    return found
+
+
+def _marked(directory: str, marker: bytes) -> bool:
+    try:
+        return marker in b"\0" + Path(directory, "environ").read_bytes() + b"\0"
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
+def _kill_by_psutil(uid: str) -> bool:
+    import psutil  # noqa: PLC0415 - a supervisor on Linux never needs it
+
+    found = False
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARKER) == uid:
+                found = found or process.status() != psutil.STATUS_ZOMBIE
+                process.kill()
+    return found

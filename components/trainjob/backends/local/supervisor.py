@@ -22,7 +22,7 @@ from typing import Any
 
 from trainjob import progress
 from trainjob.backends.local import runtimes
-from trainjob.backends.local.files import JobFiles, now, read_json, write_json
+from trainjob.backends.local.files import JobFiles, Stamp, now, read_json, write_json
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 
 GRACE_SECONDS = 5.0
@@ -48,7 +48,7 @@ class Supervisor:
         self.status: dict[str, Any] = trainjob["status"]
         self.ranks: list[Rank] = []
         self.active_since = time.time()
-        self._stamp = files.stamp()[0]
+        self._stamp: Stamp | None = None  # `trainjob` was read a while ago: it is read again at once
         self._reported = ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(_child_exits(), selectors.EVENT_READ)
@@ -56,11 +56,8 @@ class Supervisor:
     def run(self) -> None:
         """Until the job has ended or was deleted."""
         suspended_before = False
-        while not self.files.finished():
-            if self._deleted():
-                self._stop()
-                self.files.remove()
-                return
+        # In this order: whoever deletes a job that has ended waits for this process to go (`LocalBackend.delete`).
+        while not (deleted := self._deleted()) and not self.files.finished():
             suspend = bool(self.trainjob["spec"].get("suspend"))
             if suspend and (self.ranks or not suspended_before):
                 self._stop()
@@ -74,6 +71,9 @@ class Supervisor:
                 self._launch()
             self._wait(_TICK)
             self._judge()
+        if deleted:
+            self._stop()
+            self.files.remove()
 
     def _deleted(self) -> bool:
         """Read the object again if it changed; True once it is to be deleted."""
@@ -146,6 +146,7 @@ class Supervisor:
             reason = f"jobset failed due to one or more job failures (first failed job: {first})"
             self._write(("Failed", "True", "FailedJobs", reason))
         elif all(ended):
+            sweep(self.trainjob["metadata"]["uid"])
             self._write(COMPLETE)
         elif deadline and time.time() >= self.active_since + deadline:
             self._stop()
@@ -177,7 +178,7 @@ class Supervisor:
         return True
 
     def _stop(self) -> None:
-        """SIGTERM to all ranks, SIGKILL to those that are left after the grace period, and to all their children."""
+        """SIGTERM to all ranks, SIGKILL to those that are left after the grace period, and to all they ever started."""
         for rank in self.ranks:
             if not rank.terminated:
                 rank.signal(signal.SIGTERM)
@@ -185,8 +186,10 @@ class Supervisor:
         while [rank for rank in self.ranks if not self._poll(rank)]:
             if time.monotonic() >= patience:
                 for rank in self.ranks:
-                    rank.signal(signal.SIGKILL)
+                    if not rank.terminated:
+                        rank.signal(signal.SIGKILL)
             self._wait(0.02)
+        sweep(self.trainjob["metadata"]["uid"])
 
     def _write(self, condition: tuple[str, str, str, str] | None = None) -> None:
         """Write the status, with `condition` (type, status, reason, message) set."""
