@@ -1,1 +1,23 @@
-"""Kubeflow Pipelines components for TrainJobs."""
+"""Kubeflow Pipelines components for TrainJobs.
+
+::
+
+    from kfp import dsl
+    from trainjob_kfp import train
+
+    @dsl.pipeline
+    def nightly() -> None:
+        train(runtime="torch-distributed", command=["torchrun", "train.py"], num_nodes=2)
+"""
+
+import os
+
+# In a step's own process KFP leaves its authoring half out, and with it `dsl.component` (kfp/dsl/__init__.py).
+if os.environ.get("_KFP_RUNTIME") != "true":
+    from trainjob_kfp.export_model import export_model
+    from trainjob_kfp.image import STEP_IMAGE
+    from trainjob_kfp.initialize_dataset import initialize_dataset
+    from trainjob_kfp.initialize_model import initialize_model
+    from trainjob_kfp.train import train
+
+    __all__ = ["STEP_IMAGE", "export_model", "initialize_dataset", "initialize_model", "train"]

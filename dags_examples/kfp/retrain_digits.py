@@ -1,0 +1,109 @@
+"""Retrain a digits model and make it the champion if it is better: the pipeline ``retrain_digits``.
+
+On this machine, with kfp.local and the local backend (no cluster, no Docker)::
+
+    python dags_examples/kfp/retrain_digits.py --local
+
+For a cluster, as a file to upload to Kubeflow Pipelines::
+
+    python dags_examples/kfp/retrain_digits.py --compile retrain_digits.yaml
+
+The same four steps as ``dags_examples/airflow/retrain_digits.py``. Where the Airflow DAG has a workspace, here every
+step writes below the URIs that KFP gives to its artifacts; with ``--local`` these are below ``TRAINJOB_WORKSPACE``.
+"""
+
+import argparse
+import os
+import warnings
+from pathlib import Path
+
+from kfp import compiler, dsl, local
+
+from trainjob_kfp import export_model, initialize_dataset, initialize_model, train
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+DATASET = EXAMPLES / "data" / "digits.csv.gz"
+DATASET_DIGEST = (EXAMPLES / "data" / "SHA256SUMS").read_text().split()[0]
+TRAINING = EXAMPLES / "training"
+FRAMEWORKS = {
+    "jax": {"runtime": "jax-distributed", "command": ["python", str(TRAINING / "digits_jax.py")]},
+    "torch": {"runtime": "torch-distributed", "command": ["torchrun", str(TRAINING / "digits_torch.py")]},
+}
+
+
+@dsl.pipeline(name="retrain-digits", description="Retrain a digits model; it becomes the champion if it is better.")
+def retrain_digits(
+    *,
+    models: str,
+    registry: str,
+    dataset: str = DATASET.as_uri(),
+    dataset_digest: str = DATASET_DIGEST,
+    runtime: str = FRAMEWORKS["jax"]["runtime"],
+    command: list = FRAMEWORKS["jax"]["command"],
+    image: str = "",
+    epochs: int = 8,
+):
+    data = initialize_dataset(source=dataset, digest=dataset_digest)
+    champion = initialize_model(source="models:/digits@champion", if_missing="fresh", registry=registry)
+
+    trained = train(
+        runtime=runtime,
+        image=image,
+        command=command,
+        args=[
+            "--dataset=$(TRAINJOB_INPUT_DATASET)",
+            "--model=$(TRAINJOB_INPUT_MODEL)",
+            "--output=$(TRAINJOB_OUTPUT_MODEL)",
+            f"--epochs={epochs}",
+        ],
+        num_nodes=2,
+        inputs={"dataset": data.outputs["uri"], "model": champion.outputs["uri"]},
+    )
+
+    export_model(
+        source=trained.outputs["model_uri"],
+        target=models,
+        name="digits",
+        result=trained.outputs["result"],
+        alias="champion",
+        metric="accuracy",
+        registry=registry,
+        provenance={
+            "datasets": [{"uri": dataset, "digest": data.outputs["digest"]}],
+            "base_model": {"uri": "models:/digits@champion", "digest": champion.outputs["digest"]},
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Retrain a digits model with Kubeflow Pipelines.")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--local", action="store_true", help="run it on this machine")
+    how.add_argument("--compile", metavar="FILE", help="compile it for a Kubeflow Pipelines backend")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="jax")
+    parser.add_argument("--epochs", type=int, default=8)
+    home = Path(os.environ.get("TRAINJOB_HOME", "~/.trainjob")).expanduser().absolute()
+    parser.add_argument("--models", default=os.environ.get("TRAINJOB_MODELS", (home / "models").as_uri()))
+    parser.add_argument(
+        "--registry", default=os.environ.get("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{home / 'registry.db'}")
+    )
+    given = parser.parse_args()
+    parameters = {
+        "models": given.models,
+        "registry": given.registry,
+        "epochs": given.epochs,
+        **FRAMEWORKS[given.framework],
+    }
+    if given.compile:
+        compiler.Compiler().compile(retrain_digits, given.compile, pipeline_parameters=parameters)
+        return
+    os.environ.setdefault("TRAINJOB_BACKEND", "local")
+    # The steps run in this environment and not in their image, about which kfp.local warns.
+    warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
+    workspace = os.environ.get("TRAINJOB_WORKSPACE", "local_outputs").removeprefix("file://")
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=workspace)
+    retrain_digits(**parameters)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What KFP tells a step about itself: the executor input, in the arguments of the step's own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainjob.errors import ConfigurationError
+from trainjob.launch import AfterFailure
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ADDED = "pipelinechannel--"  # name prefix of what a pipeline passes on into its step's constants
+_PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One execution of one step of one run; the same for all its tries.
+
+    Attributes:
+        key: Names the step's piece of work at `trainjob.launch.launch`.
+        run: Id of the run; with kfp.local ``<pipeline>-<time>``.
+        task: Name of the task in its pipeline.
+        parameters: All input parameters, also those that KFP's compiler added.
+        local: Run by kfp.local.
+    """
+
+    key: str
+    run: str
+    task: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    local: bool = False
+
+    @classmethod
+    def of(cls, argv: Sequence[str]) -> Execution:
+        """The execution that the process with these arguments is for.
+
+        The driver draws a UUID per execution and puts it into the URIs of all outputs, ``<root>/<pipeline>/<run id>/
+        <task>/<uuid>/<output>``. These URIs stay the same when the pod is retried, deleted or started again by "Retry
+        run"; environment, pod name and task id do not (KFP 2.17). Only ``executor-logs-<n>`` counts the tries, so
+        what follows the UUID is cut off.
+
+        Raises:
+            ConfigurationError: the process was not started by KFP.
+        """
+        given = _executor_input(argv)
+        outputs = (given.get("outputs") or {}).get("artifacts") or {}
+        uris = [artifact["uri"] for artifacts in outputs.values() for artifact in artifacts.get("artifacts") or []]
+        if not uris:
+            raise ConfigurationError("KFP's executor input names no output artifact, so the step cannot be told apart")
+        *_, run, task, last = uris[0].rstrip("/").split("/")[:-1]
+        parameters = (given.get("inputs") or {}).get("parameterValues") or {}
+        if _UUID.fullmatch(last):
+            return cls(f"kfp/{run}/{last}/{task}", run, task, parameters)
+        run, task = task, last  # kfp.local: <root>/<pipeline>-<time>/<task>/<output>
+        return cls(f"kfp/{run}/{task}", run, task, parameters, local=True)
+
+    @property
+    def after_failure(self) -> AfterFailure:
+        """What to do with an attempt that failed before.
+
+        KFP retries whatever failed (``set_retry``), so on its retries the diagnosis decides. A first try that finds a
+        failed attempt was started by a person, by "Retry run", who will have changed something.
+        """
+        return "verdict" if int(os.environ.get("KFP_RETRY_INDEX") or 0) > 0 else "retry"
+
+    def plain(self, value: Any) -> Any:
+        """`value` of a parameter as its author wrote it.
+
+        KFP passes all numbers in lists and dicts as floats. Its launcher replaces placeholders in them in one pass over
+        a map in random order, so that some may be left; kfp.local writes ``2.0`` for a parameter where it writes ``2``.
+        """
+        if isinstance(value, str):
+            value = _PLACEHOLDER.sub(lambda match: _text(self.parameters.get(match[1], match[0])), value)
+            for number in self._numbers_within():
+                value = re.sub(rf"(?<![\w.]){re.escape(str(number))}(?![\w.])", str(int(number)), value)
+            return value
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        if isinstance(value, Mapping):
+            return {self.plain(name): self.plain(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self.plain(each) for each in value]
+        return value
+
+    def _numbers_within(self) -> set[float]:
+        """Integral numbers that kfp.local wrote into this step's other parameters."""
+        added = [value for name, value in self.parameters.items() if name.startswith(_ADDED)] if self.local else []
+        return {value for value in added if isinstance(value, float) and value.is_integer()}
+
+
+def _executor_input(argv: Sequence[str]) -> dict[str, Any]:
+    for i, argument in enumerate(argv):
+        option, _, value = argument.partition("=")
+        if option == "--executor_input":
+            text = value or (argv[i + 1] if i + 1 < len(argv) else "")
+            loaded: dict[str, Any] = json.loads(text)
+            return loaded
+    raise ConfigurationError(
+        "this is not a step of a pipeline: its process has no --executor_input; call the component in a pipeline, on a "
+        "KFP backend or with kfp.local"
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def location(uri: str) -> str:
+    """A place as the jobs name it: with kfp.local, artifacts have plain paths; ``minio://`` is KFP's name for S3."""
+    if uri.startswith("minio://"):
+        return "s3" + uri.removeprefix("minio")
+    return Path(uri).as_uri() if uri.startswith("/") else uri

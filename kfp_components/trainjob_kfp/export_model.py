@@ -1,0 +1,78 @@
+"""``export_model``: store, register and promote what was trained."""
+
+# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
+# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# ruff: noqa: B006, PLC0415
+# mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
+from typing import NamedTuple
+
+from kfp import dsl
+
+from trainjob_kfp.image import STEP_IMAGE
+
+
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False, packages_to_install=[])
+def export_model(
+    *,
+    source: str,
+    name: str,
+    exported: dsl.Output[dsl.Model],
+    target: str = "",
+    result: dict = {},
+    metrics: dict = {},
+    alias: str = "",
+    metric: str = "",
+    mode: str = "max",
+    min_improvement: float = 0.0,
+    provenance: dict = {},
+    registry: str = "",
+    allow_pickle: bool = False,
+    in_pod: bool = False,
+    env: dict = {},
+    spec: dict = {},
+    queue_timeout: int = 0,
+    start_timeout: int = 0,
+    run_timeout: int = 0,
+    on_cancel: str = "suspend",
+    backend: str = "",
+    namespace: str = "",
+) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("promoted", str), ("reason", str)]):
+    """Store a trained model, register it as a version, and give it an alias if it is better. Done twice, done once.
+
+    Args:
+        source: The model: a file or a directory; model_uri of train.
+        name: Model in the registry.
+        exported: The stored model; its metadata has uri, digest, name, version, promoted, bytes and files.
+        target: Directory of all models, this one goes below it; the artifact's own URI if empty.
+        result: What train returned: its metrics (unless metrics are given) and the TrainJob go into the registry.
+        metrics: What the model was measured to reach.
+        alias: Name such as champion to give to the version; none if empty.
+        metric: Metric that has to be better than that of the version which holds the alias; the alias moves always if
+            empty.
+        mode: max or min: whether more of the metric is better, or less.
+        min_improvement: By how much, in units of the metric.
+        provenance: Written beside the model: datasets, base_model, and whatever else tells where it came from.
+        registry: As mlflow+https://host; what TRAINJOB_REGISTRY says if empty.
+        allow_pickle: Take weights in formats that can run code when they are loaded.
+        in_pod: Work in this step's own pod instead of a TrainJob of one node.
+        env: Environment of the TrainJob.
+        spec: Everything else of its TrainJobSpec; its runtime is trainjob-step unless given here.
+        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
+        start_timeout: Seconds from admission to running; 0 for no limit.
+        run_timeout: Seconds from admission to the end; 0 for no limit.
+        on_cancel: What becomes of the job when this step is told to stop: suspend, delete or leave.
+        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
+        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+
+    Returns:
+        uri: Where the model is stored.
+        digest: sha256:<root digest>.
+        version: Its version in the registry.
+        promoted: true or false: whether the alias points to it.
+        reason: Why, or why not.
+    """
+    given = dict(locals())
+    from trainjob_kfp.runtime import run_export
+
+    outcome = run_export(given)
+    return outcome["uri"], outcome["digest"], outcome["version"], outcome["promoted"], outcome["reason"]

@@ -1,0 +1,66 @@
+"""``initialize_model``: bring a base model to where training finds it."""
+
+# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
+# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# ruff: noqa: B006, PLC0415
+# mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
+from typing import NamedTuple
+
+from kfp import dsl
+
+from trainjob_kfp.image import STEP_IMAGE
+
+
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False, packages_to_install=[])
+def initialize_model(
+    *,
+    source: str,
+    model: dsl.Output[dsl.Model],
+    target: str = "",
+    digest: str = "",
+    include: list = [],
+    exclude: list = [],
+    registry: str = "",
+    if_missing: str = "fail",
+    in_pod: bool = False,
+    env: dict = {},
+    spec: dict = {},
+    queue_timeout: int = 0,
+    start_timeout: int = 0,
+    run_timeout: int = 0,
+    on_cancel: str = "suspend",
+    backend: str = "",
+    namespace: str = "",
+) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("fresh", str)]):
+    """Bring a model to where training finds it, whole and checked.
+
+    Args:
+        source: Where it is: models:/name@alias, models:/name/version, or a location as for datasets.
+        model: The model; its metadata has uri, digest, version, bytes and files.
+        target: Directory to bring it to; the artifact's own URI if empty.
+        digest: SHA-256 of the one file, or sha256:<root digest> of a directory. Registered models are always checked.
+        include: Patterns of the only files to bring.
+        exclude: Patterns of files not to bring.
+        registry: Where to look for models:/..., as mlflow+https://host; what TRAINJOB_REGISTRY says if empty.
+        if_missing: fail, or fresh: that the model is not registered yet is no error, uri is then empty.
+        in_pod: Work in this step's own pod instead of a TrainJob of one node.
+        env: Environment of the TrainJob.
+        spec: Everything else of its TrainJobSpec; its runtime is trainjob-step unless given here.
+        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
+        start_timeout: Seconds from admission to running; 0 for no limit.
+        run_timeout: Seconds from admission to the end; 0 for no limit.
+        on_cancel: What becomes of the job when this step is told to stop: suspend, delete or leave.
+        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
+        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+
+    Returns:
+        uri: Where the model is now; empty for a fresh start.
+        digest: sha256:<root digest>.
+        version: Its version in the registry, if it is registered.
+        fresh: true or false.
+    """
+    given = dict(locals())
+    from trainjob_kfp.runtime import run_initialize
+
+    outcome = run_initialize("model", given)
+    return outcome["uri"], outcome["digest"], outcome["version"], outcome["fresh"]

@@ -1,0 +1,213 @@
+"""What the components do: their bodies are shims that call these functions, in the step's process.
+
+Each takes the shim's arguments as they came from KFP, and gives back what the shim returns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic.alias_generators import to_snake
+
+from trainjob import InvalidSpec, Settings, TrainJobResult, TrainJobSpec
+from trainjob.errors import Problem
+from trainjob_kfp.execution import Execution, location
+from trainjob_kfp.jobs import failures_explained, run_job, say
+
+STEP_RUNTIME = "trainjob-step"
+"""Runtime of the steps around training; its image has this package with the extras for storage and registries."""
+
+Parameters = Mapping[str, Any]
+
+
+def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
+    """``train``: the model's URI and the result."""
+    with failures_explained():
+        execution = Execution.of(sys.argv)
+        parameters = {name: execution.plain(value) for name, value in given.items()}
+        model, metrics = given["model"], given["metrics"]
+        inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
+        outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
+        uri = outputs.setdefault("model", location(model.uri))
+        own = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
+        words = {name: [_word(value) for value in parameters[name]] for name in ("command", "args")}
+        env = {name: _word(value) for name, value in parameters["env"].items()}
+        fields = {name: parameters[name] for name in own} | words | {"env": env, "inputs": inputs, "outputs": outputs}
+        result = _finite(run_job(execution, _spec(fields, parameters["spec"]), parameters).as_dict())
+        for name, value in result["metrics"].items():
+            if isinstance(value, float):
+                metrics.log_metric(name, value)
+        model.metadata |= {"uri": uri, "metrics": result["metrics"], "trainjob": _identity(result)}
+        if uri != location(model.uri):
+            _refer(model)
+    return uri, result
+
+
+def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict[str, str]:
+    """``initialize_dataset`` and ``initialize_model``: uri, digest, version, fresh."""
+    with failures_explained():
+        execution = Execution.of(sys.argv)
+        parameters = {name: execution.plain(value) for name, value in given.items()}
+        artifact = given[what]
+        in_pod = parameters["in_pod"]
+        # In the pod, the launcher uploads what lies at the artifact's path: that needs no rights to the bucket.
+        own = artifact.path if in_pod else location(artifact.uri)
+        options = {
+            "source": location(parameters["source"]),
+            "target": location(parameters["target"]) or own,
+            "digest": parameters["digest"],
+            "include": parameters["include"],
+            "exclude": parameters["exclude"],
+        }
+        if what == "model":
+            options |= {"registry": _registry(parameters), "if_missing": parameters["if_missing"]}
+        if in_pod:
+            outcome = _in_pod("initialize", options)
+            if outcome["uri"] and not parameters["target"]:
+                outcome["uri"] = location(artifact.uri)
+        else:
+            outcome = _as_job(execution, f"initialize-{what}", options, parameters)
+        _describe(artifact, outcome)
+    return outcome
+
+
+def run_export(given: Parameters) -> dict[str, str]:
+    """``export_model``: uri, digest, version, promoted, reason."""
+    with failures_explained():
+        execution = Execution.of(sys.argv)
+        parameters = {name: execution.plain(value) for name, value in given.items()}
+        artifact, trained = given["exported"], parameters["result"]
+        provenance = {"run": {"kfp": execution.run}}
+        if trained:
+            provenance["trainjob"] = _identity(trained)
+        measured = trained.get("metrics") or {}
+        options = {
+            "source": location(parameters["source"]),
+            "target": location(parameters["target"] or artifact.uri),
+            "name": parameters["name"],
+            "export_id": execution.key,
+            "registry": _registry(parameters),
+            "metrics": parameters["metrics"] or {k: v for k, v in measured.items() if isinstance(v, float | int)},
+            "alias": parameters["alias"],
+            "metric": parameters["metric"],
+            "mode": parameters["mode"],
+            "min_improvement": float(parameters["min_improvement"]),
+            "provenance": provenance | parameters["provenance"],
+            "allow_pickle": parameters["allow_pickle"],
+        }
+        if parameters["in_pod"]:
+            outcome = _in_pod("export", options)
+        else:
+            outcome = _as_job(execution, "export", options, parameters)
+        _describe(artifact, outcome)
+        if not outcome["uri"].startswith(location(artifact.uri)):
+            _refer(artifact)
+    return outcome
+
+
+def _spec(fields: Parameters, others: Parameters) -> TrainJobSpec:
+    """The spec of a job: parameters of the component's own, and what its ``spec`` adds."""
+    given = {name: value for name, value in fields.items() if value not in ("", 0, [], {})}
+    added = {to_snake(name): value for name, value in others.items()}
+    problems = [
+        Problem(f"spec.{name}", "is a parameter of its own", f"give {name} there, and only there")
+        for name in added
+        if name in fields
+    ]
+    if "api_version" in added or "kind" in added:
+        problems = [Problem("spec", "is a whole TrainJob", "give the fields of a TrainJobSpec (labels, …)")]
+    if fields.get("num_nodes") == 0:
+        problems.append(Problem("num_nodes", "is 0", "give 1 or more"))
+    if problems:
+        raise InvalidSpec(problems)
+    return TrainJobSpec.parse({**given, **added})
+
+
+def _as_job(execution: Execution, program: str, options: Parameters, parameters: Parameters) -> dict[str, str]:
+    """Run ``python -m trainjob.data`` as a TrainJob of one node."""
+    arguments: list[str] = []
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            arguments.append(option)
+        elif isinstance(value, list):
+            arguments += [f"{option}={each}" for each in value]
+        elif value not in ("", {}, False, None):
+            arguments.append(f"{option}={json.dumps(value) if isinstance(value, dict) else value}")
+    others = dict(parameters["spec"])
+    env = {name: _word(value) for name, value in parameters["env"].items()}
+    fields = {
+        "command": ["python", "-m", "trainjob.data", program],
+        "args": [argument.replace("$", "$$") for argument in arguments],  # nothing in them is a variable's name
+        "env": env,
+    }
+    result = run_job(execution, _spec(fields, {"runtime": STEP_RUNTIME, **others}), parameters)
+    return _outcome({**result.outputs, **{name: result.metrics.get(name) for name in ("bytes", "files")}}, result)
+
+
+def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> dict[str, str]:
+    """Do the same in this process."""
+    from trainjob.data import export, initialize  # noqa: PLC0415 - brings in what a step image may lack
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a killed transfer cleans up behind it
+    arguments: dict[str, Any] = {name: value if value != "" else None for name, value in options.items()}
+    done = (initialize if step == "initialize" else export)(**arguments, progress=say)
+    return _outcome(asdict(done))
+
+
+def _outcome(outputs: Mapping[str, Any], job: TrainJobResult | None = None) -> dict[str, str]:
+    """What a step gives to the next ones, as text; what is not known is empty."""
+    names = ("uri", "digest", "version", "name", "fresh", "promoted", "reason", "bytes", "files")
+    texts = {name: _word(outputs.get(name)) for name in names}
+    known = {name: text if isinstance(text, str) else "" for name, text in texts.items()}
+    return known | ({"trainjob": job.name, "trainjob_uid": job.uid} if job else {})
+
+
+def _describe(artifact: Any, outcome: Mapping[str, str]) -> None:
+    artifact.metadata |= {name: value for name, value in outcome.items() if value}
+
+
+def _refer(artifact: Any) -> None:
+    """Say in the artifact's place where its content is instead.
+
+    Its URI stays KFP's: any other fails the step or the one that takes it as an input (facts of KFP 2.17's launcher).
+    An artifact with nothing in its place would fail that step without a word, at the first file it looks for.
+    """
+    path = Path(artifact.path)
+    with suppress(FileExistsError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as reference:
+            json.dump(artifact.metadata, reference, indent=1)
+
+
+def _identity(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: result.get(name) for name in ("namespace", "name", "uid", "attempt")}
+
+
+def _registry(parameters: Parameters) -> str:
+    """Where the models are: a setting of this step is one of its job, too, which does not see this environment."""
+    return parameters["registry"] or Settings().registry or ""
+
+
+def _word(value: Any) -> Any:
+    """A number or truth value as the text that command lines, environments and string outputs are made of."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity, and KFP's launcher refuses them; they become text."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

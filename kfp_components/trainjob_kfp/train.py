@@ -1,0 +1,68 @@
+"""``train``: a TrainJob as a step of a pipeline."""
+
+# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
+# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# ruff: noqa: B006, PLC0415
+# mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
+from typing import NamedTuple
+
+from kfp import dsl
+
+from trainjob_kfp.image import STEP_IMAGE
+
+
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False, packages_to_install=[])
+def train(
+    *,
+    runtime: str,
+    model: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    image: str = "",
+    command: list = [],
+    args: list = [],
+    num_nodes: int = 1,
+    num_proc_per_node: int = 0,
+    resources_per_node: dict = {},
+    env: dict = {},
+    inputs: dict = {},
+    outputs: dict = {},
+    spec: dict = {},
+    queue_timeout: int = 0,
+    start_timeout: int = 0,
+    run_timeout: int = 0,
+    on_cancel: str = "suspend",
+    backend: str = "",
+    namespace: str = "",
+) -> NamedTuple("Outputs", [("model_uri", str), ("result", dict)]):
+    """Run a Kubeflow TrainJob and wait for it: launched exactly once, however often this step's pod is started.
+
+    Args:
+        runtime: Name of a ClusterTrainingRuntime.
+        model: What was trained. Unless outputs names another place, the training writes below its URI.
+        metrics: The training's metrics, those that are finite numbers.
+        image: Container image of the nodes; the runtime's if empty.
+        command: Entry point of each node. $(NAME) is replaced by an environment variable, $$ is a $.
+        args: Arguments of the command, or of the runtime's entry point.
+        num_nodes: Number of nodes.
+        num_proc_per_node: Processes on each node; the runtime's if 0.
+        resources_per_node: As {"cpu": 4, "memory": "16Gi", "gpu": 1}.
+        env: Environment of the nodes; secrets by reference, as {"NAME": {"valueFrom": {"secretKeyRef": ...}}}.
+        inputs: What the training reads, name to URI; the nodes find each as TRAINJOB_INPUT_<NAME>.
+        outputs: Where the training writes, name to URI; the nodes find each as TRAINJOB_OUTPUT_<NAME>.
+        spec: Everything else that a TrainJobSpec can hold: labels, runtime_patches, active_deadline_seconds, ...
+        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
+        start_timeout: Seconds from admission to the first running rank; 0 for no limit.
+        run_timeout: Seconds from admission to the end; 0 for no limit.
+        on_cancel: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
+            "Retry run" goes on with it, delete, or leave.
+        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
+        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+
+    Returns:
+        model_uri: Where the model is.
+        result: The TrainJob's name, uid, attempt, metrics, outputs and times.
+    """
+    given = dict(locals())
+    from trainjob_kfp.runtime import run_train
+
+    return run_train(given)
