@@ -1,0 +1,32 @@
+"""What a trigger tells the worker that goes on after it: JSON, since Airflow stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainjob import Observation
+
+
+def pack(observation: Observation) -> dict[str, Any]:
+    """An observation as JSON values."""
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(observation).items()
+    }
+
+
+def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
+    """The observation again."""
+    from dataclasses import fields  # noqa: PLC0415
+
+    from trainjob.status import Observation, Phase, parse_time  # noqa: PLC0415
+
+    if packed is None:
+        return None
+    # Its fields only: the triggerer may run another version of this package.
+    is_time = {field.name: "datetime" in str(field.type) for field in fields(Observation)}
+    values = {name: parse_time(value) if is_time[name] else value for name, value in packed.items() if name in is_time}
+    return Observation(**values | {"phase": Phase(packed["phase"])})

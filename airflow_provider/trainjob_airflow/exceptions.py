@@ -1,0 +1,36 @@
+"""How a TrainJob's failure reads to Airflow: whether it retries the task is decided by the class alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+
+if TYPE_CHECKING:
+    from trainjob.errors import TrainJobError
+
+
+class TrainJobFailure(AirflowException):
+    """It did not work, and another try may end differently: a node was lost, the job was preempted, an outage."""
+
+
+class TrainJobTimeout(TrainJobFailure):
+    """``queue_timeout``, ``start_timeout`` or ``execution_timeout`` ran out."""
+
+
+class TrainJobFatal(AirflowFailException):
+    """It will not work until a person changes something (code, spec, rights), so Airflow does not retry."""
+
+
+def airflow_error(error: TrainJobError) -> AirflowException:
+    """The exception to raise for an error of the core.
+
+    A retryable verdict becomes an `AirflowException`, which uses up one of the task's retries; the other verdicts
+    (user, configuration) an `AirflowFailException`, which fails the task at once.
+    """
+    from trainjob.errors import TimedOut  # noqa: PLC0415
+
+    if isinstance(error, TimedOut):
+        # Also RunTimeout, whose verdict is "user": that is how Airflow treats a task's execution_timeout.
+        return TrainJobTimeout(str(error))
+    return (TrainJobFailure if error.retry.retryable else TrainJobFatal)(str(error))

@@ -1,0 +1,242 @@
+"""The steps around training as operators: bring a dataset or a model, export what was trained.
+
+Each runs ``python -m trainjob.data`` as a TrainJob of one node, so that queueing, waiting, logs, cancelling and
+diagnosis are those of any other job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+
+class _DataOperator(TrainJobOperator):
+    """A TrainJob whose command is one of the programs of `trainjob.data`."""
+
+    step: ClassVar[str]
+
+    def __init__(self, *, runtime: str = "trainjob-step", registry: str | None = None, **kwargs: Any) -> None:
+        for field in {"spec", "command", "args"} & set(kwargs):
+            raise TypeError(f"{type(self).__name__} has a command of its own: {field} cannot be given")
+        super().__init__(runtime=runtime, **kwargs)
+        self.registry = registry
+
+    def options(self, key: str) -> dict[str, Any]:
+        """Options of the program; those that are None are left out, and a list is given once for each item."""
+        raise NotImplementedError
+
+    def spec_fields(self, key: str) -> dict[str, Any]:
+        """See `TrainJobOperator`."""
+        from trainjob import Settings  # noqa: PLC0415
+
+        command = ["python", "-m", "trainjob.data", self.step]
+        # The worker's registry, named, so that the step's pod needs no setting of its own.
+        options = {"registry": self.registry or Settings().registry, **self.options(key)}
+        for name, value in options.items():
+            for each in value if isinstance(value, list) else [value]:
+                if each is True:
+                    command.append(f"--{name}")
+                elif each is not None and each is not False:
+                    # One argument, so that a value may begin with a dash; "$" is Kubernetes' own, see command.
+                    command.append(f"--{name}={str(each).replace('$', '$$')}")
+        return super().spec_fields(key) | {"command": command}
+
+
+class DatasetInitializerOperator(_DataOperator):
+    """Brings a dataset to where training finds it, and checks it.
+
+    Args:
+        source: Location: ``file://``, ``s3://``, ``hf://``, ``https://``, …
+        target: Directory to bring it to.
+        digest: SHA-256 of the one file, or ``sha256:<root digest>`` of them all; anything else is refused.
+        include: Only files that match one of these patterns.
+        exclude: No files that match one of these patterns.
+        runtime: Runtime of one node whose image has this package.
+        registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
+        **kwargs: Of `TrainJobOperator`.
+
+    Returns (XCom):
+        As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``source``.
+    """
+
+    step = "initialize-dataset"
+    template_fields: Sequence[str] = (
+        *TrainJobOperator.template_fields,
+        *("source", "target", "digest", "include", "exclude", "registry"),
+    )
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        target: str,
+        digest: str | None = None,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.source = source
+        self.target = target
+        self.digest = digest
+        self.include = include
+        self.exclude = exclude
+
+    def options(self, key: str) -> dict[str, Any]:
+        """Options of the program."""
+        del key
+        return {
+            "source": self.source,
+            "target": self.target,
+            "digest": self.digest or None,
+            "include": list(self.include),
+            "exclude": list(self.exclude),
+        }
+
+
+class ModelInitializerOperator(DatasetInitializerOperator):
+    """Brings a model to where training finds it.
+
+    Args:
+        if_missing: ``fresh``: where the registry has no such model yet, training starts without one; ``uri`` and
+            ``digest`` are then empty.
+        **kwargs: Of `DatasetInitializerOperator`; `source` may also be ``models:/name@alias`` or
+            ``models:/name/version``.
+
+    Returns (XCom):
+        As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``version``, ``fresh``.
+    """
+
+    step = "initialize-model"
+    template_fields: Sequence[str] = (*DatasetInitializerOperator.template_fields, "if_missing")
+
+    def __init__(self, *, if_missing: Literal["fail", "fresh"] = "fail", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.if_missing = if_missing
+
+    def options(self, key: str) -> dict[str, Any]:
+        """Options of the program."""
+        return super().options(key) | {"if-missing": self.if_missing}
+
+
+class ModelExportOperator(_DataOperator):
+    """Stores a trained model, registers it as a version, and moves an alias to it if it is better.
+
+    A retry is the same export and gives the same version.
+
+    Args:
+        source: The model: a file or a directory.
+        target: Directory of all models.
+        name: Model in the registry.
+        metrics: What it was measured to reach: numbers by name, or the XCom of the task that trained it
+            (``train.output``), whose numeric metrics are taken.
+        alias: Name such as ``champion`` to give to the version.
+        metric: Metric that has to be better than that of the version which holds `alias`; None: move it always.
+        mode: ``max`` or ``min``: whether more of it is better, or less.
+        min_improvement: By how much.
+        datasets: What it was trained on: XComs of `DatasetInitializerOperator` tasks, or ``{"uri", "digest"}``.
+        base_model: What its training started from: the same, of a `ModelInitializerOperator`; empty for a fresh start.
+        provenance: More of it, as JSON values; wins over what the arguments above say.
+        export_id: The same for every try of the same export, and for no other. By default the identity of this task
+            in this run and, where `metrics` is the XCom of a training, of that training's job: trained again, it is
+            another export.
+        allow_pickle: Take weights in formats that can run code when they are loaded.
+        runtime: Runtime of one node whose image has this package.
+        registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
+        **kwargs: Of `TrainJobOperator`.
+
+    Returns (XCom):
+        As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``name``, ``version``, ``promoted``, ``reason``.
+    """
+
+    step = "export"
+    template_fields: Sequence[str] = (
+        *TrainJobOperator.template_fields,
+        *("source", "target", "name", "metrics", "alias", "metric", "mode", "min_improvement"),
+        *("datasets", "base_model", "provenance", "export_id", "registry"),
+    )
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        target: str,
+        name: str,
+        metrics: Mapping[str, Any] | str | None = None,
+        alias: str | None = None,
+        metric: str | None = None,
+        mode: Literal["max", "min"] = "max",
+        min_improvement: float | str = 0.0,
+        datasets: Sequence[Mapping[str, Any]] = (),
+        base_model: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        export_id: str | None = None,
+        allow_pickle: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.source = source
+        self.target = target
+        self.name = name
+        self.metrics = metrics
+        self.alias = alias
+        self.metric = metric
+        self.mode = mode
+        self.min_improvement = min_improvement
+        self.datasets = datasets
+        self.base_model = base_model
+        self.provenance = provenance
+        self.export_id = export_id
+        self.allow_pickle = allow_pickle
+
+    def options(self, key: str) -> dict[str, Any]:
+        """Options of the program."""
+        metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
+        training = _job(metrics)
+        provenance = {"run": key, "trainjob": training, **self._origins(), **(self.provenance or {})}
+        return {
+            "source": self.source,
+            "target": self.target,
+            "name": self.name,
+            "export-id": self.export_id or "/".join([key, *([training["uid"]] if training else [])]),
+            "metrics": _json(_numbers(metrics.get("metrics", metrics) if training else metrics)),
+            "alias": self.alias or None,
+            "metric": self.metric or None,
+            "mode": self.mode,
+            "min-improvement": float(self.min_improvement),
+            "provenance": _json({name: value for name, value in provenance.items() if value}),
+            "allow-pickle": self.allow_pickle,
+        }
+
+    def _origins(self) -> dict[str, Any]:
+        datasets = [origin for dataset in self.datasets if (origin := _origin(dataset))]
+        return {"datasets": datasets, "base_model": _origin(self.base_model or {})}
+
+
+def _job(xcom: Mapping[str, Any]) -> dict[str, Any]:
+    """Which job made an XCom; empty if it is none of a TrainJob."""
+    names = ("namespace", "name", "uid", "attempt")
+    return {name: xcom[name] for name in names} if set(names) <= set(xcom) else {}
+
+
+def _origin(what: Mapping[str, Any]) -> dict[str, str]:
+    """Location and digest of a dataset or model, from an initializer's XCom or as they are; empty for a fresh start."""
+    values = what["outputs"] if _job(what) else what
+    uri = values.get("source") or values.get("uri", "")
+    digest = values.get("digest", "")
+    if not digest:
+        return {}
+    version = {"version": values["version"]} if values.get("version") else {}
+    return {"uri": uri, "digest": digest, **version}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics that are numbers; a training may report text as well."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

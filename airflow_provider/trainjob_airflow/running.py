@@ -1,0 +1,103 @@
+"""The job that a task is busy with in this process, and how a signal handler can stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from trainjob import Budgets, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
+
+
+class DeadlineReached(Exception):
+    """The task's ``execution_timeout`` is over; the job goes on."""
+
+
+class RunningJob:
+    """One key's job. Everything runs on the client's loop, so that `cancel` works while `wait` is blocked below it.
+
+    Args:
+        client: Where.
+        key: The identity of the task.
+        ref: The job, where it is known already.
+    """
+
+    def __init__(self, client: TrainJobClient, key: str, ref: JobRef | None = None) -> None:
+        self.client = client
+        self.key = key
+        self.ref = ref
+        self._launching: Future[JobRef] | None = None
+        self._waiting: Future[TrainJobResult] | None = None
+
+    def __str__(self) -> str:
+        return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
+
+    def launch(self, spec: TrainJobSpec, first_attempt: int) -> JobRef:
+        """See `trainjob.launch.launch`."""
+        from trainjob.launch import launch  # noqa: PLC0415
+
+        client = self.client
+        self._launching = client.start(
+            lambda: launch(client.backend, spec, self.key, namespace=client.namespace, first_attempt=first_attempt)
+        )
+        self.ref = self._launching.result()
+        return self.ref
+
+    def wait(
+        self, ref: JobRef, budgets: Budgets, tell: Callable[..., None], *, logs: bool, seconds: float | None
+    ) -> TrainJobResult:
+        """See `trainjob.launch.wait`; with phases, progress and log lines told to `tell`, for at most `seconds`.
+
+        Raises:
+            DeadlineReached: `seconds` are over.
+            concurrent.futures.CancelledError: `stop_waiting` was called.
+        """
+        from trainjob.launch import wait  # noqa: PLC0415
+        from trainjob_airflow.narrator import Narrator  # noqa: PLC0415
+
+        say, backend = Narrator(tell), self.client.backend
+        on_log = say.line if logs else None
+        waiting = self._waiting = self.client.start(
+            lambda: wait(backend, ref, budgets, on_change=say.change, on_log=on_log)
+        )
+        try:
+            return waiting.result(seconds)
+        except TimeoutError:
+            if waiting.done():
+                raise  # the backend's own
+            waiting.cancel()
+            raise DeadlineReached from None
+        finally:
+            say.end()
+
+    def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
+        """Stop the job, whether or not its launch was seen to succeed.
+
+        Returns:
+            True once nothing of it runs any more; False if it was told to end and still does.
+        """
+        if self.ref is None and self._launching is not None:
+            try:
+                self.ref = self._launching.result(seconds / 2)
+            except Exception:  # noqa: BLE001 - refused, or its reply is still out: `_stop` looks for the job
+                self.ref = None
+        return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
+
+    async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
+        from trainjob import JobRef  # noqa: PLC0415
+        from trainjob.launch import cancel  # noqa: PLC0415
+        from trainjob.manifest import labels_of  # noqa: PLC0415
+
+        refs = [self.ref] if self.ref else []
+        if not refs:
+            jobs = await self.client.backend.find(self.client.namespace, labels_of(self.key))
+            refs = [JobRef.of(job) for job in jobs]
+        # Half the time, so that the answer comes before the one who asked stops listening.
+        ended = [await cancel(self.client.backend, ref, action, timeout_seconds=seconds / 2) for ref in refs]
+        return all(ended)
+
+    def stop_waiting(self) -> None:
+        """Make `wait` end with CancelledError."""
+        if self._waiting is not None:
+            self._waiting.cancel()

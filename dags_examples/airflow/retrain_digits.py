@@ -1,0 +1,113 @@
+"""Retrain a model that reads handwritten digits, starting from the best one so far.
+
+Four tasks, each of them a TrainJob::
+
+    initialize_dataset ──┐
+                         ├── train ── export_model
+    initialize_model ────┘
+
+The first run finds no model in the registry and starts afresh; each later one trains the champion further, and
+replaces it only if the new model reads more digits. On this machine, without a cluster::
+
+    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
+    airflow dags test retrain_digits
+
+On a cluster the same file runs unchanged: leave TRAINJOB_BACKEND out (or make a connection ``trainjob_default``), and
+let the params below point to storage that the cluster's nodes can read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from airflow.sdk import DAG, Param
+
+from trainjob_airflow.operators.data import (
+    DatasetInitializerOperator,
+    ModelExportOperator,
+    ModelInitializerOperator,
+)
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
+
+with DAG(
+    "retrain_digits",
+    schedule=None,
+    catchup=False,
+    tags=["trainjob"],
+    doc_md=__doc__,
+    params={
+        "dataset": Param((EXAMPLES / "data").as_uri() + "/", type="string", description="Where the dataset is."),
+        "dataset_file": Param("digits.csv.gz", type="string", description="Which file of it to take."),
+        "dataset_digest": Param(
+            "e31b7ccbf8cc2b158de948b1bb7a67bf39a856fb064b3aa8ef489f12a2dc4b63",
+            type="string",
+            description="Its SHA-256; a dataset that changed without notice is refused.",
+        ),
+        "workspace": Param((HOME / "workspace").as_uri(), type="string", description="Where tasks meet."),
+        "models": Param((HOME / "models").as_uri(), type="string", description="Where finished models are kept."),
+        "registry": Param("", type="string", description="Model registry; TRAINJOB_REGISTRY if empty."),
+        "training": Param(str(EXAMPLES / "training"), type="string", description="Directory of the scripts."),
+        "framework": Param("jax", enum=["jax", "torch"]),
+        "epochs": Param(20, type="integer", minimum=1),
+        "num_nodes": Param(2, type="integer", minimum=1),
+    },
+) as dag:
+    # Runs share nothing but the registry: each has directories of its own.
+    workspace = "{{ params.workspace }}/{{ run_id }}"
+
+    dataset = DatasetInitializerOperator(
+        task_id="initialize_dataset",
+        source="{{ params.dataset }}",
+        include=["{{ params.dataset_file }}"],
+        digest="{{ params.dataset_digest }}",
+        target=f"{workspace}/dataset",
+    )
+
+    model = ModelInitializerOperator(
+        task_id="initialize_model",
+        source="models:/digits@champion",
+        if_missing="fresh",  # there is no champion before the first run
+        target=f"{workspace}/model",
+        registry="{{ params.registry }}",
+    )
+
+    train = TrainJobOperator(
+        task_id="train",
+        runtime="{{ params.framework }}-distributed",
+        num_nodes="{{ params.num_nodes }}",
+        command=[
+            "{{ 'torchrun' if params.framework == 'torch' else 'python' }}",
+            "{{ params.training }}/digits_{{ params.framework }}.py",
+        ],
+        # Each node finds these as TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME>.
+        inputs={
+            "dataset": "{{ ti.xcom_pull(task_ids='initialize_dataset')['outputs']['uri'] }}",
+            "model": "{{ ti.xcom_pull(task_ids='initialize_model')['outputs'].get('uri', '') }}",
+        },
+        outputs={"model": f"{workspace}/trained"},
+        args=[
+            "--dataset=$(TRAINJOB_INPUT_DATASET)",
+            "--model=$(TRAINJOB_INPUT_MODEL)",
+            "--output=$(TRAINJOB_OUTPUT_MODEL)",
+            "--epochs={{ params.epochs }}",
+        ],
+    )
+
+    export = ModelExportOperator(
+        task_id="export_model",
+        source=f"{workspace}/trained",
+        target="{{ params.models }}",
+        name="digits",
+        registry="{{ params.registry }}",
+        metrics=train.output,
+        alias="champion",
+        metric="accuracy",
+        datasets=[dataset.output],
+        base_model=model.output,
+    )
+
+    [dataset, model] >> train >> export
