@@ -34,6 +34,9 @@ _LOCATION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")
 _SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "APIKEY"}
 _SECRET_PAIRS = {("API", "KEY"), ("PRIVATE", "KEY"), ("SECRET", "KEY"), ("ACCESS", "KEY"), ("ACCOUNT", "KEY")}
 _NOT_THE_SECRET_ITSELF = {"FILE", "PATH", "DIR", "NAME", "ID", "URL", "URI", "TTL", "TYPE"}
+_NO_SECRET = re.compile(  # references, switches (HF_HUB_DISABLE_IMPLICIT_TOKEN=1), a tokenizer's special tokens
+    r"\$\([^()]+\)|true|false|yes|no|on|off|none|null|auto|\d{1,3}|<[^<>]{1,30}>|\[[A-Z]{1,10}\]", re.IGNORECASE
+)
 _SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|xox[abpr]-[\w-]{10,}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
@@ -50,7 +53,9 @@ def metadata_problems(labels: Mapping[str, str], annotations: Mapping[str, str],
                 yield Problem(where, "is not a Kubernetes key", "[domain/]name of letters, digits, '-', '_', '.'")
             elif key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by":
                 yield Problem(where, "is reserved for the job's identity")
-            if kind == "labels" and not _LABEL_VALUE.fullmatch(str(value)):
+            if not isinstance(value, str):
+                yield Problem(where, f"must be text, not {type(value).__name__}", f"write '{value}'")
+            elif kind == "labels" and not _LABEL_VALUE.fullmatch(value):
                 yield Problem(where, f"{value!r} is not a label value: up to 63 letters, digits, '-', '_', '.'")
 
 
@@ -68,8 +73,42 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
         for framework, names in _RESERVED_ENV.items() if reserved else ():
             if name in names:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
-        if value and (_names_a_secret(name) or holds_secret(str(value))):
+        if value is not None and not isinstance(value, str):
+            yield Problem(path, f"must be text, not {type(value).__name__}", f"write '{value}'")
+        elif value and "\x00" in value:
+            yield Problem(path, "holds a NUL character")
+        elif value and (names_a_secret(name, value) or holds_secret(value)):
             yield Problem(path, "is a secret given as a literal", _BY_REFERENCE.format(name=name))
+
+
+def shape_problems(value: object, shapes: Mapping[str, type], where: str) -> Iterator[Problem]:
+    """Parts of `value`, by their dotted paths, that are there but not of the kind that the API has there."""
+    for path, kind in shapes.items():
+        part: object = {"": value}
+        for name in ("", *filter(None, path.split("."))):
+            part = part.get(name) if isinstance(part, Mapping) else None
+        at = f"{where}.{path}".rstrip(".")
+        if part is not None and not isinstance(part, kind):
+            yield Problem(at, f"must be a {'list' if kind is list else 'mapping'}, not {type(part).__name__}")
+        elif kind is list and path.endswith("env"):
+            for i, item in enumerate(part if isinstance(part, list) else []):
+                if not isinstance(item, Mapping):
+                    yield Problem(f"{at}[{i}]", "needs a name and a value or a valueFrom")
+
+
+def secret_texts(value: object, path: str) -> Iterator[str]:
+    """Paths of all text in a JSON value that holds a secret."""
+    if isinstance(value, str) and holds_secret(value):
+        yield path
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            if isinstance(part, str) and names_a_secret(str(name), part):
+                yield f"{path}.{name}"
+            else:
+                yield from secret_texts(part, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield from secret_texts(part, f"{path}[{i}]")
 
 
 def holds_secret(text: str) -> bool:
@@ -77,7 +116,10 @@ def holds_secret(text: str) -> bool:
     return _SECRET_VALUE.search(text) is not None
 
 
-def _names_a_secret(name: str) -> bool:
+def names_a_secret(name: str, value: str) -> bool:
+    """True where `name` says that `value` is a secret, and `value` may be one."""
+    if not value or _NO_SECRET.fullmatch(value):
+        return False
     words = re.split(r"[_.-]+", name.upper())
     if words[-1] in _NOT_THE_SECRET_ITSELF:
         return False
@@ -87,17 +129,22 @@ def _names_a_secret(name: str) -> bool:
 def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[Problem]:
     """What is wrong with a trainer's command and args."""
     for field in ("command", "args"):
+        option = ""  # the word before, if that is an option whose value is the next word
         for i, argument in enumerate(trainer.get(field) or []):
-            option, _, value = str(argument).partition("=")
-            secret_option = value and option.startswith("--") and _names_a_secret(option.lstrip("-"))
-            if secret_option or holds_secret(str(argument)):
+            path = f"{prefix}{field}[{i}]"
+            if not isinstance(argument, str):
+                yield Problem(path, f"must be text, not {type(argument).__name__}", f"write '{argument}'")
+                continue
+            name, equals, value = argument.partition("=") if argument.startswith("--") else (option, "=", argument)
+            if (equals and name and names_a_secret(name.lstrip("-"), value)) or holds_secret(argument):
                 yield Problem(
-                    f"{prefix}{field}[{i}]",
+                    path,
                     "holds a secret, which everyone who can see the job can read",
                     "put it into env by secretKeyRef and write $(NAME)",
                 )
-            if "\x00" in str(argument):
-                yield Problem(f"{prefix}{field}[{i}]", "holds a NUL character")
+            if "\x00" in argument:
+                yield Problem(path, "holds a NUL character")
+            option = argument if argument.startswith("--") and not equals else ""
 
 
 def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Problem]:
@@ -107,5 +154,7 @@ def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Prob
             yield Problem(f"{where}.{name}", "is not a name: lower-case letters, digits and '_', a letter first")
         if uri and not _LOCATION.fullmatch(uri):
             yield Problem(f"{where}.{name}", f"{uri!r} is not a URI", "write s3://…, hf://…, file:///…, …")
+        if "\x00" in uri:
+            yield Problem(f"{where}.{name}", "holds a NUL character")
         if holds_secret(uri):
             yield Problem(f"{where}.{name}", "holds a credential", "give credentials to the job by secretKeyRef")

@@ -6,8 +6,6 @@ import ast
 import builtins
 import dis
 import inspect
-import re
-import textwrap
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Annotated, Self
@@ -31,17 +29,19 @@ class Function(Part):
         """Take the source of `function`; ValueError says why that cannot work for this one."""
         function = inspect.unwrap(function)
         name = getattr(function, "__name__", "")
-        if not inspect.isfunction(function) or name == "<lambda>":
+        if not inspect.isfunction(function) or name == "<lambda>" or inspect.iscoroutinefunction(function):
             raise ValueError("must be a function defined with def")
         try:
-            source = textwrap.dedent(inspect.getsource(function))
+            source = inspect.getsource(function)
         except (OSError, TypeError) as error:
             raise ValueError(f"the source of {name}() cannot be read ({error}); put it into a file") from error
-        lines = source.splitlines(keepends=True)
-        start = next(i for i, line in enumerate(lines) if re.match(r"def\s", line))  # decorators stay behind
-        source = "".join(lines[start:])
+        # A nested function is not dedented, since that would change what its multi-line strings hold.
+        header = "if True:\n" if source[0].isspace() else ""
+        definition = _definition(header + source)
+        lines = (header + source).split("\n")
+        source = header + "\n".join(lines[definition.lineno - 1 :])  # decorators stay behind
         known = {name, *dir(builtins)}
-        foreign = {*function.__code__.co_freevars, *_globals(function.__code__), *_in_defaults(source)} - known
+        foreign = {*function.__code__.co_freevars, *_globals(function.__code__), *_in_defaults(definition)} - known
         if foreign:
             raise ValueError(
                 f"{name}() uses {', '.join(sorted(foreign))} from outside itself, which will not be there on the "
@@ -60,11 +60,13 @@ def _globals(code: CodeType) -> Iterator[str]:
             yield from _globals(constant)
 
 
-def _in_defaults(source: str) -> Iterator[str]:
+def _definition(source: str) -> ast.FunctionDef:
+    return next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+
+
+def _in_defaults(definition: ast.FunctionDef) -> Iterator[str]:
     """Names that the default values of the parameters use."""
-    definition = ast.parse(source).body[0]
-    if isinstance(definition, ast.FunctionDef):
-        for default in (*definition.args.defaults, *filter(None, definition.args.kw_defaults)):
-            for node in ast.walk(default):
-                if isinstance(node, ast.Name):
-                    yield node.id
+    for default in (*definition.args.defaults, *filter(None, definition.args.kw_defaults)):
+        for node in ast.walk(default):
+            if isinstance(node, ast.Name):
+                yield node.id

@@ -14,13 +14,29 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from trainjob.errors import InvalidSpec, Problem
-from trainjob.spec.checks import argument_problems, env_problems, holds_secret, location_problems, metadata_problems
+from trainjob.spec.checks import (
+    argument_problems,
+    env_problems,
+    holds_secret,
+    location_problems,
+    metadata_problems,
+    secret_texts,
+    shape_problems,
+)
 from trainjob.spec.function import Function
 from trainjob.spec.parts import Env, Initializer, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 KIND = "TrainJob"
+
+_SHAPES: dict[str, type] = {
+    **dict.fromkeys(("metadata", "metadata.labels", "metadata.annotations", "spec", "spec.runtimeRef"), Mapping),
+    **dict.fromkeys(("spec.trainer", "spec.trainer.resourcesPerNode", "spec.initializer"), Mapping),
+    **dict.fromkeys(("spec.initializer.dataset", "spec.initializer.model"), Mapping),
+    **dict.fromkeys(("spec.trainer.env", "spec.trainer.command", "spec.trainer.args", "spec.runtimePatches"), list),
+    **dict.fromkeys(("spec.initializer.dataset.env", "spec.initializer.model.env"), list),
+}
 
 
 def _function(value: object) -> object:
@@ -151,6 +167,9 @@ class TrainJobSpec(Part):
             )
         if unknown := sorted(set(manifest) - {"apiVersion", "kind", "metadata", "spec"}):
             yield Problem(f"manifest.{unknown[0]}", "is not a field of a TrainJob")
+        if wrong := [*shape_problems(manifest, _SHAPES, "manifest")]:
+            yield from wrong
+            return
         spec = manifest.get("spec") or {}
         if not (spec.get("runtimeRef") or {}).get("name"):
             yield Problem("manifest.spec.runtimeRef.name", "is missing")
@@ -162,23 +181,17 @@ class TrainJobSpec(Part):
         yield from env_problems(trainer.get("env") or [], "manifest.spec.trainer.env", reserved=True)
         yield from argument_problems(trainer, "manifest.spec.trainer.")
         for name, source in (spec.get("initializer") or {}).items():
-            yield from env_problems((source or {}).get("env") or [], f"manifest.spec.initializer.{name}.env")
+            where = f"manifest.spec.initializer.{name}"
+            yield from env_problems((source or {}).get("env") or [], f"{where}.env")
+            if holds_secret(str((source or {}).get("storageUri"))):
+                yield Problem(f"{where}.storageUri", "holds a credential", "use secretRef")
+        for path in secret_texts(spec.get("runtimePatches"), "manifest.spec.runtimePatches"):
+            yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
 
     def _field_problems(self) -> Iterator[Problem]:
         if self.runtime is None:
             yield Problem("runtime", "is missing", "name a ClusterTrainingRuntime such as torch-distributed")
-        if self.func is not None and (self.command or self.args):
-            yield Problem("func", "cannot be combined with command or args", "pass func_args")
-        if self.func is None:
-            for field in ("func_args", "packages_to_install", "pip_index_urls"):
-                if getattr(self, field):
-                    yield Problem(field, "needs func", "install packages in the image, or pass a function")
-        if self.pip_index_urls and not self.packages_to_install:
-            yield Problem("pip_index_urls", "has no effect without packages_to_install")
-        try:
-            json.dumps(self.func_args, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            yield Problem("func_args", f"cannot be written as JSON: {error}", "pass numbers, text, lists and dicts")
+        yield from self._func_problems()
         yield from metadata_problems(self.labels, self.annotations)
         yield from env_problems(env_api(self.env), "env", reserved=True)
         yield from argument_problems({"command": self.command, "args": self.args})
@@ -191,6 +204,26 @@ class TrainJobSpec(Part):
         yield from location_problems(self.inputs, "inputs")
         yield from location_problems(self.outputs, "outputs")
         yield from self._patch_problems()
+
+    def _func_problems(self) -> Iterator[Problem]:
+        if self.func is not None and (self.command or self.args):
+            yield Problem("func", "cannot be combined with command or args", "pass func_args")
+        if self.func is None:
+            for field in ("func_args", "packages_to_install", "pip_index_urls"):
+                if getattr(self, field):
+                    yield Problem(field, "needs func", "install packages in the image, or pass a function")
+        if self.pip_index_urls and not self.packages_to_install:
+            yield Problem("pip_index_urls", "has no effect without packages_to_install")
+        try:
+            json.dumps(self.func_args, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            yield Problem("func_args", f"cannot be written as JSON: {error}", "pass numbers, text, lists and dicts")
+            return
+        for field in ("func_args", "packages_to_install", "pip_index_urls"):
+            for path in secret_texts(getattr(self, field), field):
+                yield Problem(path, "is a secret given as a literal", "read it from an environment variable of env")
+        if self.func is not None and holds_secret(self.func.source):
+            yield Problem("func", "holds a secret in its source", "read it from an environment variable of env")
 
     def _patch_problems(self) -> Iterator[Problem]:
         managers = [patch.manager for patch in self.runtime_patches]
