@@ -51,6 +51,8 @@ class TrainJobClient:
         """Let go of connections and of the thread; jobs are not touched."""
         if self._portal is not None and self._thread is not None:
             self._portal.call(self.backend.aclose)
+            # A call that Ctrl-C or a signal interrupted is still going on there; without this it would be waited for.
+            self._portal.call(self._portal.stop, True)
             self._thread.__exit__(None, None, None)
             self._portal = self._thread = None
 
