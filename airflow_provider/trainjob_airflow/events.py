@@ -28,5 +28,6 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
         return None
     # Its fields only: the triggerer may run another version of this package.
     is_time = {field.name: "datetime" in str(field.type) for field in fields(Observation)}
-    values = {name: parse_time(value) if is_time[name] else value for name, value in packed.items() if name in is_time}
-    return Observation(**values | {"phase": Phase(packed["phase"])})
+    values: dict[str, Any] = {name: value for name, value in packed.items() if name in is_time}
+    times = {name: parse_time(value) for name, value in values.items() if is_time[name]}
+    return Observation(**values | times | {"phase": Phase(packed["phase"])})

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import XComArg
 
 
 class _DataOperator(TrainJobOperator):
@@ -165,13 +168,13 @@ class ModelExportOperator(_DataOperator):
         source: str,
         target: str,
         name: str,
-        metrics: Mapping[str, Any] | str | None = None,
+        metrics: Mapping[str, Any] | XComArg | None = None,
         alias: str | None = None,
         metric: str | None = None,
         mode: Literal["max", "min"] = "max",
         min_improvement: float | str = 0.0,
-        datasets: Sequence[Mapping[str, Any]] = (),
-        base_model: Mapping[str, Any] | None = None,
+        datasets: Sequence[Mapping[str, Any] | XComArg] = (),
+        base_model: Mapping[str, Any] | XComArg | None = None,
         provenance: Mapping[str, Any] | None = None,
         export_id: str | None = None,
         allow_pickle: bool = False,
@@ -213,17 +216,19 @@ class ModelExportOperator(_DataOperator):
 
     def _origins(self) -> dict[str, Any]:
         datasets = [origin for dataset in self.datasets if (origin := _origin(dataset))]
-        return {"datasets": datasets, "base_model": _origin(self.base_model or {})}
+        return {"datasets": datasets, "base_model": _origin(self.base_model)}
 
 
-def _job(xcom: Mapping[str, Any]) -> dict[str, Any]:
+def _job(xcom: object) -> dict[str, Any]:
     """Which job made an XCom; empty if it is none of a TrainJob."""
     names = ("namespace", "name", "uid", "attempt")
-    return {name: xcom[name] for name in names} if set(names) <= set(xcom) else {}
+    return {name: xcom[name] for name in names} if isinstance(xcom, Mapping) and set(names) <= set(xcom) else {}
 
 
-def _origin(what: Mapping[str, Any]) -> dict[str, str]:
+def _origin(what: object) -> dict[str, str]:
     """Location and digest of a dataset or model, from an initializer's XCom or as they are; empty for a fresh start."""
+    if not isinstance(what, Mapping):
+        return {}
     values = what["outputs"] if _job(what) else what
     uri = values.get("source") or values.get("uri", "")
     digest = values.get("digest", "")
