@@ -99,7 +99,7 @@ def test_a_single_object(bucket: Any, tmp_path: Path) -> None:
     assert [(file.path, file.sha256) for file in manifest.files] == [("x.csv", digest)]
     with pytest.raises(ChecksumMismatch):
         copy("s3://models/d/x.csv", "s3://models/e", digest="0" * 64)
-    assert _objects(bucket, "e/").keys() == {".trainjob/incomplete"}
+    assert _objects(bucket, "e/").keys() == {content.MARK}
 
 
 def test_an_upload_that_fails_leaves_nothing(bucket: Any, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_upload_that_fails_leaves_nothing(bucket: Any, tmp_path: Path) -> Non
     source = _tree(tmp_path / "source", {"x.gz": data})
     with pytest.raises(CorruptData, match="truncated"):
         copy(str(source), "s3://models/cut")
-    assert _objects(bucket, "cut/").keys() == {".trainjob/incomplete"}
+    assert _objects(bucket, "cut/").keys() == {content.MARK}
     uploads = bucket.meta.client.list_multipart_uploads(Bucket="models").get("Uploads", [])
     assert not uploads
     with pytest.raises(CorruptData, match="half written"):

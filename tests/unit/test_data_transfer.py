@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in _files(folder).items() if name != content.NAME}
 
 
+LEFT = {".trainjob/lock", content.MARK}
 FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
 
 
@@ -109,6 +111,37 @@ def test_a_half_written_target_is_finished_and_its_good_files_are_kept(
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
+def test_what_a_killed_try_wrote_and_the_next_does_not_need_is_removed(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    (source / "old.gz").write_bytes(b"the copy fails at this one")
+    with pytest.raises(CorruptData):
+        copy(str(source), str(target))
+    _tree(target, {"old/1": b"of an even older try", "notes.txt": b"not ours"})
+    mark = target / content.MARK
+    mark.write_text(json.dumps([*json.loads(mark.read_text()), "old/1"]))
+    other = _tree(tmp_path / "other", {"a.txt": b"other"})
+    copy(str(other), str(target))
+    assert _content(target) == {"a.txt": b"other", "notes.txt": b"not ours"}
+
+
+@pytest.mark.parametrize(
+    "listed", [b"", b"{", b"[1]", b'["../outside"]', b'["/etc/passwd"]', b'["MANIFEST.json"]', b"null"]
+)
+def test_a_hostile_mark_removes_nothing(source: Path, target: Path, tmp_path: Path, listed: bytes) -> None:
+    _tree(tmp_path, {"outside": b"x", f"target/{content.MARK}": listed})
+    copy(str(source), str(target))
+    assert (tmp_path / "outside").exists()
+    assert _content(target) == FILES
+
+
+def test_litter_of_a_writer_that_was_killed_at_its_very_end(source: Path, target: Path) -> None:
+    manifest = copy(str(source), str(target))
+    _tree(target, {content.MARK: b"[]", ".trainjob/lock": b""})
+    assert copy(str(source), str(target)) == manifest
+    assert not (target / content.WORK).exists()
+
+
 def test_patterns(source: Path, target: Path) -> None:
     copy(str(source), str(target), include=["sub/*", "*.txt"], exclude=["c"])
     assert set(_content(target)) == {"a.txt", "sub/b.bin"}
@@ -130,7 +163,7 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
     for wrong in ("0" * 64, "sha256:" + "0" * 64):
         with pytest.raises(ChecksumMismatch, match="0000"):
             copy(str(source / "a.txt"), str(target), digest=wrong)
-        assert _content(target).keys() <= {".trainjob/lock"}
+        assert _content(target).keys() <= LEFT
     copy(str(source / "a.txt"), str(target))
     with pytest.raises(ChecksumMismatch):
         copy(str(source / "a.txt"), str(target), digest="0" * 64)
@@ -139,7 +172,7 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
 def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> None:
     with pytest.raises(ChecksumMismatch):
         copy(str(source), str(target), digest="sha256:" + "0" * 64)
-    assert _content(target).keys() <= {".trainjob/lock"}
+    assert _content(target).keys() <= LEFT
     copy(str(source), str(target))
     assert _content(target) == FILES
 
@@ -194,7 +227,7 @@ def test_gzip(tmp_path: Path, target: Path) -> None:
     ):
         with pytest.raises(CorruptData, match="gzip"):
             copy(str(_tree(tmp_path / f"bad{number}", {"x.csv.gz": cut})), str(tmp_path / f"t{number}"))
-        assert _content(tmp_path / f"t{number}").keys() <= {".trainjob/lock"}
+        assert _content(tmp_path / f"t{number}").keys() <= LEFT
 
 
 def test_links(source: Path, target: Path, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ PROVENANCE = "provenance.json"
 """Who made a model, of what; beside the manifest and no part of the content."""
 WORK = ".trainjob"
 """Directory of a transfer that is under way or was killed; there is none in a finished target."""
+MARK = f"{WORK}/writing.json"
+"""Lists the files that the transfer, and those before it that were killed, have written or are about to."""
 
 _FORMAT = "trainjob.content/v1"
 _HEX = re.compile(r"[0-9a-f]{64}")

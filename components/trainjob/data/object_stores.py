@@ -11,7 +11,7 @@ from queue import Full, Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from trainjob.data.content import WORK
+from trainjob.data.content import MARK
 from trainjob.data.locations import Location, safe_path
 from trainjob.data.stores import CHUNK, Entry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable, TrainJobError, UnsafePath
@@ -19,7 +19,6 @@ from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, Sto
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, HTTPStore, RetryConfig, S3Store
 
-_MARK = f"{WORK}/incomplete"
 # Part of an upload: S3 allows 10 000 of them, and none but the last below 5 MiB. Four files at a time, four parts each.
 _PART, _PARTS, _UPLOADS = 5 * CHUNK, 9_000, 4
 # An outage of up to a minute is bridged here; longer ones are for the orchestrator's retry.
@@ -154,12 +153,11 @@ class ObjectStore:
         """See `Store.begin`. There are no locks: of two writers, each object is that of one of them."""
         del notify
         self._only_s3("write to")
-        self.write_small(_MARK, b"a transfer to this place is under way, or was killed\n")
         yield
 
     def finish(self) -> None:
         """See `Store.finish`."""
-        self.delete(_MARK)
+        self.delete(MARK)
 
     def _key(self, path: str) -> str:
         if path:

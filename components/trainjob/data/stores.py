@@ -85,14 +85,11 @@ class Store(Protocol):
         ...
 
     def begin(self, notify: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Mark the location as being written, and keep other writers out as far as the store can.
-
-        The mark stays if the block ends with an error or is killed.
-        """
+        """Keep other writers out as far as the store can, to the end of the block or of the process."""
         ...
 
     def finish(self) -> None:
-        """Remove the mark. Only inside ``begin``."""
+        """Remove all below ``.trainjob``. Only inside ``begin``."""
         ...
 
 
@@ -191,6 +188,7 @@ class FileStore:
     def delete(self, path: str) -> None:
         """See `Store.delete`; directories that become empty stay."""
         full = self._root / path
+        self._confine(full.parent)
         with _os_errors(full), suppress(FileNotFoundError):
             full.unlink()
             self._unsynced.add(full.parent)
@@ -222,8 +220,10 @@ class FileStore:
     def finish(self) -> None:
         """See `Store.finish`."""
         work = self._root / WORK
-        self._remove_parts()
         with _os_errors(work):
+            for path in work.iterdir():
+                if path.name != "lock":
+                    path.unlink()
             # The lock goes last: who waits for it sees that it was replaced, and takes a new one.
             (work / "lock").unlink()
             with suppress(OSError):
@@ -238,16 +238,18 @@ class FileStore:
 
     def _make_parent(self, full: Path) -> None:
         parent = full.parent
-        root = self._root.resolve()
-        real = parent.resolve()
-        if real != root and root not in real.parents:
-            raise UnsafePath(f"{parent} leads out of {self._root} by a link; remove the link")
+        self._confine(parent)
         parent.mkdir(parents=True, exist_ok=True)
         while True:
             self._unsynced.add(parent)
             if parent in (self._root, parent.parent):
                 break
             parent = parent.parent
+
+    def _confine(self, folder: Path) -> None:
+        root, real = self._root.resolve(), folder.resolve()
+        if real != root and root not in real.parents:
+            raise UnsafePath(f"{folder} leads out of {self._root} by a link; remove the link")
 
     def _sync(self) -> None:
         """Make renames durable: a file's own fsync does not cover its name."""

@@ -1,13 +1,14 @@
 """Copy a dataset or a model from one location to another, so that a copy which looks finished is finished.
 
-Order of events at the target: mark it as being written; remove an older manifest; write the files, each of which
-appears whole; write ``MANIFEST.json``; remove the mark. A target is whole exactly if it has a manifest. Killed at any
-instant, the same call again finishes the work.
+Order of events at the target: write a mark that lists the files to come; remove an older manifest; write the files,
+each of which appears whole; write ``MANIFEST.json``; remove the mark. A target is whole exactly if it has a manifest.
+Killed at any instant, the same call again finishes the work.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from threading import Lock
@@ -18,7 +19,14 @@ from trainjob.data.gzips import GzipCheck
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.selection import Selection, manifest_of, select
 from trainjob.data.stores import Entry, Store, open_store
-from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, StoreUnavailable
+from trainjob.errors import (
+    ChecksumMismatch,
+    ConfigurationError,
+    CorruptData,
+    SourceNotFound,
+    StoreUnavailable,
+    UnsafePath,
+)
 
 Notify = Callable[[str], None]
 """Takes one line for people."""
@@ -73,11 +81,11 @@ def copy(
     selection = select(store, include, exclude)
     if wanted and selection.promised is not None and not matches(selection.promised, wanted):
         raise ChecksumMismatch(f"{store.location} has digest {selection.promised.digest}, not {wanted}")
-    whole = _already_whole(into, selection, wanted)
+    whole = _already_whole(into, selection, wanted, tidy=True)
     if whole is None:
         with into.begin(notify):
             # Again: another process may have written it while this one waited for its turn.
-            whole = _already_whole(into, selection, wanted)
+            whole = _already_whole(into, selection, wanted, tidy=False)
             if whole is None:
                 whole = _write(store, into, selection, wanted, _Meter("copied", selection, notify), sidecars)
             into.finish()
@@ -139,8 +147,8 @@ def _refuse_overlap(source: Location, target: Location) -> None:
         raise ConfigurationError(f"the target {target} overlaps the source {source}; choose a directory outside it")
 
 
-def _already_whole(into: Store, selection: Selection, wanted: str | None) -> ContentManifest | None:
-    """What the target holds, if it holds what is meant."""
+def _already_whole(into: Store, selection: Selection, wanted: str | None, *, tidy: bool) -> ContentManifest | None:
+    """What the target holds, if it holds what is meant; with ``tidy``, and nothing that a killed writer left."""
     held = manifest_of(into)
     if held is None:
         return None
@@ -155,6 +163,8 @@ def _already_whole(into: Store, selection: Selection, wanted: str | None) -> Con
     if not same:
         return None
     sizes = {entry.path: entry.size for entry in into.list()}
+    if tidy and any(path.startswith(f"{content.WORK}/") for path in sizes):
+        return None
     return held if all(sizes.get(file.path) == file.size for file in held.files) else None
 
 
@@ -163,6 +173,7 @@ def _write(  # noqa: PLR0917 - the six things that `copy` has found out
 ) -> ContentManifest:
     previous = manifest_of(into)
     right = _right_already(into, selection, previous)
+    stale = _announce(into, selection, previous)
     if previous is not None:
         into.delete(content.NAME)
     expected = {file.path: file.sha256 for file in selection.promised.files} if selection.promised else {}
@@ -183,14 +194,29 @@ def _write(  # noqa: PLR0917 - the six things that `copy` has found out
         for file in manifest.files:
             into.delete(file.path)
         raise ChecksumMismatch(f"{store.location} has digest {_shown(manifest)}, not {wanted}; nothing of it is kept")
-    kept = {file.path for file in manifest.files}
-    for file in previous.files if previous else ():
-        if file.path not in kept:
-            into.delete(file.path)
+    for path in stale:
+        into.delete(path)
     for path, data in (sidecars(manifest) if sidecars else {}).items():
         into.write_small(path, data)
     into.write_small(content.NAME, manifest.to_json())
     return manifest
+
+
+def _announce(into: Store, selection: Selection, previous: ContentManifest | None) -> set[str]:
+    """Write down which files will be written, and return those of earlier tries that will not be needed any more.
+
+    Without the list, files of a try that was killed would stay for good when the next one has files of other names.
+    """
+    coming = {entry.path for entry in selection.entries}
+    earlier = {file.path for file in previous.files} if previous else set()
+    try:
+        listed = json.loads(b"".join(into.read(content.MARK)))
+        content.check_paths(listed)
+        earlier |= set(listed)
+    except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError):
+        pass  # none, or not written by us: then nothing is removed because of it
+    into.write_small(content.MARK, json.dumps(sorted(coming | earlier)).encode())
+    return earlier - coming
 
 
 def _right_already(into: Store, selection: Selection, previous: ContentManifest | None) -> dict[str, File]:
