@@ -1,0 +1,36 @@
+"""What holds for every test: a home of its own, no settings from outside, and no process left when all is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.processes import marked
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``TRAINJOB_HOME`` of this test; no other setting is there."""
+    for name in ("BACKEND", "NAMESPACE", "REGISTRY", "LOCAL_ENVIRONMENTS"):
+        monkeypatch.delenv(f"TRAINJOB_{name}", raising=False)
+    directory = tmp_path / "trainjob-home"
+    monkeypatch.setenv("TRAINJOB_HOME", str(directory))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Of tests marked ``anyio``: the loop that Airflow, KFP and the synchronous client run."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fails the session if a process of any job that was launched in it is still there at its end."""
+    yield
+    patience = time.monotonic() + 10
+    while (left := marked(under=tmp_path_factory.getbasetemp())) and time.monotonic() < patience:
+        time.sleep(0.1)
+    assert not left, f"processes of jobs outlived the tests: {left}"

@@ -1,0 +1,89 @@
+"""Backends under the contract: a further one needs a `Harness` here and no change of any test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.memory import MemoryBackend
+
+from trainjob import JobRef, TrainJobSpec
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.manifest import render
+
+
+@dataclass
+class Harness:
+    """A backend and how its tests steer what runs there.
+
+    Attributes:
+        backend: The backend.
+        end: Makes a job of `fields` end with an exit code.
+        until_told: Fields of a spec whose one node runs until `end` is called.
+        shell: Whether ranks run real shell scripts, and so write logs.
+    """
+
+    backend: Backend
+    end: Callable[[JobRef, int], Awaitable[None]]
+    until_told: dict[str, Any]
+    shell: bool
+    namespace: str = "default"
+
+    def manifest(self, key: str = "key", attempt: int = 1, **fields: Any) -> TrainJob:
+        spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_told, **fields})
+        return render(spec, key, attempt, self.namespace)
+
+    async def create(self, key: str = "key", attempt: int = 1, **fields: Any) -> JobRef:
+        return JobRef.of(await self.backend.create(self.manifest(key, attempt, **fields)))
+
+    async def run(self, script: str, **fields: Any) -> JobRef:
+        """Start `script` in a shell on every node."""
+        return await self.create(command=["sh", "-c", script], **fields)
+
+
+def _local(tmp_path: Path) -> Harness:
+    told = tmp_path / "end"
+
+    async def end(_: JobRef, code: int) -> None:
+        told.with_suffix(".new").write_text(str(code))
+        told.with_suffix(".new").rename(told)
+
+    script = f"while ! [ -e {told} ]; do sleep 0.02; done; exit $(cat {told})"
+    return Harness(LocalBackend(), end, {"command": ["sh", "-c", script]}, shell=True)
+
+
+def _memory(_: Path) -> Harness:
+    backend = MemoryBackend()
+
+    async def end(ref: JobRef, code: int) -> None:
+        backend.end(ref, code)
+
+    return Harness(backend, end, {"command": ["sleep"]}, shell=False)
+
+
+HARNESSES = {"local": _local, "memory": _memory}
+
+
+async def _given(harness: Harness) -> AsyncIterator[Harness]:
+    yield harness
+    for namespace in ("default", "other"):
+        for job in await harness.backend.find(namespace, {}):
+            await harness.backend.delete(JobRef.of(job))
+    await harness.backend.aclose()
+
+
+@pytest.fixture(params=["local", "memory"])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> AsyncIterator[Harness]:
+    async for harness in _given(HARNESSES[request.param](tmp_path)):
+        yield harness
+
+
+@pytest.fixture(params=["local"])
+async def shell(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> AsyncIterator[Harness]:
+    """Of a backend whose ranks run real shell scripts, and so write logs."""
+    async for harness in _given(HARNESSES[request.param](tmp_path)):
+        yield harness

@@ -1,0 +1,201 @@
+"""A `Backend` in a dictionary, for tests of the flows above it. It passes the same contract tests as the real ones."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.diagnosis import Evidence
+from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.logs import LogLine
+from trainjob.manifest import JobRef
+
+NODE = dict.fromkeys(("ready", "succeeded", "failed", "active", "suspended"), 0) | {"name": "node"}
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class MemoryBackend:
+    """Keeps objects; what becomes of them the test says (`running`, `end`, `condition`)."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
+        self.used: set[tuple[str, str]] = set()
+        self.requests: list[str] = []
+        self.lines: list[LogLine] = []
+        self.terminated: dict[str, list[dict[str, Any]]] = {}
+        self.before: Callable[[str], None] = lambda _: None
+        """Called with the name of each request before it is served; may raise or change things."""
+        self.after: Callable[[str], None] = lambda _: None
+        """The same, after it was served: a reply that is lost."""
+        self.lingering: set[str] = set()
+        """UIDs of jobs whose pods are still ending."""
+
+    # ------------------------------------------------ what the cluster does
+
+    def job(self, ref: JobRef) -> dict[str, Any]:
+        found = self.jobs.get((ref.namespace, ref.name))
+        if found is None or found["metadata"]["uid"] != ref.uid:
+            raise NotFound(f"{ref} is gone")
+        return found
+
+    def status(self, ref: JobRef, **fields: Any) -> None:
+        self.job(ref)["status"] = {**self.job(ref)["status"], **fields}
+
+    def running(self, ref: JobRef) -> None:
+        self.status(ref, jobsStatus=[{**NODE, "active": 1, "ready": 1}])
+
+    def condition(self, ref: JobRef, kind: str, reason: str, value: str = "True", time: str = "") -> None:
+        fresh = {
+            "type": kind,
+            "status": value,
+            "reason": reason,
+            "message": reason,
+            "lastTransitionTime": time or now(),
+        }
+        kept = [c for c in self.job(ref)["status"].get("conditions") or [] if c["type"] != kind]
+        self.status(ref, conditions=[*kept, fresh])
+
+    def end(self, ref: JobRef, code: int = 0, message: str = "", **ended: Any) -> None:
+        pod = {
+            "metadata": {
+                "name": f"{ref.name}-node-0-0",
+                "labels": {
+                    "jobset.sigs.k8s.io/replicatedjob-name": "node",
+                    "batch.kubernetes.io/job-completion-index": "0",
+                },
+            },
+            "status": {
+                "phase": "Failed" if code else "Succeeded",
+                "containerStatuses": [
+                    {"state": {"terminated": {"exitCode": code, "message": message, "finishedAt": now(), **ended}}}
+                ],
+            },
+        }
+        self.terminated[ref.uid] = [pod]
+        self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
+
+    # ------------------------------------------------ what clients ask for
+
+    async def _request(self, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.requests.append(name)
+        self.before(name)
+
+    async def create(self, trainjob: TrainJob) -> TrainJob:
+        await self._request("create")
+        name = (trainjob["metadata"]["namespace"], trainjob["metadata"]["name"])
+        if trainjob["spec"]["runtimeRef"]["name"] == "nosuch":
+            raise RuntimeNotFound("there is no runtime nosuch")
+        if not (trainjob["spec"].get("trainer") or {}).get("command"):
+            raise Rejected("no command")
+        if name in self.used:
+            raise AlreadyExists(f"{name} exists or existed")
+        self.used.add(name)
+        metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now()}
+        self.jobs[name] = {**copy.deepcopy(dict(trainjob)), "metadata": metadata, "status": {}}
+        stored = copy.deepcopy(self.jobs[name])
+        self.after("create")
+        return stored
+
+    async def get(self, namespace: str, name: str) -> TrainJob | None:
+        await self._request("get")
+        return copy.deepcopy(self.jobs.get((namespace, name)))
+
+    async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
+        await self._request("find")
+        return [
+            copy.deepcopy(job)
+            for (where, _), job in self.jobs.items()
+            if where == namespace and labels.items() <= (job["metadata"].get("labels") or {}).items()
+        ]
+
+    async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        await self._request("watch")
+        seen = None
+        while True:
+            self.before("look")
+            job = self.jobs.get((ref.namespace, ref.name))
+            if job is None or job["metadata"]["uid"] != ref.uid:
+                yield Snapshot(None)
+                return
+            if job != seen:
+                seen = copy.deepcopy(job)
+                yield Snapshot(copy.deepcopy(job))
+            await anyio.sleep(0.001)
+
+    async def evidence(self, ref: JobRef) -> Evidence:
+        await self._request("evidence")
+        try:
+            job = copy.deepcopy(self.job(ref))
+        except NotFound:
+            return Evidence(None)
+        pods = self.terminated.get(ref.uid, [])
+        return Evidence(job, pods, {pod["metadata"]["name"]: [line.text for line in self.lines] for pod in pods})
+
+    async def logs(
+        self,
+        ref: JobRef,
+        *,
+        ranks: Sequence[str] = (),
+        follow: bool = False,
+        since: str = "",
+        tail: int | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        await self._request("logs")
+        given = 0
+        while True:
+            self.before("lines")
+            job = self.jobs.get((ref.namespace, ref.name))
+            over = job is None or any(c["type"] in ("Complete", "Failed") for c in job["status"].get("conditions", ()))
+            for line in self.lines[given:]:
+                given += 1
+                yield line
+            if over or not follow:
+                return
+            await anyio.sleep(0.001)
+
+    async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
+        await self._request("patch")
+        job = self.job(ref)
+        for name, part in patch.items():
+            job[name] = _merged(job.get(name), part)
+        if "suspend" in patch.get("spec", {}):
+            suspended = job["spec"]["suspend"]
+            self.condition(ref, "Suspended", "Suspended" if suspended else "Resumed", str(bool(suspended)))
+
+    async def delete(self, ref: JobRef) -> None:
+        await self._request("delete")
+        job = self.jobs.get((ref.namespace, ref.name))
+        if job is not None and job["metadata"]["uid"] == ref.uid:
+            del self.jobs[ref.namespace, ref.name]
+
+    async def stopped(self, ref: JobRef) -> bool:
+        await self._request("stopped")
+        if ref.uid in self.lingering:
+            return False
+        try:
+            job = self.job(ref)
+        except NotFound:
+            return True
+        true = {c["type"] for c in job["status"].get("conditions") or [] if c["status"] == "True"}
+        return bool(true & {"Complete", "Failed", "Suspended"})
+
+    async def aclose(self) -> None:
+        self.requests.append("aclose")
+
+
+def _merged(value: Any, patch: Any) -> Any:
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = {**(value or {}), **{name: _merged((value or {}).get(name), part) for name, part in patch.items()}}
+    return {name: part for name, part in merged.items() if part is not None}

@@ -1,0 +1,403 @@
+"""What `trainjob.launch` relies on, of whatever backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.conftest import Harness
+
+from trainjob import JobRef, LogLine, Phase
+from trainjob.backends.base import TrainJob
+from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.manifest import KEY, labels_of, spec_hash
+from trainjob.status import observe
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+
+async def ended(harness: Harness, ref: JobRef, seconds: float = 30) -> TrainJob | None:
+    """The job's last state."""
+    with anyio.fail_after(seconds):
+        async with aclosing(harness.backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if observe(snapshot.trainjob).phase.terminal:
+                    return snapshot.trainjob
+    raise AssertionError("the watch ended before the job did")
+
+
+async def until(happened: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(20):
+        while not await happened():  # noqa: ASYNC110 - nobody but the backend knows
+            await anyio.sleep(0.02)
+
+
+async def is_gone(harness: Harness, ref: JobRef) -> None:
+    async def gone() -> bool:
+        return await harness.backend.get(ref.namespace, ref.name) is None
+
+    await until(gone)
+
+
+async def stops(harness: Harness, ref: JobRef) -> None:
+    await until(lambda: harness.backend.stopped(ref))
+
+
+# ---------------------------------------------------------------- create
+
+
+async def test_create_returns_what_is_stored(harness: Harness) -> None:
+    wanted = harness.manifest("a/b", labels={"team": "x"})
+    stored = await harness.backend.create(wanted)
+    assert stored["spec"]["trainer"] == wanted["spec"]["trainer"]
+    assert stored["metadata"]["labels"].items() >= wanted["metadata"]["labels"].items()
+    assert stored["metadata"]["annotations"][KEY] == "a/b"
+    assert spec_hash(stored) == spec_hash(wanted)
+    observation = observe(stored)
+    assert observation.created is not None
+    assert abs(observation.created.timestamp() - time.time()) < 10
+    found = await harness.backend.get(stored["metadata"]["namespace"], stored["metadata"]["name"])
+    assert found is not None
+    assert found["metadata"]["uid"] == stored["metadata"]["uid"]
+
+
+async def test_a_name_is_taken_once(harness: Harness) -> None:
+    ref = await harness.create()
+    with pytest.raises(AlreadyExists):
+        await harness.create()
+    assert (await harness.create(attempt=2)).uid != ref.uid
+
+
+async def test_a_name_is_not_free_again_after_deletion(harness: Harness) -> None:
+    ref = await harness.create()
+    await harness.backend.delete(ref)
+    await is_gone(harness, ref)
+    with pytest.raises(AlreadyExists):
+        await harness.create()
+
+
+async def test_only_one_of_many_creations_succeeds(harness: Harness) -> None:
+    results = await asyncio.gather(*(harness.create() for _ in range(8)), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["AlreadyExists"] * 7 + ["JobRef"]
+
+
+async def test_no_such_runtime(harness: Harness) -> None:
+    with pytest.raises(RuntimeNotFound, match="nosuch"):
+        await harness.create(runtime="nosuch")
+    assert await harness.backend.find(harness.namespace, {}) == []
+
+
+async def test_a_refused_job_leaves_nothing(harness: Harness) -> None:
+    with pytest.raises(Rejected):
+        await harness.create(command=[])
+    assert await harness.backend.find(harness.namespace, {}) == []
+
+
+# ---------------------------------------------------------------- get and find
+
+
+async def test_nothing_there(harness: Harness) -> None:
+    assert await harness.backend.get("default", "nosuch") is None
+    assert await harness.backend.find("default", {}) == []
+    assert await harness.backend.find("nosuch", {}) == []
+
+
+async def test_find_by_all_labels(harness: Harness) -> None:
+    first = await harness.create("one", labels={"team": "x"})
+    second = await harness.create("one", 2, labels={"team": "y"})
+    await harness.create("two")
+
+    async def found(labels: dict[str, str]) -> set[str]:
+        return {job["metadata"]["uid"] for job in await harness.backend.find("default", labels)}
+
+    assert await found(labels_of("one")) == {first.uid, second.uid}
+    assert await found({**labels_of("one"), "team": "y"}) == {second.uid}
+    assert await found({"team": "z"}) == set()
+    assert len(await found({})) == 3
+
+
+async def test_namespaces_are_apart(harness: Harness) -> None:
+    ref = await harness.create()
+    assert await harness.backend.get("other", ref.name) is None
+    assert await harness.backend.find("other", {}) == []
+    harness.namespace = "other"
+    assert (await harness.create()).name == ref.name
+
+
+# ---------------------------------------------------------------- watch
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, Phase.COMPLETE), (3, Phase.FAILED)])
+async def test_watch_to_the_end(harness: Harness, code: int, phase: Phase) -> None:
+    ref = await harness.create()
+    phases = []
+    async with aclosing(harness.backend.watch(ref)) as snapshots:
+        async for snapshot in snapshots:
+            assert snapshot.trainjob is not None
+            assert snapshot.trainjob["metadata"]["uid"] == ref.uid
+            phases.append(observe(snapshot.trainjob).phase)
+            if len(phases) == 1:
+                await harness.end(ref, code)
+            if phases[-1].terminal:
+                break
+    assert phases[-1] is phase
+    observation = observe(await harness.backend.get(ref.namespace, ref.name))
+    assert observation.created is not None
+    assert observation.finished is not None
+    assert observation.finished >= observation.created
+
+
+async def test_watch_is_level_triggered(harness: Harness) -> None:
+    """A watcher that was away sees the present at once, and need not see what was between."""
+    ref = await harness.create()
+    await harness.end(ref, 0)
+    await ended(harness, ref)
+    async with aclosing(harness.backend.watch(ref)) as snapshots:
+        first = await anext(snapshots)
+    assert observe(first.trainjob).phase is Phase.COMPLETE
+
+
+async def test_watch_sees_every_last_change(harness: Harness) -> None:
+    ref = await harness.create()
+    async with aclosing(harness.backend.watch(ref)) as snapshots:
+        await anext(snapshots)
+        for n in range(20):
+            await harness.backend.patch(ref, {"metadata": {"annotations": {"n": str(n)}}})
+        with anyio.fail_after(10):
+            async for snapshot in snapshots:
+                if snapshot.trainjob and snapshot.trainjob["metadata"]["annotations"].get("n") == "19":
+                    break
+
+
+async def test_watch_ends_with_none_when_the_job_is_deleted(harness: Harness) -> None:
+    ref = await harness.create()
+    seen: list[Any] = []
+    with anyio.fail_after(20):
+        async with aclosing(harness.backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if not seen:
+                    await harness.backend.delete(ref)
+                seen.append(snapshot.trainjob)
+    assert seen[-1] is None
+    assert None not in seen[:-1]
+
+
+async def test_another_uid_is_another_job(harness: Harness) -> None:
+    ref = replace(await harness.create(), uid="00000000-0000-0000-0000-000000000000")
+    async with aclosing(harness.backend.watch(ref)) as snapshots:
+        assert [snapshot.trainjob async for snapshot in snapshots] == [None]
+    assert (await harness.backend.evidence(ref)).trainjob is None
+    assert await harness.backend.stopped(ref)
+    with pytest.raises(NotFound):
+        await harness.backend.patch(ref, {"spec": {"suspend": True}})
+    await harness.backend.delete(ref)
+    assert await harness.backend.get(ref.namespace, ref.name) is not None
+
+
+async def test_many_watchers_of_one_job(harness: Harness) -> None:
+    ref = await harness.create()
+
+    async def watcher() -> Phase:
+        return observe(await ended(harness, ref)).phase
+
+    watchers = [asyncio.create_task(watcher()) for _ in range(5)]
+    await anyio.sleep(0.1)
+    await harness.end(ref, 0)
+    assert set(await asyncio.gather(*watchers)) == {Phase.COMPLETE}
+
+
+# ---------------------------------------------------------------- patch, suspend, delete
+
+
+async def test_patch_merges(harness: Harness) -> None:
+    ref = await harness.create(annotations={"a": "1", "b": "2"})
+    await harness.backend.patch(ref, {"metadata": {"annotations": {"a": None, "c": "3"}}})
+    job = await harness.backend.get(ref.namespace, ref.name)
+    assert job is not None
+    annotations = job["metadata"]["annotations"]
+    assert "a" not in annotations
+    assert (annotations["b"], annotations["c"]) == ("2", "3")
+    assert job["metadata"]["uid"] == ref.uid
+
+
+async def test_suspend_and_resume(harness: Harness) -> None:
+    ref = await harness.create()
+    assert not await harness.backend.stopped(ref)
+    await harness.backend.patch(ref, {"spec": {"suspend": True}})
+    assert observe(await harness.backend.get(ref.namespace, ref.name)).phase is Phase.SUSPENDED
+    await stops(harness, ref)
+    suspended = observe(await harness.backend.get(ref.namespace, ref.name))
+    assert suspended.waiting_since is not None
+    await harness.backend.patch(ref, {"spec": {"suspend": False}})
+    assert not await harness.backend.stopped(ref)
+    await harness.end(ref, 0)
+    done = observe(await ended(harness, ref))
+    assert done.phase is Phase.COMPLETE
+    assert done.created is not None
+    assert done.admitted is not None
+    assert done.admitted > done.created
+
+
+async def test_created_suspended(harness: Harness) -> None:
+    ref = await harness.create(suspend=True)
+    assert observe(await harness.backend.get(ref.namespace, ref.name)).phase is Phase.SUSPENDED
+    await harness.end(ref, 0) if harness.shell else None
+    await harness.backend.patch(ref, {"spec": {"suspend": False}})
+    if not harness.shell:
+        await harness.end(ref, 0)
+    assert observe(await ended(harness, ref)).phase is Phase.COMPLETE
+
+
+async def test_delete_is_idempotent(harness: Harness) -> None:
+    ref = await harness.create()
+    for _ in range(3):
+        await harness.backend.delete(ref)
+    await is_gone(harness, ref)
+    await harness.backend.delete(ref)
+    assert await harness.backend.stopped(ref)
+    assert await harness.backend.find("default", {}) == []
+    with pytest.raises(NotFound):
+        await harness.backend.patch(ref, {"spec": {"suspend": True}})
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_a_finished_job_is_deleted_too(harness: Harness, code: int) -> None:
+    """At once after its end, when whoever looked after it is just leaving."""
+    ref = await harness.create()
+    await harness.end(ref, code)
+    await ended(harness, ref)
+    assert await harness.backend.stopped(ref)
+    await harness.backend.delete(ref)
+    await is_gone(harness, ref)
+
+
+async def test_deleted_while_suspended(harness: Harness) -> None:
+    ref = await harness.create(suspend=True)
+    await harness.backend.delete(ref)
+    await is_gone(harness, ref)
+
+
+# ---------------------------------------------------------------- logs and evidence
+
+
+async def collected(lines: AsyncIterator[LogLine], seconds: float = 20) -> list[LogLine]:
+    with anyio.fail_after(seconds):
+        return [line async for line in lines]
+
+
+async def test_lines_of_all_ranks_in_order(shell: Harness) -> None:
+    script = 'for i in 1 2 3; do echo "$JOB_COMPLETION_INDEX: $i"; sleep 0.1; done'
+    ref = await shell.run(script, num_nodes=2)
+    await ended(shell, ref)
+    lines = await collected(shell.backend.logs(ref))
+    assert [line.time for line in lines] == sorted(line.time for line in lines)
+    for rank in ("0", "1"):
+        texts = [line.text for line in lines if line.rank == f"node-{rank}"]
+        assert texts == [f"{rank}: {i}" for i in (1, 2, 3)]
+    only = await collected(shell.backend.logs(ref, ranks=["node-1"]))
+    assert {line.rank for line in only} == {"node-1"}
+    assert len(only) == 3
+
+
+async def test_following_begins_before_the_first_line_and_ends_with_the_last(shell: Harness) -> None:
+    ref = await shell.run("sleep 0.3; echo one; sleep 0.3; echo two >&2; echo three")
+    lines = await collected(shell.backend.logs(ref, follow=True))
+    assert [line.text for line in lines] == ["one", "two", "three"]
+
+
+async def test_lines_come_while_the_job_runs(shell: Harness) -> None:
+    ref = await shell.run("echo one; sleep 60")
+    async with aclosing(shell.backend.logs(ref, follow=True)) as lines:
+        with anyio.fail_after(10):
+            assert (await anext(lines)).text == "one"
+    assert not await shell.backend.stopped(ref)
+
+
+async def test_without_following_a_running_job_is_read_to_the_present(shell: Harness) -> None:
+    ref = await shell.run("echo one; sleep 60")
+
+    async def read() -> bool:
+        return [line.text for line in await collected(shell.backend.logs(ref))] == ["one"]
+
+    await until(read)
+
+
+async def test_a_reader_can_go_on_after_any_line(shell: Harness) -> None:
+    ref = await shell.run("seq 200", num_nodes=2)
+    await ended(shell, ref)
+    lines = await collected(shell.backend.logs(ref))
+    assert len(lines) == 400
+    for stop in (0, 1, 199, 399):
+        assert await collected(shell.backend.logs(ref, since=lines[stop].time)) == lines[stop + 1 :]
+
+
+async def test_tail(shell: Harness) -> None:
+    ref = await shell.run("seq 5000; sleep 1; echo late", num_nodes=2)
+
+    async def written() -> bool:
+        return len(await collected(shell.backend.logs(ref, tail=9000))) == 10_000
+
+    await until(written)
+    lines = await collected(shell.backend.logs(ref, tail=2, follow=True))
+    for rank in ("node-0", "node-1"):
+        assert [line.text for line in lines if line.rank == rank] == ["4999", "5000", "late"]
+    assert await collected(shell.backend.logs(ref, tail=0)) == []
+
+
+async def test_a_long_log_is_read_to_its_end(shell: Harness) -> None:
+    ref = await shell.run("seq 100000", num_nodes=2)
+    assert len(await collected(shell.backend.logs(ref, follow=True), 60)) == 200_000
+    lines = await collected(shell.backend.logs(ref), 60)
+    assert [line.text for line in lines if line.rank == "node-1"] == [str(n) for n in range(1, 100_001)]
+    assert [line.time for line in lines] == sorted(line.time for line in lines)
+
+
+async def test_odd_bytes(shell: Harness) -> None:
+    ref = await shell.run(r"printf '\377\376ab\n10%%\r20%%\r\n\n\tz\033[1m\nno end'")
+    await ended(shell, ref)
+    texts = [line.text for line in await collected(shell.backend.logs(ref))]
+    assert texts == ["\ufffd\ufffdab", "10%\r20%", "", "\tz\x1b[1m", "no end"]
+
+
+async def test_a_line_of_a_megabyte(shell: Harness) -> None:
+    ref = await shell.run("head -c 1048576 /dev/zero | tr '\\0' x; echo; echo after")
+    await ended(shell, ref)
+    *parts, after = [line.text for line in await collected(shell.backend.logs(ref))]
+    assert "".join(parts) == "x" * 1048576
+    assert after == "after"
+    assert max(len(part) for part in parts) <= 16 * 1024
+
+
+async def test_evidence_of_a_failure(shell: Harness) -> None:
+    ref = await shell.run('echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 0 ] && sleep 60; exit 3', num_nodes=2)  # fmt: skip  # noqa: E501
+    await ended(shell, ref)
+    evidence = await shell.backend.evidence(ref)
+    assert evidence.trainjob is not None
+    assert evidence.trainjob["metadata"]["uid"] == ref.uid
+    codes = {
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: status["state"]["terminated"]["exitCode"]
+        for pod in evidence.pods
+        for status in pod["status"]["containerStatuses"]
+    }
+    assert codes == {"0": 143, "1": 3}
+    assert sorted(line for lines in evidence.logs.values() for line in lines) == ["rank 0", "rank 1"]
+
+
+async def test_evidence_of_a_job_that_runs(harness: Harness) -> None:
+    ref = await harness.create()
+    evidence = await harness.backend.evidence(ref)
+    assert evidence.trainjob is not None
+    assert observe(evidence.trainjob).phase not in (Phase.COMPLETE, Phase.FAILED)
+
+
+async def test_logs_of_a_job_that_is_gone(harness: Harness) -> None:
+    ref = await harness.create()
+    await harness.backend.delete(ref)
+    await is_gone(harness, ref)
+    assert await collected(harness.backend.logs(ref, follow=True)) == []

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob import InvalidSpec, JobRef, TrainJobSpec
+from trainjob.manifest import (
+    ATTEMPT,
+    KEY,
+    MANAGED_BY,
+    SPEC_HASH,
+    differences,
+    job_name,
+    key_hash,
+    labels_of,
+    render,
+    spec_hash,
+)
+
+RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+TRAIN: dict[str, Any] = {"runtime": "torch-distributed", "command": ["train"], "num_nodes": 2}
+KEYS = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+
+
+def rendered(key: str = "key", attempt: int = 1, **fields: Any) -> dict[str, Any]:
+    return render(TrainJobSpec.parse({**TRAIN, **fields}), key, attempt, "ns")
+
+
+@given(KEYS, st.integers(1, 999))
+def test_names_fit_everywhere(key: str, attempt: int) -> None:
+    name = job_name(key, attempt)
+    assert RFC_1035.fullmatch(name)
+    assert len(name) <= 33
+    assert len(f"{name}-dataset-initializer-0-0-abcde") <= 63  # JobSet's webhook
+    assert name.endswith(f"-{attempt}")
+    assert name == job_name(key, attempt)
+    for value in labels_of(key).values():
+        assert LABEL.fullmatch(value)
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(1, 999)), unique=True, min_size=2))
+def test_names_are_distinct(work: list[tuple[str, int]]) -> None:
+    assert len({job_name(key, attempt) for key, attempt in work}) == len(work)
+
+
+@given(KEYS, KEYS)
+def test_key_hashes_are_distinct(one: str, other: str) -> None:
+    assert (key_hash(one) == key_hash(other)) == (one == other)
+    assert re.fullmatch(r"[a-z0-9]{10}", key_hash(one))
+
+
+@pytest.mark.parametrize(
+    ("key", "begins"),
+    [
+        ("airflow/dag/run/train_model", "train-model-"),
+        ("runs/Train Model!/", "train-model-"),
+        ("a/2026-11-21", "job-"),
+        ("a/7b-llama", "b-llama-"),
+        ("", "job-"),
+        ("日本", "job-"),
+        ("x/a-very-long-name-of-a-task", "a-very-long-name-o-"),
+        ("x/seventeen-letters-and", "seventeen-letters-"),
+    ],
+)
+def test_names_say_what_they_are(key: str, begins: str) -> None:
+    assert job_name(key, 1) == f"{begins}{key_hash(key)}-1"
+
+
+def test_the_names_of_yesterday_are_those_of_today() -> None:
+    """Whoever upgrades must find the jobs that are under way."""
+    assert job_name("airflow/prod/retrain/scheduled__2026-01-31/train", 2) == "train-kusxgt73oi-2"
+
+
+@pytest.mark.parametrize("attempt", [0, -1, 1000])
+def test_attempts_that_fit_into_no_name(attempt: int) -> None:
+    with pytest.raises(ValueError, match="only 1 to 999"):
+        job_name("k", attempt)
+
+
+def test_metadata() -> None:
+    metadata = rendered("a/b", 3, labels={"team": "x"}, annotations={"note": "y"})["metadata"]
+    assert metadata["name"] == job_name("a/b", 3)
+    assert metadata["namespace"] == "ns"
+    assert metadata["labels"] == {"team": "x", MANAGED_BY: "trainjob", KEY: key_hash("a/b"), ATTEMPT: "3"}
+    assert metadata["annotations"].pop(SPEC_HASH)
+    assert metadata["annotations"] == {"note": "y", KEY: "a/b"}
+
+
+def test_a_job_without_a_runtime_is_refused_also_here() -> None:
+    with pytest.raises(InvalidSpec, match="runtime: is missing"):
+        render(TrainJobSpec(), "k", 1, "ns")
+
+
+def test_reference_of_an_object() -> None:
+    job = rendered("k", 7)
+    job["metadata"]["uid"] = "u"
+    assert JobRef.of(job) == JobRef("ns", job_name("k", 7), "u", 7)
+    assert str(JobRef.of(job)) == f"ns/{job_name('k', 7)}"
+    foreign = {"metadata": {"namespace": "ns", "name": "by-hand", "uid": "u"}}
+    assert JobRef.of(foreign) == JobRef("ns", "by-hand", "u", 1)
+
+
+# ---------------------------------------------------------------- spec hash and differences
+
+SPECS = st.fixed_dictionaries(
+    {"runtime": st.sampled_from(["torch-distributed", "jax-distributed"]), "command": st.lists(st.text(max_size=9))},
+    optional={
+        "num_nodes": st.integers(1, 9),
+        "env": st.dictionaries(st.from_regex(r"[A-Z]{1,5}", fullmatch=True), st.text("abc")),
+        "suspend": st.booleans(),
+        "labels": st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), st.text("abc", min_size=1)),
+        "resources_per_node": st.sampled_from([{"cpu": 1}, {"gpu": 2}, {"limits": {"memory": "1Gi"}}]),
+    },
+)
+
+
+def parsed(fields: dict[str, Any]) -> TrainJobSpec:
+    return TrainJobSpec.model_validate(fields)
+
+
+@given(SPECS)
+def test_the_hash_survives_writing_and_reading(fields: dict[str, Any]) -> None:
+    spec = parsed(fields)
+    first = spec_hash(render(spec, "k", 1, "ns"))
+    assert re.fullmatch(r"[0-9a-f]{64}", first)
+    for again in (
+        parsed(json.loads(spec.model_dump_json(exclude_defaults=True))),
+        parsed(spec.model_dump(by_alias=True)),
+        parsed(dict(reversed(fields.items()))),
+    ):
+        assert spec_hash(render(again, "another key", 2, "elsewhere")) == first
+
+
+@given(SPECS, SPECS)
+def test_the_hash_tells_specs_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    hashes = [spec_hash(render(parsed(fields), "k", 1, "ns")) for fields in (one, other)]
+    assert (hashes[0] == hashes[1]) == (parsed(one) == parsed(other))
+
+
+def test_the_hash_of_yesterday_is_that_of_today() -> None:
+    """An upgrade must not part a running job from its key."""
+    assert spec_hash(rendered()) == "31ab4e7f71ed3a05e1a26d73f5f2caebe36a988b20809f8196d5046f4b0b2571"
+
+
+def test_a_default_that_is_written_out_changes_nothing() -> None:
+    plain = rendered()
+    written = rendered(suspend=False, args=[], runtime={"name": "torch-distributed", "kind": "ClusterTrainingRuntime"})
+    assert spec_hash(plain) == spec_hash(written)
+
+
+def test_an_object_made_by_hand_has_no_hash() -> None:
+    assert spec_hash({"metadata": {}}) == ""
+    assert spec_hash({"metadata": {"annotations": None}}) == ""
+
+
+def test_differences() -> None:
+    present = rendered(args=["--lr", "0.1"], env={"A": "1"}, image="i:1")
+    wanted = rendered(args=["--lr", "0.2"], num_nodes=3, env={"A": "1", "B": "2"})
+    assert differences(wanted, present) == [
+        "spec.trainer.numNodes: 2 -> 3",
+        'spec.trainer.args[1]: "0.1" -> "0.2"',
+        'spec.trainer.env: [{"name": "A", "value": "1"}] -> [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]',
+        'spec.trainer.image: "i:1" -> (nothing)',
+    ]
+
+
+def test_what_a_cluster_adds_is_no_difference() -> None:
+    wanted = rendered()
+    present = rendered()
+    present["spec"] |= {"suspend": True, "managedBy": "x", "runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}
+    present["spec"]["runtimeRef"]["more"] = 1
+    assert differences(wanted, present) == []
+
+
+def test_long_values_are_cut() -> None:
+    (line,) = differences(rendered(image="i" * 300), rendered())
+    assert line.startswith('spec.trainer.image: (nothing) -> "iii')
+    assert len(line) < 130
+
+
+def test_rendering_has_no_part_in_the_spec() -> None:
+    """A caller may change what it was given."""
+    spec = TrainJobSpec.parse(TRAIN)
+    render(spec, "k", 1, "ns")["metadata"]["labels"]["x"] = "y"
+    assert "x" not in render(spec, "k", 1, "ns")["metadata"]["labels"]

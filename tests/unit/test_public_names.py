@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import trainjob
+from trainjob import errors
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.errors import InvalidSpec, Problem, RetryVerdict, TrainJobFailed
+
+
+@pytest.mark.parametrize("name", trainjob.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(trainjob, name) is not None
+
+
+def test_lazy_names_are_the_documented_ones() -> None:
+    assert {*trainjob._HOME, "__version__"} == set(trainjob.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = trainjob.Nothing  # type: ignore[attr-defined]
+
+
+def printed(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_costs_a_dag_file_nothing() -> None:
+    program = "import sys, trainjob; print([m for m in ('pydantic', 'anyio', 'yaml', 'asyncio') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        == "[]"
+    )
+
+
+def test_a_supervisor_imports_the_standard_library_only() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import trainjob.backends.local.supervisor; "
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
+        "print(sorted(new - set(sys.stdlib_module_names) - {'trainjob'}))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        == "[]"
+    )
+
+
+ERRORS = [
+    value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.TrainJobError)
+]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_has_a_verdict_and_a_place_in_the_tree(error: type[errors.TrainJobError]) -> None:
+    assert error.retry in RetryVerdict
+    assert error.__doc__
+    assert errors.__doc__ is not None
+    assert error.__name__ in errors.__doc__
+
+
+def test_errors_with_values_survive_a_process_boundary() -> None:
+    invalid = pickle.loads(pickle.dumps(InvalidSpec([Problem("a.b", "is wrong", "write c")])))
+    assert invalid.problems == (Problem("a.b", "is wrong", "write c"),)
+    assert "a.b: is wrong (write c)" in str(invalid)
+    diagnosis = Diagnosis(Category.IMAGE, RetryVerdict.CONFIGURATION, "no such image", job="ns/x")
+    failed = pickle.loads(pickle.dumps(TrainJobFailed(diagnosis)))
+    assert failed.diagnosis == diagnosis
+    assert failed.retry is RetryVerdict.CONFIGURATION
+    assert str(failed).startswith("TrainJob ns/x failed: no such image")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "retryable"), [("user", 0), ("infrastructure", 1), ("preempted", 1), ("quota", 1), ("configuration", 0)]
+)
+def test_which_verdicts_are_worth_another_attempt(verdict: str, retryable: int) -> None:
+    assert RetryVerdict(verdict).retryable == bool(retryable)

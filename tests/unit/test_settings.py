@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainjob import Settings, connect
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.errors import ConfigurationError
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINJOB_HOME")
+    settings = Settings()
+    assert settings.backend == "kubernetes"
+    assert settings.namespace == "default"
+    assert settings.home == Path.home() / ".trainjob"
+    assert settings.registry is None
+    assert settings.local_environments == {}
+
+
+def test_environment_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for namespace in ("one", "two"):
+        monkeypatch.setenv("TRAINJOB_NAMESPACE", namespace)
+        assert Settings().namespace == namespace
+
+
+def test_home_is_absolute_wherever_the_process_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINJOB_HOME", "here")
+    assert Settings().home == tmp_path / "here"
+    monkeypatch.setenv("TRAINJOB_HOME", "~/there")
+    assert Settings().home == Path.home() / "there"
+
+
+def test_local_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", '{"torch-distributed": "/venvs/torch"}')
+    assert Settings().local_environments == {"torch-distributed": Path("/venvs/torch")}
+    assert LocalBackend().environments == {"torch-distributed": Path("/venvs/torch")}
+    assert LocalBackend(environments={}).environments == {}
+
+
+def test_local_is_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    with pytest.raises(ConfigurationError, match="TRAINJOB_BACKEND=local"):
+        connect()
+
+
+def test_local_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    assert isinstance(connect("local"), LocalBackend)
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    backend = connect()
+    assert isinstance(backend, LocalBackend)
+    assert backend.home == home
+
+
+def test_an_unknown_backend_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ConfigurationError, match=r"no backend 'lokal'.*kubernetes, local"):
+        connect("lokal")

@@ -1,0 +1,447 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob.manifest import render
+from trainjob.spec import EnvVarSource, KeyRef, Resources, RuntimeRef
+
+TRAIN = {"runtime": "torch-distributed", "command": ["torchrun", "train.py"]}
+WHOLE: dict[str, Any] = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainJob",
+    "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
+}
+TOKEN = "hf_" + "a1B2" * 6  # the form of one; nobody's
+
+
+def problems(source: Any, **fields: Any) -> dict[str, str]:
+    """Path -> message and hint of everything that is wrong with `source`."""
+    with pytest.raises(InvalidSpec) as caught:
+        TrainJobSpec.parse({**source, **fields} if isinstance(source, Mapping) else source)
+    return {problem.path: f"{problem.message} ({problem.instead})" for problem in caught.value.problems}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    rendered: dict[str, Any] = render(TrainJobSpec.parse({**TRAIN, **fields}), "key", 1, "ns")["spec"]
+    return rendered
+
+
+# ---------------------------------------------------------------- every field, as it reaches the API
+
+PATCH = {
+    "manager": "example.com/team",
+    "training_runtime_spec": {
+        "template": {
+            "metadata": {"labels": {"kueue.x-k8s.io/priority-class": "high"}},
+            "spec": {
+                "replicated_jobs": [
+                    {
+                        "name": "node",
+                        "template": {
+                            "metadata": {"annotations": {"a": "b"}},
+                            "spec": {
+                                "template": {
+                                    "spec": {
+                                        "service_account_name": "trainer",
+                                        "node_selector": {"gpu": "h100"},
+                                        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                                        "image_pull_secrets": ["registry"],
+                                        "termination_grace_period_seconds": 60,
+                                        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}],
+                                        "init_containers": [{"name": "warm-up", "env": {"A": "1"}}],
+                                        "containers": [
+                                            {"name": "node", "volume_mounts": [{"name": "data", "mountPath": "/data"}]}
+                                        ],
+                                    }
+                                }
+                            },
+                        },
+                    }
+                ]
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "expected"),
+    [
+        (
+            {},
+            "runtimeRef",
+            {"name": "torch-distributed", "apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"},
+        ),
+        ({"runtime": {"name": "mine", "kind": "TrainingRuntime"}}, "runtimeRef.kind", "TrainingRuntime"),
+        ({}, "trainer", {"numNodes": 1, "command": ["torchrun", "train.py"]}),
+        ({"image": "ghcr.io/team/train:1"}, "trainer.image", "ghcr.io/team/train:1"),
+        ({"args": ["--lr", "0.1"]}, "trainer.args", ["--lr", "0.1"]),
+        ({"num_nodes": 4}, "trainer.numNodes", 4),
+        ({"num_proc_per_node": 8}, "trainer.numProcPerNode", 8),
+        (
+            {"env": {"A": "1", "B": "$(A)"}},
+            "trainer.env",
+            [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}],
+        ),
+        (
+            {"env": {"T": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}},
+            "trainer.env",
+            [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        ),
+        (
+            {"inputs": {"data": "s3://b/d"}, "outputs": {"model": "s3://b/m"}, "env": {"A": "$(TRAINJOB_INPUT_DATA)"}},
+            "trainer.env",
+            [
+                {"name": "TRAINJOB_INPUT_DATA", "value": "s3://b/d"},
+                {"name": "TRAINJOB_OUTPUT_MODEL", "value": "s3://b/m"},
+                {"name": "A", "value": "$(TRAINJOB_INPUT_DATA)"},
+            ],
+        ),
+        ({"inputs": {"model": ""}}, "trainer.env", [{"name": "TRAINJOB_INPUT_MODEL", "value": ""}]),
+        (
+            {"resources_per_node": {"cpu": 4, "gpu": 1}},
+            "trainer.resourcesPerNode",
+            {"requests": {"cpu": "4", "nvidia.com/gpu": "1"}, "limits": {"cpu": "4", "nvidia.com/gpu": "1"}},
+        ),
+        (
+            {"resources_per_node": {"requests": {"memory": "1.5Gi"}}},
+            "trainer.resourcesPerNode.requests",
+            {"memory": "1.5Gi"},
+        ),
+        ({"initializer": {"dataset": "hf://org/set"}}, "initializer", {"dataset": {"storageUri": "hf://org/set"}}),
+        (
+            {"initializer": {"model": {"storage_uri": "s3://b/m", "secret_ref": "s3", "env": {"REGION": "eu"}}}},
+            "initializer.model",
+            {"storageUri": "s3://b/m", "secretRef": {"name": "s3"}, "env": [{"name": "REGION", "value": "eu"}]},
+        ),
+        ({"suspend": True}, "suspend", True),
+        ({"active_deadline_seconds": 60}, "activeDeadlineSeconds", 60),
+        ({"managed_by": "kueue.x-k8s.io/multikueue"}, "managedBy", "kueue.x-k8s.io/multikueue"),
+    ],
+)
+def test_field(fields: dict[str, Any], path: str, expected: object) -> None:
+    value: Any = body(**fields)
+    for name in path.split("."):
+        value = value[name]
+    assert value == expected
+
+
+def test_what_was_not_asked_for_is_not_sent() -> None:
+    assert set(body()) == {"runtimeRef", "trainer"}
+
+
+def test_runtime_patch() -> None:
+    (patch,) = body(runtime_patches=[PATCH])["runtimePatches"]
+    assert patch["manager"] == "example.com/team"
+    template = patch["trainingRuntimeSpec"]["template"]
+    assert template["metadata"] == {"labels": {"kueue.x-k8s.io/priority-class": "high"}}
+    (job,) = template["spec"]["replicatedJobs"]
+    assert job["template"]["metadata"] == {"annotations": {"a": "b"}}
+    assert job["template"]["spec"]["template"]["spec"] == {
+        "serviceAccountName": "trainer",
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "terminationGracePeriodSeconds": 60,
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}],
+        "initContainers": [{"name": "warm-up", "env": [{"name": "A", "value": "1"}]}],
+        "containers": [{"name": "node", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+    }
+
+
+def camel(value: Any) -> Any:
+    if isinstance(value, list):
+        return [camel(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    words = {name: name.split("_") for name in value}
+    return {w[0] + "".join(part.title() for part in w[1:]): camel(value[name]) for name, w in words.items()}
+
+
+def test_camel_case_is_the_same_spec() -> None:
+    fields = {
+        **TRAIN,
+        "num_nodes": 2,
+        "num_proc_per_node": 2,
+        "active_deadline_seconds": 9,
+        "managed_by": "kueue.x-k8s.io/multikueue",
+        "initializer": {"dataset": {"storage_uri": "hf://a/b", "secret_ref": "x"}},
+        "env": {"A": {"secret_key_ref": {"name": "s", "key": "k"}}},
+        "runtime_patches": [PATCH],
+    }
+    assert "numNodes" in camel(fields)
+    assert TrainJobSpec.parse(camel(fields)) == TrainJobSpec.parse(fields)
+
+
+def test_every_form_of_env_is_the_same() -> None:
+    reference = {"secretKeyRef": {"name": "s", "key": "k"}}
+    parsed = EnvVarSource(secret_key_ref=KeyRef(name="s", key="k"))
+    forms: list[Any] = [
+        {"A": "1", "T": reference},
+        {"A": "1", "T": {"valueFrom": reference}},
+        {"A": "1", "T": {"value_from": reference}},
+        {"A": "1", "T": parsed},
+        [{"name": "A", "value": "1"}, {"name": "T", "valueFrom": reference}],
+    ]
+    for form in forms:
+        assert TrainJobSpec.parse({**TRAIN, "env": form}).env == {"A": "1", "T": parsed}
+
+
+def test_yaml_text_file_and_mapping_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(TRAIN))
+    specs = [TrainJobSpec.parse(s) for s in (TRAIN, yaml.safe_dump(TRAIN), json.dumps(TRAIN), tmp_path / "spec.yaml")]
+    assert all(spec == specs[0] for spec in specs)
+    assert TrainJobSpec.parse(specs[0]) is specs[0]
+
+
+def test_a_spec_is_immutable_and_built_by_its_names() -> None:
+    spec = TrainJobSpec(runtime=RuntimeRef(name="r"), command=["x"], resources_per_node=Resources(limits={"cpu": "1"}))
+    with pytest.raises(ValueError, match="frozen"):
+        spec.num_nodes = 2
+
+
+# ---------------------------------------------------------------- what is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "says"),
+    [
+        ({"comand": ["x"]}, "comand", "no such field (did you mean command?)"),
+        ({"numNode": 2}, "numNode", "did you mean numNodes?"),
+        ({"ttlSecondsAfterFinished": 5}, "ttlSecondsAfterFinished", "whole manifest"),
+        ({"runtime": {"name": "r", "kin": "x"}}, "runtime.kin", "no such field"),
+        ({"runtime": None}, "runtime", "is missing"),
+        ({"runtime": {"name": "r", "kind": "Runtime"}}, "runtime.kind", "TrainingRuntime"),
+        ({"num_nodes": 0}, "num_nodes", "greater than or equal to 1"),
+        ({"num_proc_per_node": 0}, "num_proc_per_node", "greater than or equal to 1"),
+        ({"active_deadline_seconds": 0}, "active_deadline_seconds", "greater than or equal to 1"),
+        ({"managed_by": "me"}, "managed_by", "kueue.x-k8s.io/multikueue"),
+        ({"image": "i" * 501}, "image", "500"),
+        ({"command": ["x"] * 129}, "command", "128"),
+        ({"env": {"A": 1}}, "env.A", "write '1'"),
+        ({"env": {"A B": "1"}}, "env.A B", "not a name"),
+        ({"env": {"1A": "1"}}, "env.1A", "not a name"),
+        ({"env": {"A": "x\0y"}}, "env.A", "NUL"),
+        ({"env": {f"A{i}": "" for i in range(129)}}, "env", "128"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env", "twice"),
+        ({"env": [{"value": "1"}]}, "env", "needs a name"),
+        (
+            {"env": {"A": {"secretKeyRef": {"name": "s", "key": "k"}, "fieldRef": {"fieldPath": "x"}}}},
+            "env.A",
+            "exactly one",
+        ),
+        ({"env": {"A": {}}}, "env.A", "exactly one"),
+        ({"env": {"TRAINJOB_INPUT_DATA": "s3://x/y"}}, "env.TRAINJOB_INPUT_DATA", "inputs and outputs"),
+        ({"env": {"PET_NNODES": "2"}}, "env.PET_NNODES", "torch"),
+        ({"env": {"DMLC_TASK_ID": "2"}}, "env.DMLC_TASK_ID", "xgboost"),
+        ({"env": {"OMPI_MCA_plm_rsh_args": "2"}}, "env.OMPI_MCA_plm_rsh_args", "MPI"),
+        ({"env": {"JAX_PROCESS_ID": "2"}}, "env.JAX_PROCESS_ID", "JAX"),
+        ({"args": ["a\0b"]}, "args[0]", "NUL"),
+        ({"resources_per_node": {"cpu": "four"}}, "resources_per_node.requests", "not a Kubernetes quantity"),
+        ({"initializer": {"dataset": "org/set"}}, "initializer.dataset.storage_uri", "a URI such as hf://"),
+        ({"initializer": {"dataset": "hf://" + "x" * 2048}}, "initializer.dataset.storage_uri", "2048"),
+        ({"inputs": {"Data": "s3://b/d"}}, "inputs.Data", "not a name"),
+        ({"inputs": {"data": "/some/where"}}, "inputs.data", "not a URI"),
+        ({"labels": {"a b": "x"}}, "labels.a b", "not a Kubernetes key"),
+        ({"labels": {"a": "x" * 64}}, "labels.a", "not a label value"),
+        ({"labels": {"trainjob.dev/key": "x"}}, "labels.trainjob.dev/key", "reserved"),
+        ({"annotations": {"trainjob.dev/delivered": "x"}}, "annotations.trainjob.dev/delivered", "reserved"),
+        ({"labels": {"app.kubernetes.io/managed-by": "me"}}, "labels.app.kubernetes.io/managed-by", "reserved"),
+        ({"runtime_patches": [{**PATCH, "manager": "me"}]}, "runtime_patches[0].manager", "domain-prefixed"),
+        ({"runtime_patches": [PATCH, PATCH]}, "runtime_patches", "used twice"),
+        ({"runtime_patches": [PATCH] * 17}, "runtime_patches", "16"),
+        ({"func_args": {"x": 1}}, "func_args", "needs func"),
+        ({"packages_to_install": ["numpy"]}, "packages_to_install", "needs func"),
+        ({"pip_index_urls": ["https://x"]}, "pip_index_urls", "needs func"),
+        ({"manifest": WHOLE}, "command", "cannot be combined with a whole manifest"),
+    ],
+)
+def test_refused(fields: dict[str, Any], path: str, says: str) -> None:
+    found = problems(TRAIN, **fields)
+    assert says in found[path], found
+
+
+@pytest.mark.parametrize("container", ["node", "dataset-initializer", "model-initializer"])
+def test_trainer_refuses_env_patches_of_its_own_containers(container: str) -> None:
+    patch = {
+        "template": {
+            "spec": {
+                "replicated_jobs": [
+                    {
+                        "name": "node",
+                        "template": {
+                            "spec": {"template": {"spec": {"containers": [{"name": container, "env": {"A": "1"}}]}}}
+                        },
+                    }
+                ]
+            }
+        }
+    }
+    found = problems(TRAIN, runtime_patches=[{"training_runtime_spec": patch}])
+    assert "use env" in found["runtime_patches[0].replicated_jobs[0].containers[0].env"]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems({"comand": "x", "num_nodes": 0, "env": {"A": 1}})
+    assert set(found) == {"comand", "num_nodes", "env.A"}
+    found = problems(TRAIN, env={"PET_NNODES": "1", "A B": ""}, labels={"a b": ""})
+    assert set(found) == {"env.PET_NNODES", "env.A B", "labels.a b"}
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("a: [", "not valid YAML"),
+        ("just text", "a mapping of fields is needed, not str"),
+        ("", "a mapping of fields is needed, not NoneType"),
+        (Path("/nonexistent/spec.yaml"), "cannot be read"),
+        ({1: 2}, "should be strings"),
+    ],
+)
+def test_sources_that_hold_no_spec(source: Any, says: str) -> None:
+    assert says in str(problems(source))
+
+
+# ---------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"env": {"HF_TOKEN": "x"}}, "env.HF_TOKEN"),
+        ({"env": {"AWS_SECRET_ACCESS_KEY": "x"}}, "env.AWS_SECRET_ACCESS_KEY"),
+        ({"env": {"db_password": "x"}}, "env.db_password"),
+        ({"env": {"OPENAI_API_KEY": "x"}}, "env.OPENAI_API_KEY"),
+        ({"env": {"HARMLESS": TOKEN}}, "env.HARMLESS"),
+        ({"env": {"DB": "postgres://me:pw@host/db"}}, "env.DB"),
+        ({"env": {"PEM": "-----BEGIN RSA PRIVATE KEY-----\nx"}}, "env.PEM"),
+        ({"args": [f"--x={TOKEN}"]}, "args[0]"),
+        ({"args": ["--token=abc"]}, "args[0]"),
+        ({"args": ["train", "--api-key", "abc"]}, "args[2]"),
+        ({"command": ["sh", "-c", f"curl -H 'Authorization: {TOKEN}'"]}, "command[2]"),
+        ({"initializer": {"dataset": "https://me:pw@host/x"}}, "initializer.dataset.storage_uri"),
+        (
+            {"initializer": {"model": {"storage_uri": "hf://a/b", "env": {"ACCESS_TOKEN": "x"}}}},
+            "initializer.model.env.ACCESS_TOKEN",
+        ),
+        ({"inputs": {"data": "https://me:pw@host/x"}}, "inputs.data"),
+        ({"outputs": {"model": f"https://host/x?t={TOKEN}"}}, "outputs.model"),
+    ],
+)
+def test_a_secret_as_a_literal_is_refused(fields: dict[str, Any], path: str) -> None:
+    assert "secret" in problems(TRAIN, **fields)[path].lower() or "credential" in problems(TRAIN, **fields)[path]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"env": {"TOKENIZERS_PARALLELISM": "false"}},
+        {"env": {"MAX_TOKENS": "4096"}},
+        {"env": {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE"}},
+        {
+            "env": {
+                "HF_TOKEN_PATH": "/secrets/token",
+                "KEYTAB_FILE": "/x",
+                "PASSWORD_FILE": "/y",
+                "TOKEN_URL": "https://x",
+            }
+        },
+        {"env": {"HF_TOKEN": ""}},
+        {"env": {"HF_TOKEN": "$(FROM_ELSEWHERE)"}},
+        {"env": {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}},
+        {"env": {"SORT_KEY": "name", "MONKEY": "x", "TURNKEY": "y"}},
+        {"args": ["--token=$(HF_TOKEN)"]},
+        {"args": ["--token", "$(HF_TOKEN)"]},
+        {"args": ["--pad-token=<pad>", "--mask_token", "[MASK]", "--use-token=true"]},
+        {"args": ["--max-tokens=512", "--tokenizer=bert", "--key=id"]},
+        {"args": ["--token", "--verbose"]},
+        {"inputs": {"data": "s3://bucket/token/password"}},
+        {"inputs": {"data": "https://host:8443/a@b:c"}},
+    ],
+)
+def test_what_only_looks_like_a_secret_passes(fields: dict[str, Any]) -> None:
+    TrainJobSpec.parse({**TRAIN, **fields})
+
+
+def test_the_refusal_says_what_to_write_instead() -> None:
+    hint = problems(TRAIN, env={"HF_TOKEN": "x"})["env.HF_TOKEN"]
+    assert "HF_TOKEN: {'valueFrom': {'secretKeyRef'" in hint
+    assert TOKEN not in str(problems(TRAIN, env={"A": TOKEN}))
+
+
+# ---------------------------------------------------------------- whole manifests
+
+
+def test_a_whole_manifest_is_sent_as_it_is() -> None:
+    whole = {
+        **WHOLE,
+        "metadata": {"name": "mine", "labels": {"team": "a"}, "annotations": {"note": "b"}},
+        "spec": {**WHOLE["spec"], "podTemplateOverrides": [{"targetJobs": [{"name": "node"}]}]},
+    }
+    rendered = render(TrainJobSpec.parse(whole), "key", 1, "ns")
+    assert rendered["spec"] == whole["spec"]
+    assert rendered["metadata"]["name"] != "mine"
+    assert rendered["metadata"]["labels"]["team"] == "a"
+    assert rendered["metadata"]["annotations"]["note"] == "b"
+    assert TrainJobSpec.parse(yaml.safe_dump(whole)) == TrainJobSpec.parse({"manifest": whole})
+
+
+def whole(**spec: Any) -> dict[str, Any]:
+    return {**WHOLE, "spec": {**WHOLE["spec"], **spec}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "path", "says"),
+    [
+        ({**WHOLE, "kind": "Job"}, "manifest", "is a trainer.kubeflow.org/v1alpha1 Job"),
+        ({**WHOLE, "apiVersion": "v1"}, "manifest", "apiVersion: trainer.kubeflow.org/v1alpha1"),
+        ({**WHOLE, "status": {}}, "manifest.status", "not a field"),
+        (whole(runtimeRef={}), "manifest.spec.runtimeRef.name", "is missing"),
+        ({**WHOLE, "spec": "x"}, "manifest.spec", "must be a mapping, not str"),
+        ({**WHOLE, "metadata": []}, "manifest.metadata", "must be a mapping, not list"),
+        (whole(runtimeRef="torch"), "manifest.spec.runtimeRef", "must be a mapping"),
+        (whole(trainer={"env": {"A": "1"}}), "manifest.spec.trainer.env", "must be a list, not dict"),
+        (whole(trainer={"env": ["A=1"]}), "manifest.spec.trainer.env[0]", "needs a name"),
+        (whole(trainer={"env": [{"name": "A", "value": 1}]}), "manifest.spec.trainer.env.A", "must be text, not int"),
+        (
+            whole(trainer={"env": [{"name": "PET_NNODES", "value": "1"}]}),
+            "manifest.spec.trainer.env.PET_NNODES",
+            "torch",
+        ),
+        (whole(trainer={"env": [{"name": "HF_TOKEN", "value": "x"}]}), "manifest.spec.trainer.env.HF_TOKEN", "secret"),
+        (whole(trainer={"command": "train"}), "manifest.spec.trainer.command", "must be a list"),
+        (whole(trainer={"args": ["--lr", 0.1]}), "manifest.spec.trainer.args[1]", "must be text, not float"),
+        (whole(trainer={"args": [TOKEN]}), "manifest.spec.trainer.args[0]", "secret"),
+        (
+            whole(initializer={"dataset": {"storageUri": "https://a:b@c/d"}}),
+            "manifest.spec.initializer.dataset.storageUri",
+            "credential",
+        ),
+        (
+            whole(initializer={"model": {"env": [{"name": "ACCESS_TOKEN", "value": "x"}]}}),
+            "manifest.spec.initializer.model.env.ACCESS_TOKEN",
+            "secret",
+        ),
+        (
+            whole(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "A", "value": TOKEN}]}}]),
+            "manifest.spec.runtimePatches[0].x.env[0].value",
+            "secret",
+        ),
+        (
+            {**WHOLE, "metadata": {"labels": {"trainjob.dev/attempt": "1"}}},
+            "manifest.metadata.labels.trainjob.dev/attempt",
+            "reserved",
+        ),
+        ({**WHOLE, "metadata": {"labels": {"a": 1}}}, "manifest.metadata.labels.a", "must be text"),
+    ],
+)
+def test_a_whole_manifest_is_refused_for_the_same_reasons(manifest: dict[str, Any], path: str, says: str) -> None:
+    found = problems(manifest)
+    assert says in found[path], found

@@ -1,0 +1,220 @@
+"""Python functions as trainers: their source must arrive as it is, and must not need what stays behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob.backends.local.ranks import expand
+from trainjob.manifest import _literal, render
+from trainjob.spec import Function
+
+LIMIT = 3
+NASTY = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %s {x} \x07 é 😀 EOM\nEOM\n"
+
+
+def parts(func: object, **fields: Any) -> list[str]:
+    """The words of the command, as the nodes get them."""
+    spec = TrainJobSpec.parse({"runtime": "jax-distributed", "func": func, **fields})
+    trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
+    return [expand(word, {"HOME": "/expanded"}) for word in (*trainer["command"], *trainer["args"])]
+
+
+def run(func: object, **fields: Any) -> str:
+    """What a node prints that runs `func`."""
+    command = [sys.executable if word == "python" else word for word in parts(func, **fields)]
+    command = [word.replace('["python"]', json.dumps([sys.executable])) for word in command]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@given(st.text(alphabet=st.one_of(st.sampled_from("$()A\\`'\""), st.characters(exclude_categories=["Cs"]))))
+def test_what_is_literal_survives_the_expansion(text: str) -> None:
+    assert expand(_literal(text), {"A": "expanded", "": "empty"}) == text
+
+
+@given(
+    source=st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=5,
+    ),
+)
+def test_source_and_arguments_arrive_as_they_are(source: str, value: object) -> None:
+    *_, arrived, options = parts({"name": "f", "source": source}, func_args={"x": value})
+    assert arrived == source
+    assert json.loads(options)["args"] == {"x": value}
+
+
+def show(text: str, times: int = 1, *, more: dict[str, Any] | None = None) -> None:
+    """Show `echo INJECTED` and "$5.00" and C:\\tmp\\$USER, $(HOME)."""
+    import json
+
+    print(json.dumps([text * times, more, "$5.00 `x` \\ $(HOME) $$"]))
+
+
+def test_a_function_really_runs_with_nasty_arguments() -> None:
+    output = run(show, func_args={"text": NASTY, "times": 2, "more": {"a": [1, None, True]}})
+    assert json.loads(output) == [NASTY * 2, {"a": [1, None, True]}, "$5.00 `x` \\ $(HOME) $$"]
+
+
+def test_a_nested_function_keeps_what_its_strings_hold() -> None:
+    def nested() -> None:
+        text = """
+left
+        right"""
+        print(repr(text))
+
+    assert run(nested) == "'\\nleft\\n        right'\n"
+
+
+def logged(function: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(function)
+    def wrapper() -> None:
+        function()
+
+    return wrapper
+
+
+@logged
+def decorated() -> None:
+    print("plain")
+
+
+def test_decorators_stay_behind() -> None:
+    assert run(decorated) == "plain\n"
+    assert "logged" not in Function.of(decorated).source
+
+
+def test_what_packages_are_installed_with() -> None:
+    *_, options = parts(
+        decorated, packages_to_install=["a==1", "b"], pip_index_urls=["https://one/simple", "https://two/simple"]
+    )
+    assert json.loads(options)["packages"] == [
+        "--index-url=https://one/simple", "--extra-index-url=https://two/simple", "a==1", "b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("runtime", "begins", "launcher"),
+    [
+        ("torch-distributed", ["python"], ["torchrun"]),
+        ("jax-distributed", ["python"], ["python"]),
+        ("deepspeed-distributed", ["mpirun", "python"], ["python"]),
+        ("mlx-distributed", ["mpirun", "python"], ["python"]),
+        ("a-runtime-of-our-own", ["python"], ["python"]),
+    ],
+)
+def test_how_each_runtime_starts_it(runtime: str, begins: list[str], launcher: list[str]) -> None:
+    words = parts(decorated, runtime=runtime)
+    assert words[: len(begins)] == begins
+    assert json.loads(words[-1])["launcher"] == launcher
+
+
+def closing() -> Callable[[], None]:
+    secret_sauce = 3
+
+    def train() -> None:
+        print(secret_sauce)
+
+    return train
+
+
+def uses_a_global() -> None:
+    print(LIMIT, math.pi)
+
+
+def uses_a_global_further_in() -> None:
+    def inner() -> int:
+        return LIMIT
+
+    inner()
+
+
+def uses_a_default(limit: int = LIMIT) -> None:
+    print(limit)
+
+
+def uses_a_keyword_default(*, limit: int = LIMIT) -> None:
+    print(limit)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (closing(), "secret_sauce"),
+        (uses_a_global, "LIMIT, math"),
+        (uses_a_global_further_in, "LIMIT"),
+        (uses_a_default, "LIMIT"),
+        (uses_a_keyword_default, "LIMIT"),
+    ],
+)
+def test_names_from_outside_are_refused_by_name(function: Callable[[], None], names: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"uses {names} from outside itself"):
+        TrainJobSpec.parse({"runtime": "r", "func": function})
+
+
+def fine(limit: "int | LIMIT" = 3, path: type = str) -> None:  # type: ignore[valid-type]  # noqa: UP037
+    import math
+
+    def inner(n: int) -> int:
+        return inner(n - 1) if n else limit
+
+    print(math.floor(sum(inner(x) for x in range(2))), sorted([2, 1]), __name__)
+
+
+def test_annotations_builtins_imports_and_recursion_are_no_names_from_outside() -> None:
+    assert run(fine) == "6 [1, 2] __main__\n"
+
+
+async def coroutine() -> None:
+    pass
+
+
+@pytest.mark.parametrize("function", [lambda: 1, print, functools.partial(decorated), coroutine, dict])
+def test_what_is_no_plain_function(function: object) -> None:
+    with pytest.raises(InvalidSpec, match="must be a function defined with def"):
+        TrainJobSpec.parse({"runtime": "r", "func": function})
+
+
+def test_a_function_without_a_file() -> None:
+    namespace: dict[str, Any] = {}
+    exec(textwrap.dedent("def typed():\n    pass\n"), namespace)
+    with pytest.raises(InvalidSpec, match=r"source of typed\(\) cannot be read.*put it into a file"):
+        TrainJobSpec.parse({"runtime": "r", "func": namespace["typed"]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"command": ["x"]}, "func"),
+        ({"args": ["x"]}, "func"),
+        ({"func_args": {"x": object()}}, "func_args"),
+        ({"func_args": {"x": float("nan")}}, "func_args"),
+        ({"func_args": {"token": "abc"}}, "func_args.token"),
+        ({"func_args": {"x": ["https://a:b@c"]}}, "func_args.x[0]"),
+        ({"pip_index_urls": ["https://x/simple"]}, "pip_index_urls"),
+        ({"packages_to_install": ["x"], "pip_index_urls": ["https://a:b@c/simple"]}, "pip_index_urls[0]"),
+        ({"packages_to_install": ["git+https://me:pw@host/x"]}, "packages_to_install[0]"),
+        ({"func": {"name": "f", "source": "x = 'hf_" + "a1B2" * 6 + "'"}}, "func"),
+        ({"func": {"name": "f()", "source": "x"}}, "func.name"),
+        ({"func": {"name": "f", "source": "x" * (96 * 1024 + 1)}}, "func.source"),
+    ],
+)
+def test_refused(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        TrainJobSpec.parse({"runtime": "r", "func": decorated, **fields})
+    assert [problem.path for problem in caught.value.problems] == [path]
