@@ -43,9 +43,6 @@ def _function(value: object) -> object:
     return Function.of(value) if callable(value) and not isinstance(value, Function) else value
 
 
-Labels = Annotated[dict[str, str], Field(default_factory=dict)]
-
-
 class TrainJobSpec(Part):
     """Everything an author may ask for of one TrainJob.
 
@@ -80,11 +77,11 @@ class TrainJobSpec(Part):
     env: Env = Field(default_factory=dict)
     """Environment of the nodes: ``{"NAME": "value"}`` or ``{"NAME": {"valueFrom": …}}``; secrets by reference only."""
 
-    inputs: Annotated[dict[str, str], Field(default_factory=dict)]
+    inputs: dict[str, str] = Field(default_factory=dict)
     """What the training reads: name -> URI, e.g. ``{"dataset": "s3://…", "model": ""}``; empty means there is none.
     The nodes find each as ``TRAINJOB_INPUT_<NAME>``, so that args can say ``$(TRAINJOB_INPUT_DATASET)``."""
 
-    outputs: Annotated[dict[str, str], Field(default_factory=dict)]
+    outputs: dict[str, str] = Field(default_factory=dict)
     """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes."""
 
     num_nodes: Annotated[int, Field(ge=1)] = 1
@@ -111,10 +108,10 @@ class TrainJobSpec(Part):
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
     """Which controller is in charge."""
 
-    labels: Labels
+    labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the TrainJob (``kueue.x-k8s.io/queue-name``, …). Trainer does not pass them on to pods."""
 
-    annotations: Labels
+    annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations of the TrainJob."""
 
     manifest: dict[str, Any] | None = None
@@ -212,7 +209,7 @@ class TrainJobSpec(Part):
             for field in ("func_args", "packages_to_install", "pip_index_urls"):
                 if getattr(self, field):
                     yield Problem(field, "needs func", "install packages in the image, or pass a function")
-        if self.pip_index_urls and not self.packages_to_install:
+        elif self.pip_index_urls and not self.packages_to_install:
             yield Problem("pip_index_urls", "has no effect without packages_to_install")
         try:
             json.dumps(self.func_args, allow_nan=False)
@@ -256,6 +253,8 @@ def _problems(error: ValidationError) -> list[Problem]:
     """One problem for each field: of a union's branches, the first is the one that the author will have meant."""
     problems: dict[str, Problem] = {}
     for detail in error.errors():
+        if detail["loc"][-1] == "str" and isinstance(detail["input"], Mapping):
+            continue  # not text, and not meant to be: the other branch says what is wrong with it
         problem = _problem(detail)
         problems.setdefault(problem.path, problem)
     return list(problems.values())
