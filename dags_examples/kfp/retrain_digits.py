@@ -16,6 +16,7 @@ import argparse
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 from kfp import compiler, dsl, local
 
@@ -25,24 +26,25 @@ EXAMPLES = Path(__file__).resolve().parents[1]
 DATASET = EXAMPLES / "data" / "digits.csv.gz"
 DATASET_DIGEST = (EXAMPLES / "data" / "SHA256SUMS").read_text().split()[0]
 TRAINING = EXAMPLES / "training"
-FRAMEWORKS = {
+FRAMEWORKS: dict[str, dict[str, Any]] = {
     "jax": {"runtime": "jax-distributed", "command": ["python", str(TRAINING / "digits_jax.py")]},
     "torch": {"runtime": "torch-distributed", "command": ["torchrun", str(TRAINING / "digits_torch.py")]},
 }
 
 
-@dsl.pipeline(name="retrain-digits", description="Retrain a digits model; it becomes the champion if it is better.")
-def retrain_digits(
-    *,
+@dsl.pipeline(  # type: ignore[untyped-decorator]
+    name="retrain-digits", description="Retrain a digits model; it becomes the champion if it is better."
+)
+def retrain_digits(  # noqa: PLR0917 - KFP calls it by position
     models: str,
     registry: str,
     dataset: str = DATASET.as_uri(),
     dataset_digest: str = DATASET_DIGEST,
     runtime: str = FRAMEWORKS["jax"]["runtime"],
-    command: list = FRAMEWORKS["jax"]["command"],
+    command: list[str] = FRAMEWORKS["jax"]["command"],
     image: str = "",
     epochs: int = 8,
-):
+) -> None:
     data = initialize_dataset(source=dataset, digest=dataset_digest)
     champion = initialize_model(source="models:/digits@champion", if_missing="fresh", registry=registry)
 
@@ -64,14 +66,12 @@ def retrain_digits(
         source=trained.outputs["model_uri"],
         target=models,
         name="digits",
-        result=trained.outputs["result"],
+        metrics=trained.outputs["result"],
         alias="champion",
         metric="accuracy",
         registry=registry,
-        provenance={
-            "datasets": [{"uri": dataset, "digest": data.outputs["digest"]}],
-            "base_model": {"uri": "models:/digits@champion", "digest": champion.outputs["digest"]},
-        },
+        datasets=[{"uri": dataset, "digest": data.outputs["digest"]}],
+        base_model={"uri": "models:/digits@champion", "digest": champion.outputs["digest"]},
     )
 
 

@@ -18,12 +18,13 @@ def export_model(
     name: str,
     exported: dsl.Output[dsl.Model],
     target: str = "",
-    result: dict = {},
     metrics: dict = {},
     alias: str = "",
     metric: str = "",
     mode: str = "max",
     min_improvement: float = 0.0,
+    datasets: list = [],
+    base_model: dict = {},
     provenance: dict = {},
     registry: str = "",
     allow_pickle: bool = False,
@@ -33,7 +34,8 @@ def export_model(
     queue_timeout: int = 0,
     start_timeout: int = 0,
     run_timeout: int = 0,
-    on_cancel: str = "suspend",
+    on_kill_action: str = "suspend",
+    cancel_on_timeout: bool = True,
     backend: str = "",
     namespace: str = "",
 ) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("promoted", str), ("reason", str)]):
@@ -44,14 +46,16 @@ def export_model(
         name: Model in the registry.
         exported: The stored model; its metadata has uri, digest, name, version, promoted, bytes and files.
         target: Directory of all models, this one goes below it; the artifact's own URI if empty.
-        result: What train returned: its metrics (unless metrics are given) and the TrainJob go into the registry.
-        metrics: What the model was measured to reach.
+        metrics: What the model was measured to reach: numbers by name, or the result of train, whose numeric metrics
+            are taken, and whose job is noted as the model's origin.
         alias: Name such as champion to give to the version; none if empty.
         metric: Metric that has to be better than that of the version which holds the alias; the alias moves always if
             empty.
         mode: max or min: whether more of the metric is better, or less.
         min_improvement: By how much, in units of the metric.
-        provenance: Written beside the model: datasets, base_model, and whatever else tells where it came from.
+        datasets: What it was trained on, each as {"uri": ..., "digest": ...}.
+        base_model: What its training started from, likewise; with an empty uri or digest, none.
+        provenance: Written beside the model: whatever else tells where it came from.
         registry: As mlflow+https://host; what TRAINJOB_REGISTRY says if empty.
         allow_pickle: Take weights in formats that can run code when they are loaded.
         in_pod: Work in this step's own pod instead of a TrainJob of one node.
@@ -60,7 +64,9 @@ def export_model(
         queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
         start_timeout: Seconds from admission to running; 0 for no limit.
         run_timeout: Seconds from admission to the end; 0 for no limit.
-        on_cancel: What becomes of the job when this step is told to stop: suspend, delete or leave.
+        on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
+            the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
+        cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
         backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
         namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
 

@@ -26,7 +26,8 @@ def initialize_dataset(
     queue_timeout: int = 0,
     start_timeout: int = 0,
     run_timeout: int = 0,
-    on_cancel: str = "suspend",
+    on_kill_action: str = "suspend",
+    cancel_on_timeout: bool = True,
     backend: str = "",
     namespace: str = "",
 ) -> NamedTuple("Outputs", [("uri", str), ("digest", str)]):
@@ -45,7 +46,9 @@ def initialize_dataset(
         queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
         start_timeout: Seconds from admission to running; 0 for no limit.
         run_timeout: Seconds from admission to the end; 0 for no limit.
-        on_cancel: What becomes of the job when this step is told to stop: suspend, delete or leave.
+        on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
+            the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
+        cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
         backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
         namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
 

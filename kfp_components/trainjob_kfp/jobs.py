@@ -32,7 +32,7 @@ from trainjob.manifest import JobRef, labels_of
 from trainjob.status import observe
 from trainjob_kfp.execution import Execution
 
-ON_CANCEL = ("suspend", "delete", "leave")
+ON_KILL = ("suspend", "cancel", "keep")
 
 _MAX_MESSAGE = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.03 to 1.7 s
@@ -73,16 +73,16 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
     Args:
         execution: Which piece of work it is.
         spec: What to run.
-        parameters: ``queue_timeout``, ``start_timeout``, ``run_timeout``, ``on_cancel``, ``backend``, ``namespace`` as
-            the components have them.
+        parameters: ``queue_timeout``, ``start_timeout``, ``run_timeout``, ``cancel_on_timeout``, ``on_kill_action``,
+            ``backend``, ``namespace`` as the components have them.
 
     Raises:
-        TrainJobError: see `trainjob.launch`; a job that ran out of a budget is deleted, unless it is to be left.
+        TrainJobError: see `trainjob.launch`; a job that ran out of a budget is deleted, if so chosen.
     """
-    budgets, on_cancel = _budgets(parameters), parameters["on_cancel"]
+    budgets = _budgets(parameters)
     with (
         TrainJobClient(parameters["backend"] or None, parameters["namespace"] or None) as client,
-        _StopWithStep(client, execution.key, on_cancel) as stop,
+        StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop,
     ):
         ref = client.launch(spec, execution.key, after_failure=execution.after_failure)
         stop.job = client.get(ref)
@@ -91,7 +91,7 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
             # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
             return client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say)
         except TimedOut:
-            if on_cancel != "leave":
+            if parameters["cancel_on_timeout"]:
                 client.cancel(ref)
             raise
 
@@ -102,8 +102,8 @@ def _budgets(parameters: Mapping[str, Any]) -> Budgets:
         for name in ("queue_timeout", "start_timeout", "run_timeout")
         if parameters[name] < 0
     ]
-    if parameters["on_cancel"] not in ON_CANCEL:
-        problems.append(Problem("on_cancel", f"is {parameters['on_cancel']!r}", f"give one of {', '.join(ON_CANCEL)}"))
+    if (action := parameters["on_kill_action"]) not in ON_KILL:
+        problems.append(Problem("on_kill_action", f"is {action!r}", f"give one of {', '.join(ON_KILL)}"))
     if problems:
         raise InvalidSpec(problems)
 
@@ -150,15 +150,15 @@ def _short(value: str) -> str:
     return value
 
 
-class _StopWithStep:
+class StopWithStep:
     """While it is entered, SIGTERM and Ctrl-C stop the TrainJob before they end the process.
 
     After Terminate, Python has 0.03 to 1.7 s on a KFP backend (its parent dies at once and takes the container along),
     so the request goes out before anything else, over the connection that is open anyway.
     """
 
-    def __init__(self, client: TrainJobClient, key: str, on_cancel: str) -> None:
-        self._client, self._key, self._on_cancel = client, key, on_cancel
+    def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
+        self._client, self._key, self._action = client, key, action
         self.job: TrainJob | None = None
 
     def __enter__(self) -> Self:
@@ -173,9 +173,9 @@ class _StopWithStep:
         del frame
         outcome = "the TrainJob goes on"
         try:
-            if self._on_cancel != "leave":
-                self._client.start(self._cancel).result(_CANCEL_SECONDS)
-                outcome = f"the TrainJob was asked to stop ({self._on_cancel})"
+            if self._action != "keep":
+                self._client.start(self.request).result(_CANCEL_SECONDS)
+                outcome = f"the TrainJob was asked to stop ({self._action})"
         except Exception as error:  # noqa: BLE001 - whatever it is, the process ends now
             outcome = f"the TrainJob could not be asked to stop and may go on: {error!r}"
         finally:
@@ -183,8 +183,9 @@ class _StopWithStep:
             os.write(1, f"{signal.Signals(number).name}: {outcome}\n".encode())
             os._exit(128 + number)
 
-    async def _cancel(self) -> None:
-        action: CancelAction = "suspend" if self._on_cancel == "suspend" else "delete"
+    async def request(self) -> None:
+        """Ask the job to stop: one request, once it is known which job it is."""
+        action: CancelAction = "suspend" if self._action == "suspend" else "delete"
         if self.job is not None:
             await request_cancel(self._client.backend, self.job, action)
             return

@@ -84,23 +84,25 @@ def run_export(given: Parameters) -> dict[str, str]:
     with failures_explained():
         execution = Execution.of(sys.argv)
         parameters = {name: execution.plain(value) for name, value in given.items()}
-        artifact, trained = given["exported"], parameters["result"]
-        provenance = {"run": {"kfp": execution.run}}
-        if trained:
-            provenance["trainjob"] = _identity(trained)
-        measured = trained.get("metrics") or {}
+        artifact, metrics = given["exported"], parameters["metrics"]
+        origin: dict[str, Any] = {"run": {"kfp": execution.run}, "datasets": parameters["datasets"]}
+        if parameters["base_model"].get("uri") and parameters["base_model"].get("digest"):
+            origin["base_model"] = parameters["base_model"]
+        if isinstance(metrics.get("metrics"), dict):  # the result of `train`
+            origin["trainjob"] = _identity(metrics)
+            metrics = {name: value for name, value in metrics["metrics"].items() if isinstance(value, float | int)}
         options = {
             "source": location(parameters["source"]),
             "target": location(parameters["target"] or artifact.uri),
             "name": parameters["name"],
             "export_id": execution.key,
             "registry": _registry(parameters),
-            "metrics": parameters["metrics"] or {k: v for k, v in measured.items() if isinstance(v, float | int)},
+            "metrics": metrics,
             "alias": parameters["alias"],
             "metric": parameters["metric"],
             "mode": parameters["mode"],
             "min_improvement": float(parameters["min_improvement"]),
-            "provenance": provenance | parameters["provenance"],
+            "provenance": origin | parameters["provenance"],
             "allow_pickle": parameters["allow_pickle"],
         }
         if parameters["in_pod"]:

@@ -25,7 +25,7 @@ def client(tmp_path: Path) -> Iterator[TrainJobClient]:
             client.cancel(JobRef.of(job))
 
 
-def annotations(client: TrainJobClient, ref: JobRef) -> dict[str, str]:
+def annotations_of(client: TrainJobClient, ref: JobRef) -> dict[str, str]:
     job = client.get(ref)
     assert job is not None
     return dict(job["metadata"].get("annotations") or {})
@@ -38,13 +38,13 @@ def phase(client: TrainJobClient, ref: JobRef) -> Phase:
 def test_a_cancelled_job_goes_on_when_its_key_is_launched_again(client: TrainJobClient) -> None:
     ref = client.launch(SLEEP, "resume/own")
     assert client.cancel(ref, "suspend")
-    assert CANCELLED in annotations(client, ref)
+    assert CANCELLED in annotations_of(client, ref)
     assert phase(client, ref) is Phase.SUSPENDED
 
     again = client.launch(SLEEP, "resume/own")
 
     assert again == ref
-    assert CANCELLED not in annotations(client, ref)
+    assert CANCELLED not in annotations_of(client, ref)
     assert phase(client, ref) is not Phase.SUSPENDED
 
 
@@ -63,7 +63,7 @@ def test_the_mark_goes_also_from_a_job_that_was_resumed_by_hand(client: TrainJob
 
     client.launch(SLEEP, "resume/by-hand")
 
-    assert CANCELLED not in annotations(client, ref)
+    assert CANCELLED not in annotations_of(client, ref)
 
 
 def test_a_job_that_kueue_manages_is_deleted_instead(client: TrainJobClient) -> None:

@@ -1,0 +1,173 @@
+"""Steps run as KFP's launcher runs them: the compiled component's own command, with an executor input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainjob import TrainJobClient
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.manifest import JobRef
+
+ROOT = Path(__file__).parents[2]
+COMPILED = ROOT / "kfp_components" / "trainjob_kfp" / "compiled"
+RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
+TASK_UUID = "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            # kfp.local, of every image without "python" in its name.
+            item.add_marker(pytest.mark.filterwarnings("ignore:.*non-Python base image:RuntimeWarning"))
+
+
+@dataclass
+class Ended:
+    code: int
+    log: str
+    output: dict[str, Any]
+    """What the component gave to KFP: parameterValues and artifacts; empty if it gave nothing."""
+    termination_message: str
+
+
+@dataclass
+class Steps:
+    """Runs components in processes of their own, on the local backend in a directory of the test's own."""
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        return self.directory / "home"
+
+    def artifact_root(self, component: str) -> Path:
+        return self.directory / "artifacts" / "pipeline" / RUN / component.replace("_", "-") / TASK_UUID
+
+    def start(self, component: str, **parameters: Any) -> subprocess.Popen[str]:
+        """As the launcher does: ``{{$}}`` is the executor input, and defaults are filled in."""
+        spec = yaml.safe_load((COMPILED / f"{component}.yaml").read_text())
+        definition = spec["components"][f"comp-{component.replace('_', '-')}"]
+        container = spec["deploymentSpec"]["executors"][f"exec-{component.replace('_', '-')}"]["container"]
+        root = self.artifact_root(component)
+        defaults = {
+            name: each["defaultValue"]
+            for name, each in definition["inputDefinitions"]["parameters"].items()
+            if "defaultValue" in each
+        }
+        artifacts = {
+            name: {"artifacts": [{"name": name, "type": each["artifactType"], "uri": str(root / name)}]}
+            for name, each in definition["outputDefinitions"]["artifacts"].items()
+        }
+        logs = {  # of every step, and the one URI that differs from try to try
+            "name": "executor-logs",
+            "type": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"},
+            "uri": str(root / f"executor-logs-{self.environment.get('KFP_RETRY_INDEX', '0')}"),
+        }
+        executor_input = {
+            "inputs": {"parameterValues": {**defaults, **parameters}},
+            "outputs": {
+                "artifacts": {"executor-logs": {"artifacts": [logs]}, **artifacts},
+                "outputFile": str(self.output_file(component)),
+            },
+        }
+        words = [*container["command"], *container["args"]]
+        command = [word.replace("{{$}}", json.dumps(executor_input)) for word in words]
+        process = subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env=self.variables(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def variables(self) -> dict[str, str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINJOB_", "KFP_", "KUBERNETES_"))}
+        return {
+            **clean,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "TRAINJOB_HOME": str(self.home),
+            "TRAINJOB_BACKEND": "local",
+            "TRAINJOB_TERMINATION_LOG": str(self.directory / "termination-log"),
+            **self.environment,
+        }
+
+    def output_file(self, component: str) -> Path:
+        return self.artifact_root(component) / "output_metadata.json"
+
+    def run(self, component: str, **parameters: Any) -> Ended:
+        process = self.start(component, **parameters)
+        return self.end(component, process)
+
+    def end(self, component: str, process: subprocess.Popen[str]) -> Ended:
+        log, _ = process.communicate(timeout=100)
+        written, message = self.output_file(component), self.directory / "termination-log"
+        return Ended(
+            process.returncode,
+            log,
+            json.loads(written.read_text()) if written.exists() else {},
+            message.read_text() if message.exists() else "",
+        )
+
+    @staticmethod
+    def read_until(process: subprocess.Popen[str], text: str) -> str:
+        """The log up to the line that holds `text`."""
+        assert process.stdout is not None
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if text in line:
+                return seen
+        raise AssertionError(f"{text!r} did not come:\n{seen}")
+
+    @staticmethod
+    def signal(process: subprocess.Popen[str], number: int) -> None:
+        """To the whole process group, as Argo does it."""
+        os.killpg(process.pid, number)
+
+    @staticmethod
+    def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.05)
+
+    def client(self) -> TrainJobClient:
+        return TrainJobClient(LocalBackend(self.home), "default")
+
+    def jobs(self) -> list[Any]:
+        with self.client() as client:
+            return client.list()
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Iterator[Steps]:
+    made = Steps(tmp_path)
+    yield made
+    for process in made.processes:
+        with suppress(ProcessLookupError):
+            made.signal(process, signal.SIGKILL)
+        with process:  # closes its output
+            pass
+    with made.client() as client:
+        for job in client.list():
+            client.cancel(JobRef.of(job))

@@ -1,0 +1,112 @@
+"""The executor input: which piece of work a process is for, and what its parameters mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainjob.errors import ConfigurationError
+from trainjob.manifest import job_name
+from trainjob_kfp.execution import Execution, location
+
+RUN, UUID = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11", "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"
+REMOTE = f"minio://mlpipeline/v2/artifacts/retrain/{RUN}/train/{UUID}"
+LOCAL = "/somewhere/local_outputs/retrain-2026-11-21-10-10-10-123456/train"
+
+
+def argv(root: str, *outputs: str, parameters: dict[str, Any] | None = None) -> list[str]:
+    given = {
+        "inputs": {"parameterValues": parameters or {}},
+        "outputs": {
+            "artifacts": {name: {"artifacts": [{"name": name, "uri": f"{root}/{name}"}]} for name in outputs},
+            "outputFile": "/x",
+        },
+    }
+    return ["executor_main.py", "--executor_input", json.dumps(given), "--function_to_execute", "train"]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [("model", "metrics"), ("metrics", "model"), ("executor-logs-0",), ("executor-logs-1", "model")],
+)
+def test_the_key_is_the_same_on_every_try(outputs: tuple[str, ...]) -> None:
+    execution = Execution.of(argv(REMOTE, *outputs))
+    assert execution.key == f"kfp/{RUN}/{UUID}/train"
+    assert (execution.run, execution.task, execution.local) == (RUN, "train", False)
+
+
+def test_another_execution_has_another_key() -> None:
+    first, second = (Execution.of(argv(root, "model")) for root in (REMOTE, REMOTE.replace(UUID, RUN)))
+    assert first.key != second.key
+    assert job_name(first.key, 1) != job_name(second.key, 1)
+
+
+def test_kfp_local_has_no_uuid() -> None:
+    execution = Execution.of(argv(LOCAL, "model"))
+    assert execution.key == "kfp/retrain-2026-11-21-10-10-10-123456/train"
+    assert execution.local
+
+
+def test_jobs_are_named_after_their_task() -> None:
+    assert job_name(Execution.of(argv(REMOTE, "model")).key, 1).startswith("train-")
+
+
+def test_outside_a_pipeline_the_message_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="not a step of a pipeline"):
+        Execution.of(["python"])
+
+
+@pytest.mark.parametrize(("index", "verdict"), [(None, "retry"), ("0", "retry"), ("1", "verdict"), ("2", "verdict")])
+def test_only_kfps_own_retries_leave_the_decision_to_the_diagnosis(
+    index: str | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if index is None:
+        monkeypatch.delenv("KFP_RETRY_INDEX", raising=False)
+    else:
+        monkeypatch.setenv("KFP_RETRY_INDEX", index)
+    assert Execution.of(argv(REMOTE, "model")).after_failure == verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (2.0, 2),
+        (0.5, 0.5),
+        (True, True),
+        ("2.0", "2.0"),
+        ({"gpu": 2.0, "deep": [1.0, {"x": 3.0}]}, {"gpu": 2, "deep": [1, {"x": 3}]}),
+        ("{{$.inputs.parameters['pipelinechannel--data-uri']}}", "s3://data/x"),
+        (["--n={{$.inputs.parameters['pipelinechannel--epochs']}}"], ["--n=8"]),
+        ({"a": "{{$.inputs.parameters['unknown']}}"}, {"a": "{{$.inputs.parameters['unknown']}}"}),
+    ],
+)
+def test_values_mean_what_their_author_wrote(given: Any, meant: Any) -> None:
+    parameters = {"pipelinechannel--data-uri": "s3://data/x", "pipelinechannel--epochs": 8.0}
+    got = Execution.of(argv(REMOTE, "model", parameters=parameters)).plain(given)
+    assert got == meant
+    assert json.dumps(got) == json.dumps(meant), "2 and 2.0 are equal, but not the same text"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("--epochs=8.0", "--epochs=8"), ("8.0", "8"), ("18.0", "18.0"), ("8.05", "8.05"), ("v8.0.1", "v8.0.1")],
+)
+def test_kfp_local_writes_whole_numbers_as_floats_into_texts(given: str, meant: str) -> None:
+    execution = Execution.of(argv(LOCAL, "model", parameters={"pipelinechannel--epochs": 8.0}))
+    assert execution.plain(given) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("/a b/c", "file:///a%20b/c"),
+        ("minio://mlpipeline/v2/x", "s3://mlpipeline/v2/x"),
+        ("s3://bucket/x", "s3://bucket/x"),
+        ("models:/digits@champion", "models:/digits@champion"),
+        ("", ""),
+    ],
+)
+def test_locations(given: str, meant: str) -> None:
+    assert location(given) == meant

@@ -1,0 +1,49 @@
+"""The example pipeline with kfp.local, twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trainjob import registry
+
+if TYPE_CHECKING:
+    from tests.kfp.conftest import Steps
+
+EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "kfp" / "retrain_digits.py"
+
+
+@pytest.mark.timeout(400)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
+def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> None:
+    uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
+    steps.environment |= {"TRAINJOB_REGISTRY": uri, "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri()}
+    logs = []
+    for epochs in ("2", "4"):
+        ended = subprocess.run(
+            [sys.executable, str(EXAMPLE), "--local", "--epochs", epochs],
+            cwd=steps.directory,
+            env=steps.variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        logs.append(ended.stdout)
+
+    assert "starting fresh, as asked for" in logs[0]
+    assert "starting fresh" not in logs[1]
+    assert "[node-0] epoch 2/2" in logs[0]
+    assert "[node-0] epoch 4/4" in logs[1]
+    assert len(steps.jobs()) == 8
+
+    records = registry.connect(uri)
+    versions = {version.version: version for version in records.list("digits")}
+    assert set(versions) == {"1", "2"}
+    champion = records.resolve("digits", "champion")
+    assert champion.metrics["accuracy"] == max(version.metrics["accuracy"] for version in versions.values())
+    assert champion.metrics["accuracy"] > 0.9

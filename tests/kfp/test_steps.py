@@ -1,0 +1,284 @@
+"""Each component in a process of its own, as KFP's launcher runs it, with real jobs on the local backend."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainjob import Phase
+from trainjob.manifest import KEY
+from trainjob.status import observe
+from trainjob_kfp.jobs import StopWithStep
+
+RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
+
+if TYPE_CHECKING:
+    from tests.kfp.conftest import Steps
+
+TRAINING = """
+import os, sys, time
+from trainjob import progress
+rank = os.environ["JAX_PROCESS_ID"]
+print("rank", rank, "of", os.environ["JAX_NUM_PROCESSES"], *sys.argv[1:], flush=True)
+if rank == "0":
+    progress.report(progress=50, metrics={"loss": 0.5, "epoch": 2, "gap": float("nan")}, remaining_seconds=5)
+"""
+SLEEPING = [
+    "sh",
+    "-c",
+    "echo started; n=0; while [ ! -e done ]; do sleep 0.05; n=$((n+1)); [ $n -lt 1200 ] || exit 9; done",
+]
+
+
+def script(text: str, *args: str) -> dict[str, Any]:
+    return {"runtime": "jax-distributed", "command": ["python", "-c", text], "args": list(args)}
+
+
+def phases(steps: Steps) -> list[Phase]:
+    return [observe(job).phase for job in steps.jobs()]
+
+
+def test_train_gives_model_metrics_and_result(steps: Steps) -> None:
+    # Numbers within lists and dicts come as floats from a real KFP.
+    ended = steps.run(
+        "train",
+        **script(TRAINING, "$(TRAINJOB_INPUT_DATASET)", "$(TRAINJOB_OUTPUT_MODEL)", "--epochs"),
+        num_nodes=2,
+        inputs={"dataset": "minio://bucket/digits"},
+        spec={"activeDeadlineSeconds": 600.0, "labels": {"team": "vision"}},
+    )
+    assert ended.code == 0, ended.log
+    own = steps.artifact_root("train") / "model"
+    (job,) = steps.jobs()
+
+    for rank in (0, 1):
+        assert f"[node-{rank}] rank {rank} of 2 s3://bucket/digits {own.as_uri()} --epochs" in ended.log
+    assert "is Running" in ended.log
+    assert "50 %, about 0:00:05 left, loss 0.5" in ended.log
+    assert "is Complete" in ended.log
+
+    assert job["spec"]["activeDeadlineSeconds"] == 600
+    assert job["metadata"]["labels"]["team"] == "vision"
+    result = ended.output["parameterValues"]["result"]
+    assert ended.output["parameterValues"]["model_uri"] == own.as_uri()
+    assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
+    assert result["metrics"] == {"loss": 0.5, "epoch": 2.0, "gap": "nan"}
+    assert "NaN" not in json.dumps(ended.output), "KFP's launcher cannot read it"
+
+    (model,) = ended.output["artifacts"]["model"]["artifacts"]
+    (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
+    assert model["uri"] == str(own), "the URI is KFP's and stays so"
+    assert model["metadata"]["trainjob"] == {k: result[k] for k in ("namespace", "name", "uid", "attempt")}
+    assert model["metadata"]["metrics"]["loss"] == 0.5
+    assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
+
+
+def test_the_same_execution_twice_is_one_job(steps: Steps) -> None:
+    first, second = (steps.run("train", **script("print('trained')")) for _ in range(2))
+    assert (first.code, second.code) == (0, 0), second.log
+    assert len(steps.jobs()) == 1
+    assert first.output == second.output
+    assert "[node-0] trained" in second.log
+
+
+def test_a_model_elsewhere_leaves_a_reference_in_the_artifacts_place(steps: Steps) -> None:
+    ended = steps.run("train", **script("pass"), outputs={"model": "s3://models/digits"})
+    assert ended.output["parameterValues"]["model_uri"] == "s3://models/digits"
+    (model,) = ended.output["artifacts"]["model"]["artifacts"]
+    assert model["uri"] == str(steps.artifact_root("train") / "model")
+    assert json.loads(Path(model["uri"]).read_text())["uri"] == "s3://models/digits"
+
+
+FAILING = """
+import os, sys
+print("about to fail", flush=True)
+sys.exit(7 if os.environ["JAX_PROCESS_ID"] == "1" else 0)
+"""
+
+
+def test_a_failure_is_explained_where_people_look(steps: Steps) -> None:
+    ended = steps.run("train", **script(FAILING), num_nodes=2)
+    assert ended.code == 1
+    assert ended.output == {}
+    assert "Traceback" not in ended.log
+    last = ended.log[ended.log.rindex("TrainJob default/train-") :]
+    for text in ("failed: node-1 exited with code 7", "| about to fail", "category: user code; retry: user"):
+        assert text in last
+        assert text in ended.termination_message
+    assert ended.termination_message.startswith("TrainJob default/train-")
+    assert last.rstrip() == ended.termination_message
+
+
+def test_the_termination_message_is_cut_behind_its_summary(steps: Steps) -> None:
+    ended = steps.run("train", **script("import sys\nfor _ in range(30): print('ä' * 300)\nsys.exit(3)"))
+    assert ended.code == 1
+    assert 4000 < len(ended.termination_message.encode()) <= 4096
+    assert "failed: node-0 exited with code 3" in ended.termination_message.splitlines()[0]
+
+
+def test_who_tries_a_failed_step_again(steps: Steps) -> None:
+    assert steps.run("train", **script(FAILING), num_nodes=2).code == 1
+    steps.environment["KFP_RETRY_INDEX"] = "1"  # set_retry: the same code would fail again
+    again = steps.run("train", **script(FAILING), num_nodes=2)
+    assert again.code == 1
+    assert "node-1 exited with code 7" in again.log
+    assert len(steps.jobs()) == 1
+
+    del steps.environment["KFP_RETRY_INDEX"]  # "Retry run": a person has changed something
+    assert steps.run("train", **script(FAILING), num_nodes=2).code == 1
+    assert len(steps.jobs()) == 2
+
+
+def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:
+    first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+    steps.read_until(first, "[node-0] started")
+    steps.signal(first, signal.SIGKILL)
+    assert first.wait(10) != 0
+
+    second = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+    steps.read_until(second, "[node-0] started")
+    (steps.directory / "done").touch()
+    ended = steps.end("train", second)
+    assert ended.code == 0, ended.log
+    assert phases(steps) == [Phase.COMPLETE]
+
+
+def test_a_terminated_step_suspends_its_job_and_the_next_try_goes_on_with_it(steps: Steps) -> None:
+    first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+    steps.read_until(first, "[node-0] started")
+    sent = time.monotonic()
+    steps.signal(first, signal.SIGTERM)
+    log = first.communicate(timeout=20)[0]
+    took = time.monotonic() - sent
+    assert "SIGTERM: the TrainJob was asked to stop (suspend)" in log
+    assert took < 5, "on a KFP backend it would have been killed by now"
+    steps.wait_for(lambda: phases(steps) == [Phase.SUSPENDED])
+    (job,) = steps.jobs()
+
+    (steps.directory / "done").touch()
+    ended = steps.run("train", runtime="trainjob-step", command=SLEEPING)
+    assert ended.code == 0, ended.log
+    (same,) = steps.jobs()
+    assert same["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+def test_a_step_that_is_terminated_in_the_middle_of_launching_stops_what_it_launched(steps: Steps) -> None:
+    spec = {"runtime": "trainjob-step", "command": SLEEPING}
+    with steps.client() as client, StopWithStep(client, "kfp/run/train", "cancel") as stop:
+        client.launch(spec, "kfp/run/train")
+        client.launch(spec, "kfp/run/another")
+        client.call(stop.request)  # `stop.job` is not known yet
+        steps.wait_for(lambda: len(client.list()) == 1)
+        assert client.list()[0]["metadata"]["annotations"][KEY] == "kfp/run/another"
+
+
+@pytest.mark.parametrize(("on_kill_action", "left"), [("cancel", []), ("keep", [Phase.RUNNING])])
+def test_what_a_terminated_step_does_with_its_job_can_be_chosen(
+    steps: Steps, on_kill_action: str, left: list[Phase]
+) -> None:
+    step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action=on_kill_action)
+    steps.read_until(step, "[node-0] started")
+    steps.signal(step, signal.SIGTERM)
+    step.communicate(timeout=20)
+    steps.wait_for(lambda: phases(steps) == left)
+
+
+def test_a_job_that_takes_too_long_is_stopped(steps: Steps) -> None:
+    ended = steps.run("train", runtime="trainjob-step", command=SLEEPING, run_timeout=1)
+    assert ended.code == 1
+    assert "run_timeout of 0:00:01" in ended.termination_message
+    assert phases(steps) == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"runtime": "jax-distribute"}, "there is no runtime 'jax-distribute' on this machine"),
+        ({"num_nodes": 0}, "num_nodes: is 0 (give 1 or more)"),
+        ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a secret given as a literal"),
+        ({"spec": {"lables": {}}}, "lables: no such field (did you mean labels?)"),
+        ({"spec": {"numNodes": 2.0}}, "spec.num_nodes: is a parameter of its own"),
+        ({"spec": {"kind": "TrainJob"}}, "spec: is a whole TrainJob"),
+        ({"resources_per_node": {"gpu": "two"}}, "'two' is not a Kubernetes quantity"),
+        ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
+        ({"on_kill_action": "stop"}, "on_kill_action: is 'stop' (give one of suspend, cancel, keep)"),
+        ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
+    ],
+)
+def test_what_is_wrong_with_the_parameters_is_said(steps: Steps, parameters: dict[str, Any], message: str) -> None:
+    ended = steps.run("train", **{**script("pass"), **parameters})
+    assert ended.code == 1
+    assert message in ended.log
+    assert "Traceback" not in ended.log
+    assert ended.termination_message.startswith("error: ")
+    assert steps.jobs() == []
+
+
+def test_a_dataset_as_a_job_and_in_the_pod(steps: Steps) -> None:
+    source = steps.directory / "data $(HOME)"
+    source.mkdir()
+    (source / "a.csv").write_text("1,2\n")
+    as_job = steps.run("initialize_dataset", source=str(source))
+    assert as_job.code == 0, as_job.log
+    own = steps.artifact_root("initialize_dataset") / "dataset"
+    assert as_job.output["parameterValues"]["uri"] == own.as_uri()
+    assert (own / "a.csv").read_text() == "1,2\n"
+    (job,) = steps.jobs()
+    assert job["spec"]["runtimeRef"]["name"] == "trainjob-step"
+
+    in_pod = steps.run("initialize_dataset", source=str(source), in_pod=True)
+    assert in_pod.code == 0, in_pod.log
+    assert in_pod.output["parameterValues"] == as_job.output["parameterValues"]
+    (dataset,) = in_pod.output["artifacts"]["dataset"]["artifacts"]
+    assert dataset["metadata"]["digest"] == in_pod.output["parameterValues"]["digest"]
+    assert dataset["metadata"]["files"] == "1"
+    assert len(steps.jobs()) == 1
+
+
+def test_a_wrong_digest_fails_the_step(steps: Steps) -> None:
+    (steps.directory / "a.csv").write_text("1,2\n")
+    for in_pod in (False, True):
+        ended = steps.run("initialize_dataset", source=str(steps.directory / "a.csv"), digest="0" * 64, in_pod=in_pod)
+        assert ended.code == 1
+        assert "0" * 64 in ended.termination_message
+
+
+def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) -> None:
+    steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
+    fresh = steps.run("initialize_model", source="models:/m@champion", if_missing="fresh", in_pod=True)
+    assert fresh.code == 0, fresh.log
+    assert fresh.output["parameterValues"] == {"uri": "", "digest": "", "version": "", "fresh": "true"}
+
+    model = steps.directory / "trained"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "weights.npz").write_bytes(b"x" * 10)
+    result = {"metrics": {"accuracy": 0.9, "gap": "nan"}, "name": "j", "uid": "u", "namespace": "n", "attempt": 1.0}
+    for _ in range(2):
+        ended = steps.run(
+            "export_model",
+            source=str(model),
+            name="m",
+            target=str(steps.directory / "models"),
+            metrics=result,
+            base_model={"uri": "models:/m@champion", "digest": ""},
+            alias="champion",
+            metric="accuracy",
+            in_pod=True,
+        )
+        assert ended.code == 0, ended.log
+        outputs = ended.output["parameterValues"]
+        assert (outputs["version"], outputs["promoted"]) == ("1", "true")
+    (record,) = (steps.directory / "models").rglob("provenance.json")
+    predicate = json.loads(record.read_text())["predicate"]
+    assert predicate["buildDefinition"]["resolvedDependencies"] == [], "a fresh start has no base model"
+    details = predicate["runDetails"]["metadata"]
+    assert details["trainjob"]["name"] == "j"
+    assert details["invocationId"] == {"kfp": RUN}
+    (exported,) = ended.output["artifacts"]["exported"]["artifacts"]
+    assert json.loads(Path(exported["uri"]).read_text())["uri"] == outputs["uri"]
