@@ -1,0 +1,351 @@
+"""What each ``trainjob`` command does, against the same flows that Airflow and KFP use."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Self
+
+import anyio
+import click
+import yaml
+from pydantic.alias_generators import to_camel
+
+from trainjob import launch as flow
+from trainjob.backends import connect
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.cli import texts
+from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
+from trainjob.errors import ConfigurationError, InvalidSpec, NotFound, Problem, TrainJobFailed
+from trainjob.launch import Budgets
+from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
+from trainjob.settings import Settings
+from trainjob.spec import TrainJobSpec
+from trainjob.status import Phase, observe
+
+Patience = tuple[timedelta | None, timedelta | None, timedelta | None]
+"""Budgets for queue, start and run."""
+
+PIPE_CLOSED = 128 + signal.SIGPIPE
+STILL_STOPPING = 4
+
+
+def perform(commands: Commands, action: Callable[[Commands], Awaitable[int]]) -> int:
+    """Carry out one command and return its exit code."""
+
+    async def session() -> int:
+        try:
+            return await action(commands)
+        finally:
+            await commands.aclose()
+
+    try:
+        return anyio.run(session)
+    except BrokenPipeError:  # whoever read our output has seen enough, as in `trainjob logs NAME | head`
+        drop_stdout()
+        return PIPE_CLOSED
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM while a command runs: the first one ends its first stage, the second one its second stage.
+
+    Nothing is raised; the command goes on behind the stage. A signal that comes between two stages ends the next one.
+    """
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._stages: list[anyio.CancelScope] = []
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _receive(self, number: int) -> None:
+        self._received.append(number)
+        for stage in self._stages[: len(self._received)]:
+            stage.cancel()
+
+    def stage(self) -> anyio.CancelScope:
+        """The next stage, to be entered."""
+        self._stages.append(anyio.CancelScope())
+        if len(self._received) >= len(self._stages):
+            self._stages[-1].cancel()
+        return self._stages[-1]
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell gives it for a program that the first signal ended; 0 if none came."""
+        return 128 + self._received[0] if self._received else 0
+
+
+def parse_spec(source: IO[bytes] | None, fields: Mapping[str, Any]) -> TrainJobSpec:
+    """The spec in the file `source`, with `fields` added to it or in place of what it says.
+
+    Raises:
+        InvalidSpec: with every problem.
+    """
+    try:
+        loaded = yaml.safe_load(source.read()) if source is not None else {}
+    except yaml.YAMLError as error:
+        raise InvalidSpec([Problem("", f"not valid YAML: {error}")]) from None
+    if not isinstance(loaded, dict):
+        raise InvalidSpec([Problem("", f"a mapping of fields is needed, not {type(loaded).__name__}")])
+    if fields and ("apiVersion" in loaded or "kind" in loaded):
+        return TrainJobSpec.parse({"manifest": loaded, **fields})
+    for name, value in fields.items():
+        present = loaded.pop(to_camel(name), None) if to_camel(name) != name else loaded.get(name)
+        loaded[name] = _merged(loaded.get(name, present), value) if name in _ADDED_TO else value
+    if "command" in fields:
+        loaded.pop("args", None)
+    return TrainJobSpec.parse(loaded)
+
+
+_ADDED_TO = ("env", "inputs", "outputs", "labels")
+
+
+def _merged(present: Any, more: Mapping[str, str]) -> Any:
+    if isinstance(present, list):  # environment as Kubernetes writes it
+        kept = [item for item in present if not (isinstance(item, dict) and item.get("name") in more)]
+        return [*kept, *({"name": name, "value": value} for name, value in more.items())]
+    return {**present, **more} if isinstance(present, dict) else dict(more)
+
+
+def slug_of(source: IO[bytes] | None, command: Sequence[str]) -> str:
+    """What a person would call this work: the name of the spec's file, or of the script."""
+    scripts = [word for word in command if word.endswith((".py", ".sh"))] or list(command[:1])
+    path = getattr(source, "name", None)
+    if isinstance(path, str) and path not in ("-", "<stdin>"):
+        scripts = [path]
+    return Path(scripts[0]).stem if scripts else "job"
+
+
+class Commands:
+    """The commands, for one backend and namespace.
+
+    Args:
+        backend: Name of the backend; ``TRAINJOB_BACKEND`` if left out.
+        namespace: Namespace; ``TRAINJOB_NAMESPACE`` if left out.
+        as_json: Whether answers are JSON.
+    """
+
+    def __init__(self, backend: str | None, namespace: str | None, *, as_json: bool) -> None:
+        try:
+            self.namespace = namespace or Settings().namespace
+        except ValueError as error:  # pydantic's, for TRAINJOB_* of the wrong form
+            raise ConfigurationError(f"settings from the environment: {error}") from None
+        self.as_json = as_json
+        self._backend_name = backend
+
+    @cached_property
+    def backend(self) -> Backend:
+        """Connected when it is first needed: `render` never does."""
+        return connect(self._backend_name)
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        if "backend" in vars(self):
+            await self.backend.aclose()
+
+    async def _find(self, name: tuple[str, str]) -> TrainJob:
+        namespace = name[0] or self.namespace
+        trainjob = await self.backend.get(namespace, name[1])
+        if trainjob is None:
+            raise NotFound(f"there is no TrainJob {namespace}/{name[1]}")
+        return trainjob
+
+    def _call(self, ref: JobRef) -> str:
+        """`ref` as a person would write it in the next command."""
+        return ref.name if ref.namespace == Settings().namespace else str(ref)
+
+    def _view(self, hint: str, *, plain: bool, logs: bool) -> View:
+        if self.as_json:
+            return JsonView(logs=logs)
+        if plain or not on_terminal():
+            return PlainView(logs=logs)
+        from trainjob.cli.live import LiveView  # noqa: PLC0415 - rich takes longer than most commands
+
+        return LiveView(hint, logs=logs)
+
+    # --- commands that wait
+
+    async def run(
+        self,
+        source: IO[bytes] | None,
+        fields: Mapping[str, Any],
+        key: str | None,
+        *,
+        detach: bool,
+        patience: Patience,
+        plain: bool,
+        logs: bool,
+        cancels: bool,
+    ) -> int:
+        """Launch or adopt, then wait."""
+        spec = parse_spec(source, fields)
+        present: list[TrainJob] = await self.backend.find(self.namespace, labels_of(key)) if key else []
+        key = key or f"cli-{secrets.token_hex(6)}/{slug_of(source, spec.command)}"
+        hint = "Ctrl-C cancels the job" if cancels else "Ctrl-C leaves the job running"
+        show = self._view(hint, plain=plain or detach, logs=logs)
+        ref = None
+        with show, Interrupts() as interrupts:
+            with interrupts.stage():
+                ref = await flow.launch(self.backend, spec, key, namespace=self.namespace)
+                adopted = any(job["metadata"]["uid"] == ref.uid for job in present)
+                show.launched(ref, key, adopted=adopted, attach=f"trainjob wait {self._call(ref)}")
+                if detach:
+                    if not self.as_json:
+                        click.echo(self._call(ref))
+                    return 0
+                show.result(await self._wait(ref, patience, show))
+                await flow.mark_delivered(self.backend, ref)
+                return 0
+            if cancels:
+                show.notice("cancelling; Ctrl-C again leaves without waiting for it")
+                told = f"left {ref or key!s}, which may still be stopping"
+                with interrupts.stage():
+                    told = await self._cancel_all(ref, key)
+            else:
+                told = (
+                    f"{ref} goes on; wait for it: trainjob wait {self._call(ref)}" if ref else f"left {key} launching"
+                )
+            show.interrupted(told)
+        return interrupts.exit_code
+
+    async def wait(self, name: tuple[str, str], *, patience: Patience, plain: bool, logs: bool) -> int:
+        """Wait for a job that is there; its result counts as delivered only to whoever launched it."""
+        ref = JobRef.of(await self._find(name))
+        with self._view("Ctrl-C leaves the job running", plain=plain, logs=logs) as show, Interrupts() as interrupts:
+            show.watching(ref)
+            with interrupts.stage():
+                show.result(await self._wait(ref, patience, show))
+                return 0
+            show.interrupted(f"{ref} goes on; wait for it again: trainjob wait {self._call(ref)}")
+        return interrupts.exit_code
+
+    async def _wait(self, ref: JobRef, patience: Patience, show: View) -> flow.TrainJobResult:
+        on_log = show.log if show.logs else None
+        return await flow.wait(self.backend, ref, Budgets(*patience), on_change=show.change, on_log=on_log)
+
+    async def _cancel_all(self, ref: JobRef | None, key: str) -> str:
+        """Cancel `ref`; if the launch was interrupted, whatever it has left: nobody knows whether it went through."""
+        told = "nothing was launched"
+        jobs = [ref] if ref else map(JobRef.of, await self.backend.find(self.namespace, labels_of(key)))
+        for job in jobs:
+            _, told = await self._cancelled(job, suspend=False)
+        return told
+
+    async def _cancelled(self, ref: JobRef, *, suspend: bool) -> tuple[bool, str]:
+        """Whether nothing of the job is left running, and what to tell."""
+        stopped = await flow.cancel(self.backend, ref, "suspend" if suspend else "delete")
+        phase = observe(await self.backend.get(ref.namespace, ref.name)).phase
+        if phase in (Phase.COMPLETE, Phase.FAILED):
+            return True, f"{ref} had ended already: {phase}"
+        done = "suspended" if suspend else "cancelled"
+        return stopped, f"{done} {ref}" if stopped else f"{done} {ref}, but its last ranks are still ending"
+
+    async def logs(
+        self, name: tuple[str, str], *, follow: bool, ranks: Sequence[str], tail: int | None, timestamps: bool
+    ) -> int:
+        """Print log lines."""
+        ref = JobRef.of(await self._find(name))
+        show = JsonView() if self.as_json else PlainView(timestamps=timestamps)
+        written = False
+        with Interrupts() as interrupts, interrupts.stage():
+            async with aclosing(self.backend.logs(ref, ranks=ranks, follow=follow, tail=tail)) as lines:
+                async for line in lines:
+                    show.log(line)
+                    written = True
+                    if show.closed:
+                        return PIPE_CLOSED
+        if not written and not interrupts.exit_code:
+            click.echo(f"no lines{' of ' + ', '.join(ranks) if ranks else ''} in the logs of {ref}", err=True)
+        return interrupts.exit_code
+
+    # --- commands that look once
+
+    async def status(self, name: tuple[str, str]) -> int:
+        """Everything about one job."""
+        trainjob = await self._find(name)
+        job = texts.describe(trainjob)
+        if observe(trainjob).phase.terminal:
+            try:
+                job["outputs"] = (await flow.conclude(self.backend, JobRef.of(trainjob))).as_dict()["outputs"]
+            except TrainJobFailed as failure:
+                job["diagnosis"] = failure.diagnosis.as_dict()
+                job["text"] = str(failure)
+        text = job.pop("text", "")
+        self._answer(job, lambda: texts.status_text(job, trainjob) + (f"\n\n{text}" if text else ""))
+        return 0
+
+    async def list(self, phases: Sequence[str], key: str | None) -> int:
+        """The jobs of the namespace."""
+        found = await self.backend.find(self.namespace, labels_of(key) if key else {MANAGED_BY: "trainjob"})
+        jobs = [texts.describe(trainjob) for trainjob in found]
+        jobs = [job for job in jobs if not phases or job["phase"] in phases]
+        jobs.sort(key=lambda job: job["created"] or "", reverse=True)
+        if not jobs and not self.as_json:
+            click.echo(f"no jobs in namespace {self.namespace}", err=True)
+            return 0
+        self._answer({"jobs": jobs}, lambda: texts.table(jobs))
+        return 0
+
+    async def render(self, source: IO[bytes] | None, fields: Mapping[str, Any], key: str | None) -> int:
+        """The manifest."""
+        spec = parse_spec(source, fields)
+        trainjob = render(spec, key or slug_of(source, spec.command), 1, self.namespace)
+        self._answer(trainjob, lambda: texts.as_yaml(trainjob))
+        return 0
+
+    # --- commands that change a job
+
+    async def cancel(self, name: tuple[str, str], *, suspend: bool) -> int:
+        """Stop or suspend."""
+        ref = JobRef.of(await self._find(name))
+        stopped, told = False, f"left {ref}, which may still be stopping"
+        with Interrupts() as interrupts, interrupts.stage():
+            stopped, told = await self._cancelled(ref, suspend=suspend)
+        self._tell(ref, told, stopped=stopped)
+        return interrupts.exit_code or (0 if stopped else STILL_STOPPING)
+
+    async def resume(self, name: tuple[str, str]) -> int:
+        """Take back a suspension."""
+        trainjob = await self._find(name)
+        ref, now = JobRef.of(trainjob), observe(trainjob)
+        if now.phase.terminal:
+            raise click.UsageError(f"{ref} is {now.phase}; launch it again under its key instead")
+        if now.phase is Phase.QUEUED:
+            raise click.UsageError(f"{ref} is Queued: {now.message}; Kueue resumes it when there is room")
+        if now.phase is not Phase.SUSPENDED:
+            self._tell(ref, f"{ref} is not suspended: {now.phase}", resumed=False)
+            return 0
+        await self.backend.patch(ref, {"spec": {"suspend": False}})
+        self._tell(ref, f"resumed {ref}", resumed=True)
+        return 0
+
+    async def delete(self, name: tuple[str, str]) -> int:
+        """Remove a job that has ended."""
+        trainjob = await self._find(name)
+        ref, phase = JobRef.of(trainjob), observe(trainjob).phase
+        if not phase.terminal:
+            raise click.UsageError(f"{ref} is {phase}; cancel it instead: trainjob cancel {self._call(ref)}")
+        await self.backend.delete(ref)
+        self._tell(ref, f"deleted {ref}", deleted=True)
+        return 0
+
+    def _tell(self, ref: JobRef, message: str, **facts: bool) -> None:
+        job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
+        self._answer({**job, **facts, "message": message}, lambda: message)
+
+    def _answer(self, answer: Mapping[str, Any], text: Callable[[], str]) -> None:
+        click.echo(texts.as_json(answer) if self.as_json else text())

@@ -1,0 +1,208 @@
+"""The live view: a job on a terminal, redrawn in place until it ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Self
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, result_text, short
+from trainjob.cli.views import View
+from trainjob.launch import TrainJobResult
+from trainjob.logs import LogLine
+from trainjob.manifest import JobRef
+from trainjob.status import Observation, Phase
+
+LOG_LINES = 10
+_FRAMES_PER_SECOND = 8
+_BRIEF = 0.1  # seconds; phases that were over sooner say nothing
+_BAR = 40
+_OTHER_LINES = 9  # of a frame, beside the log
+_LONGEST = 400  # characters of a log line that can be on a screen
+
+
+class Timeline:
+    """Which phases a job went through, and when each began; also those before it was looked at, as far as known."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[Phase, datetime]] = []
+        self.ended: datetime | None = None
+
+    def add(self, observation: Observation, now: datetime) -> None:
+        """Take in what was observed at `now`."""
+        phase, created, admitted = observation.phase, observation.created, observation.admitted
+        if not self.phases:
+            if created and admitted and (admitted - created).total_seconds() > _BRIEF:
+                self.phases.append((Phase.QUEUED, created))
+            if phase.terminal:
+                self.phases.append((Phase.RUNNING, admitted or created or now))
+            else:
+                self.phases.append((phase, min(admitted or created or now, now)))
+        elif phase is not self.phases[-1][0] and not phase.terminal:
+            self.phases.append((phase, now))
+        if phase.terminal and self.ended is None:
+            self.ended = max(observation.finished or now, self.phases[-1][1])
+
+    def spans(self, now: datetime) -> Iterator[tuple[Phase, float]]:
+        """Each phase with its seconds."""
+        phases = [*self.phases]  # the one who adds is another thread
+        for i, (phase, start) in enumerate(phases):
+            end = phases[i + 1][1] if i + 1 < len(phases) else self.ended or now
+            yield phase, (end - start).total_seconds()
+
+    def total(self, now: datetime) -> float:
+        """Seconds since the job began to exist."""
+        return ((self.ended or now) - self.phases[0][1]).total_seconds() if self.phases else 0.0
+
+
+def printable(line: str) -> Text:
+    """One line of a log as one line on the screen: its colours stay, what moves the cursor goes."""
+    last = line.rstrip("\r").rpartition("\r")[2][:_LONGEST].expandtabs(4)  # progress bars overwrite themselves
+    text = Text.from_ansi("".join(c if c.isprintable() or c == "\x1b" else " " for c in last))
+    return Text(text.plain.replace("\x1b", "")) if "\x1b" in text.plain else text
+
+
+class LiveView(View):
+    """The job in a few lines that are redrawn.
+
+    Args:
+        hint: What Ctrl-C would do.
+        logs: Whether log lines are shown.
+    """
+
+    def __init__(self, hint: str, *, logs: bool = True) -> None:
+        super().__init__(logs=logs)
+        self._hint = hint
+        self._console = Console(highlight=False)
+        self._spinner = Spinner("dots", style="cyan")
+        self._job = ""
+        self._timeline = Timeline()
+        self._reported: tuple[Observation, datetime] | None = None
+        self._lines: deque[tuple[str, Text]] = deque(maxlen=LOG_LINES)
+        self._notice = ""
+        self._over = False
+        # Drawn by a thread: the clocks go on while the event loop has nothing to do. Draws once at once.
+        self._live = Live(console=self._console, get_renderable=self._frame, refresh_per_second=_FRAMES_PER_SECOND)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def watching(self, ref: JobRef) -> None:
+        """See `View.watching`."""
+        self._job = str(ref)
+        self._live.start()
+
+    def _stop(self) -> None:
+        self._over = True
+        self._live.stop()
+
+    def change(self, observation: Observation, notice: str) -> None:
+        """See `View.change`."""
+        self._notice = notice
+        self._timeline.add(observation, datetime.now(UTC))
+        if observation.progress is not None or observation.metrics:
+            last = self._reported[0] if self._reported else None
+            if last is None or (last.progress, last.remaining_seconds) != (
+                observation.progress,
+                observation.remaining_seconds,
+            ):
+                self._reported = (observation, datetime.now(UTC))
+        super().change(observation, "")
+
+    def log(self, line: LogLine) -> None:
+        """See `View.log`."""
+        self._lines.append((line.rank, printable(line.text)))
+
+    def notice(self, text: str) -> None:
+        """See `View.notice`."""
+        self._notice = text
+        self._hint = ""
+
+    def result(self, result: TrainJobResult) -> None:
+        """See `View.result`."""
+        self._stop()
+        if text := result_text(result).partition("\n")[2]:  # the frame has said the rest
+            self.write(text)
+
+    def interrupted(self, text: str) -> None:
+        """See `View.interrupted`."""
+        self._notice = ""
+        self._stop()
+        click.echo(text, err=True)
+
+    # --- one frame
+
+    def _frame(self) -> RenderableType:
+        now = datetime.now(UTC)
+        parts: list[RenderableType] = [self._header(now), *self._phases(now), *self._progress(now)]
+        failed = self._latest is not None and self._latest.phase in (Phase.FAILED, Phase.DELETED)
+        if self._lines and not failed:  # the diagnosis shows the lines that matter
+            parts += ["", *self._log()]
+        if self._notice:
+            parts += ["", Text(self._notice, style="yellow")]
+        if not self._over and self._hint:
+            parts += ["", Text(self._hint, style="dim")]
+        return Group(*parts, *([""] if self._over else []))
+
+    def _header(self, now: datetime) -> RenderableType:
+        phase = self._latest.phase if self._latest else None
+        colour = PHASE_COLOURS.get(phase, "blue") if phase else "blue"
+        mark: RenderableType = self._spinner
+        if phase is Phase.COMPLETE:
+            mark = Text("✓", style="bold green")
+        elif phase and phase.terminal:
+            mark = Text("✗", style="bold red")
+        elif self._over:
+            mark = Text("•", style="yellow")
+        line = Text.assemble((self._job, "bold"), "  ", (str(phase or "…"), f"bold {colour}"))
+        because = (self._latest.message or self._latest.reason) if self._latest else ""
+        if because and phase and not phase.terminal:
+            line.append(f"  {because}", style="dim")
+        line.truncate(max(20, self._console.width - 12), overflow="ellipsis")
+        header = Table.grid(padding=(0, 1), expand=True)
+        header.add_column(width=1)
+        header.add_column(no_wrap=True, ratio=1)
+        header.add_column(justify="right", no_wrap=True)
+        header.add_row(mark, line, Text(short(self._timeline.total(now)), style="bold"))
+        return header
+
+    def _phases(self, now: datetime) -> Iterator[RenderableType]:
+        spans = [(phase, seconds) for phase, seconds in self._timeline.spans(now) if seconds >= _BRIEF]
+        if spans:
+            parts = [Text(f"{phase} {short(seconds)}", PHASE_COLOURS.get(phase, "blue")) for phase, seconds in spans]
+            yield Text("  ") + Text(" → ").join(parts)
+
+    def _progress(self, now: datetime) -> Iterator[RenderableType]:
+        if self._reported is None or self._latest is None:
+            return
+        observation, reported = self._reported
+        done, remaining = observation.progress, observation.remaining_seconds
+        if done is not None:
+            row = Table.grid(padding=(0, 2))
+            width = min(_BAR, self._console.width // 2)
+            bar = ProgressBar(total=100, completed=done, width=width, complete_style="cyan", finished_style="green")
+            eta = ""
+            if remaining is not None and done < 100 and not self._latest.phase.terminal:
+                eta = f"ETA {short(remaining - (now - reported).total_seconds())}"
+            row.add_row("", bar, f"{done:.0f}%", eta)
+            yield row
+        if self._latest.metrics and not self._latest.phase.terminal:  # the result shows them once more, in full
+            yield Text(f"  {joined(self._latest.metrics)}", no_wrap=True, overflow="ellipsis")
+
+    def _log(self) -> Iterator[RenderableType]:
+        fitting = max(1, min(LOG_LINES, self._console.height - _OTHER_LINES))
+        for rank, text in list(self._lines)[-fitting:]:
+            line = Text.assemble("  ", (f"[{rank}]", colour_of(rank)), " ", text, no_wrap=True, overflow="ellipsis")
+            yield line

@@ -1,0 +1,142 @@
+"""How the command line is read: types of options, and the options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from trainjob.cli.commands import Commands
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def duration(text: str) -> timedelta:
+    """``90``, ``90s``, ``15m``, ``1h30m``, ``2d``; a number alone is seconds."""
+    number = r"(\d+(?:\.\d+)?)"
+    parts = re.fullmatch(rf"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip())
+    units = ("days", "hours", "minutes", "seconds")
+    amounts = {unit: float(n) for unit, n in zip(units, parts.groups(), strict=True) if n} if parts else {}
+    if not any(amounts.values()):
+        raise click.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 2d")
+    return timedelta(**amounts)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``NAME=VALUE``; the value may hold further ``=``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def job_name(text: str) -> tuple[str, str]:
+    """``NAME`` or ``NAMESPACE/NAME``: the namespace (empty: the default one) and the name."""
+    if not re.fullmatch(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?", text):
+        raise click.BadParameter(f"{text!r} is not the name of a TrainJob: NAME or NAMESPACE/NAME")
+    namespace, _, name = text.rpartition("/")
+    return namespace, name
+
+
+class WithCommand(click.Command):
+    """A command that takes everything after ``--`` as the words of another one (parameter `command`)."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split at the first ``--``; click itself would count the words behind it as its own arguments."""
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.params["command"] = tuple(args[cut + 1 :])
+        return super().parse_args(ctx, args[:cut])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What stands behind the command's name in its usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
+
+
+@dataclass
+class Target:
+    """What the global options say."""
+
+    backend: str | None = None
+    namespace: str | None = None
+    as_json: bool = False
+
+    def do(self, action: Callable[[Commands], Awaitable[int]]) -> int:
+        """Carry out `action` and return the exit code."""
+        from trainjob.cli.commands import Commands, perform  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+        return perform(Commands(self.backend, self.namespace, as_json=self.as_json), action)
+
+
+def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value and param.name:
+        setattr(ctx.ensure_object(Target), param.name, value)
+
+
+def global_options(command: Decorated) -> Decorated:
+    """The global options, which are taken before and after a command's name."""
+    where = click.option("--backend", metavar="NAME", expose_value=False, callback=_note, help="kubernetes or local.")
+    namespace = click.option("-n", "--namespace", expose_value=False, callback=_note, help="Namespace of the jobs.")
+    return where(namespace(command))
+
+
+def common_options(command: Decorated) -> Decorated:
+    """Options of every command."""
+    text = "One JSON object on stdout, or one a line where there are many; messages go to stderr."
+    as_json = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_note, help=text)
+    return as_json(global_options(command))
+
+
+def _apply(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    def apply(command: Decorated) -> Decorated:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+def _pairs(option: str, text: str) -> Callable[[Any], Any]:
+    return click.option(option, type=pair, multiple=True, metavar="NAME=VALUE", help=text)
+
+
+# What to run: names are those of the spec's fields. They add to SPEC, or take the place of what it says.
+spec_options = _apply(
+    click.argument("spec", type=click.File("rb"), required=False, metavar="[SPEC.yaml|-]"),
+    click.option("--runtime", help="ClusterTrainingRuntime, e.g. torch-distributed."),
+    click.option("--image", help="Image of the nodes."),
+    click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes."),
+    click.option("--num-proc-per-node", type=click.IntRange(min=1), metavar="N", help="Processes on each node."),
+    _pairs("--resources-per-node", "cpu=4, memory=16Gi, gpu=1; may be repeated, as all of these."),
+    _pairs("--env", "Environment of the nodes; secrets belong into SPEC, by secretKeyRef."),
+    _pairs("--input", "URI that is read; $TRAINJOB_INPUT_<NAME> on the nodes."),
+    _pairs("--output", "URI that is written; $TRAINJOB_OUTPUT_<NAME> on the nodes."),
+    _pairs("--label", "Label of the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
+    click.option("--key", help="Which piece of work this is: the same key again is the same job."),
+)
+live_options = _apply(
+    click.option("--queue-timeout", type=duration, help="Longest wait for admission, e.g. 30m."),
+    click.option("--start-timeout", type=duration, help="Longest time from admission to the first running rank."),
+    click.option("--run-timeout", type=duration, help="Longest time from admission to the end."),
+    click.option("--plain", is_flag=True, help="Plain lines on a terminal too."),
+    click.option("--no-logs", is_flag=True, help="Without the ranks' log lines."),
+)
+
+
+def fields_of(options: dict[str, Any], command: tuple[str, ...]) -> dict[str, Any]:
+    """The spec's fields that the options set."""
+    renamed = {"input": "inputs", "output": "outputs", "label": "labels"}
+    fields = {
+        renamed.get(name, name): dict(value) if isinstance(value, tuple) else value for name, value in options.items()
+    }
+    return {name: value for name, value in {**fields, "command": list(command)}.items() if value}
+
+
+def require_work(spec: IO[bytes] | None, fields: dict[str, Any]) -> None:
+    """Refuse a command line that says nothing about what to run."""
+    if spec is None and not fields:
+        raise click.UsageError("say what to run: a SPEC file, or --runtime … -- COMMAND")

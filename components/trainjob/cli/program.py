@@ -1,0 +1,272 @@
+"""The commands with their options, and what errors become. What commands do is in `trainjob.cli.commands`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import IO, Any, Literal, NoReturn
+
+import click
+
+from trainjob import __version__
+from trainjob.cli.options import (
+    Target,
+    WithCommand,
+    common_options,
+    fields_of,
+    global_options,
+    job_name,
+    live_options,
+    require_work,
+    spec_options,
+)
+from trainjob.errors import InvalidSpec, NotFound, RetryVerdict, TimedOut, TrainJobError, TrainJobFailed
+from trainjob.status import Phase
+
+USER, USAGE, INFRASTRUCTURE, BUDGET, NOT_FOUND, BUG, INTERRUPTED = 1, 2, 3, 4, 5, 70, 130
+
+EXIT_CODES = """\
+\b
+Exit codes:
+  0    success
+  1    the training failed, and the same code will fail again
+  2    usage, spec or configuration: a person has to change something
+  3    infrastructure, preemption or quota: a retry may help
+  4    a budget ran out; the job goes on
+  5    no such job, or it was deleted while it was waited for
+  70   a bug in trainjob
+  130  interrupted (143 by SIGTERM)
+
+Without a cluster, TRAINJOB_BACKEND=local or --backend local runs jobs on this machine."""
+
+
+def exit_code(error: TrainJobError) -> int:
+    """The exit code that tells a script who has to act next."""
+    if isinstance(error, TimedOut):
+        return BUDGET
+    if isinstance(error, NotFound) or (isinstance(error, TrainJobFailed) and error.diagnosis.category == "deleted"):
+        return NOT_FOUND
+    if error.retry is RetryVerdict.USER:
+        return USER
+    return INFRASTRUCTURE if error.retry.retryable else USAGE
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit; errors of this package become a message and an exit code, never a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own = words[: words.index("--")] if "--" in words else words
+    try:
+        answer = program.main(words, prog_name="trainjob", standalone_mode=False)
+        code = answer if isinstance(answer, int) else 0
+    except click.ClickException as error:
+        error.show()
+        code = USAGE
+        _error_object(own, error.format_message(), code, type=type(error).__name__)
+    except click.Abort:
+        code = INTERRUPTED
+    except TrainJobError as error:
+        code = exit_code(error)
+        first, *more = str(error).split("\n")
+        click.echo("\n".join([click.style(f"error: {first}", fg="red", bold=True), *more]), err=True)
+        _error_object(own, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
+    except OSError as error:
+        code = INFRASTRUCTURE
+        click.echo(f"error: {error}", err=True)
+        _error_object(own, str(error), code, type=type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - a script must not take our bug for a failed training
+        code = BUG
+        traceback.print_exc()
+        _error_object(own, str(error), code, type=type(error).__name__)
+    sys.exit(code)
+
+
+def _details(error: TrainJobError) -> dict[str, Any]:
+    if isinstance(error, TrainJobFailed):
+        return {"diagnosis": error.diagnosis.as_dict()}
+    if isinstance(error, InvalidSpec):
+        return {"problems": [vars(problem) for problem in error.problems]}
+    return {}
+
+
+def _error_object(words: Sequence[str], message: str, code: int, **fields: Any) -> None:
+    if "--json" in words:
+        click.echo(json.dumps({"error": {**fields, "message": message, "exit_code": code}}))
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=EXIT_CODES,
+)
+@global_options
+@click.version_option(__version__, "--version", prog_name="trainjob")
+@click.pass_context
+def program(ctx: click.Context) -> None:
+    """Run Kubeflow TrainJobs exactly once, wait for them, and see what went wrong."""
+    ctx.ensure_object(Target)
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+@program.command(cls=WithCommand, epilog=EXIT_CODES)
+@spec_options
+@click.option("--detach", "-d", is_flag=True, help="Launch only; print the job's name.")
+@live_options
+@click.option(
+    "--on-interrupt",
+    type=click.Choice(["cancel", "keep"]),
+    default="cancel",
+    show_default=True,
+    help="What Ctrl-C does to the job. A second Ctrl-C leaves at once.",
+)
+@common_options
+@click.pass_obj
+def run(
+    target: Target,
+    /,
+    *,
+    spec: IO[bytes] | None,
+    key: str | None,
+    detach: bool,
+    queue_timeout: timedelta | None,
+    start_timeout: timedelta | None,
+    run_timeout: timedelta | None,
+    plain: bool,
+    no_logs: bool,
+    on_interrupt: Literal["cancel", "keep"],
+    command: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Launch a job and wait for its end.
+
+    With --key, a job that was launched under it and has not ended is adopted instead; after a failure, or once its
+    result was shown here, the next attempt is made. Without it, the job gets a key of its own, which is printed.
+    """
+    fields = fields_of(options, command)
+    require_work(spec, fields)
+    patience = (queue_timeout, start_timeout, run_timeout)
+    return target.do(
+        lambda commands: commands.run(
+            spec,
+            fields,
+            key,
+            detach=detach,
+            patience=patience,
+            plain=plain,
+            logs=not no_logs,
+            cancels=on_interrupt == "cancel",
+        )
+    )
+
+
+@program.command(epilog=EXIT_CODES)
+@click.argument("name", type=job_name)
+@live_options
+@common_options
+@click.pass_obj
+def wait(
+    target: Target,
+    /,
+    *,
+    name: tuple[str, str],
+    queue_timeout: timedelta | None,
+    start_timeout: timedelta | None,
+    run_timeout: timedelta | None,
+    plain: bool,
+    no_logs: bool,
+) -> int:
+    """Wait for the end of a job that is there. Ctrl-C leaves it running."""
+    patience = (queue_timeout, start_timeout, run_timeout)
+    return target.do(lambda commands: commands.wait(name, patience=patience, plain=plain, logs=not no_logs))
+
+
+@program.command()
+@click.argument("name", type=job_name)
+@common_options
+@click.pass_obj
+def status(target: Target, /, *, name: tuple[str, str]) -> int:
+    """Say where a job stands, and why it failed. Exits with 0 whatever the answer is."""
+    return target.do(lambda commands: commands.status(name))
+
+
+@program.command()
+@click.argument("name", type=job_name)
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--rank", "ranks", multiple=True, metavar="RANK", help="Only this rank, e.g. node-1; may be repeated.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each rank.")
+@click.option("--timestamps", is_flag=True, help="When each line was written.")
+@common_options
+@click.pass_obj
+def logs(
+    target: Target,
+    /,
+    *,
+    name: tuple[str, str],
+    follow: bool,
+    ranks: tuple[str, ...],
+    tail: int | None,
+    timestamps: bool,
+) -> int:
+    """Print what the ranks of a job wrote."""
+    return target.do(lambda commands: commands.logs(name, follow=follow, ranks=ranks, tail=tail, timestamps=timestamps))
+
+
+@program.command("list", short_help="List jobs, the newest first.")
+@click.option(
+    "--phase",
+    "phases",
+    multiple=True,
+    type=click.Choice([str(phase) for phase in Phase if phase is not Phase.DELETED], case_sensitive=False),
+    metavar="PHASE",
+    help="Only jobs in this phase, e.g. Running; may be repeated.",
+)
+@click.option("--key", help="Only the attempts of this key.")
+@common_options
+@click.pass_obj
+def list_(target: Target, /, *, phases: tuple[str, ...], key: str | None) -> int:
+    """List jobs, the newest first: those of the namespace that were launched with trainjob."""
+    return target.do(lambda commands: commands.list(phases, key))
+
+
+@program.command()
+@click.argument("name", type=job_name)
+@click.option("--suspend", is_flag=True, help="Keep the job, stopped; `trainjob resume` starts its ranks anew.")
+@common_options
+@click.pass_obj
+def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
+    """Stop a job, and see to it that nothing of it is left running."""
+    return target.do(lambda commands: commands.cancel(name, suspend=suspend))
+
+
+@program.command()
+@click.argument("name", type=job_name)
+@common_options
+@click.pass_obj
+def resume(target: Target, /, *, name: tuple[str, str]) -> int:
+    """Start a suspended job again."""
+    return target.do(lambda commands: commands.resume(name))
+
+
+@program.command()
+@click.argument("name", type=job_name)
+@common_options
+@click.pass_obj
+def delete(target: Target, /, *, name: tuple[str, str]) -> int:
+    """Delete a job that has ended, with its logs."""
+    return target.do(lambda commands: commands.delete(name))
+
+
+@program.command(cls=WithCommand)
+@spec_options
+@common_options
+@click.pass_obj
+def render(
+    target: Target, /, *, spec: IO[bytes] | None, key: str | None, command: tuple[str, ...], **options: Any
+) -> int:
+    """Print the TrainJob that `run` would create, as YAML. Needs no cluster."""
+    fields = fields_of(options, command)
+    require_work(spec, fields)
+    return target.do(lambda commands: commands.render(spec, fields, key))

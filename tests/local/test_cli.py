@@ -1,0 +1,508 @@
+"""The command as people and scripts use it: real processes, on the local backend and on a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TRAINJOB = str(Path(sys.executable).parent / "trainjob")
+STEP = ("--runtime", "trainjob-step")
+JAX = ("--runtime", "jax-distributed", "--num-nodes", "2")
+FOREVER = ("--", "sh", "-c", "echo begun; exec sleep 300")
+STUBBORN = ("--", "sh", "-c", "trap '' TERM; echo begun; while true; do sleep 0.2; done")
+
+TRAINING = """
+import os, sys, time
+from trainjob import progress
+
+rank, epochs = os.environ["JAX_PROCESS_ID"], int(sys.argv[1])
+for epoch in range(1, epochs + 1):
+    print(f"epoch {epoch} of rank {rank}")
+    if rank == "0":
+        outputs = {"model": "file:///models/1"} if epoch == epochs else {}
+        done = {"progress": 100 * epoch / epochs, "remaining_seconds": epochs - epoch}
+        progress.report(**done, metrics={"loss": 1 / epoch}, outputs=outputs)
+    time.sleep(0.25)
+if sys.argv[2:] == [rank]:
+    raise RuntimeError("the loss is not a number")
+"""
+
+
+class Shell:
+    """Runs the command with a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.script = home / "train.py"
+        self.script.write_text(TRAINING)
+        clean = {
+            k: v for k, v in os.environ.items() if not k.startswith("TRAINJOB_") and k not in ("NO_COLOR", "COLUMNS")
+        }
+        self.environment = clean | {"TRAINJOB_BACKEND": "local", "TRAINJOB_HOME": str(home)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [TRAINJOB, *words],
+            env=self.environment,
+            cwd=self.home,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        return self.both(*words, code=code)[0]
+
+    def both(self, *words: str, code: int = 0) -> tuple[str, str]:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
+        assert "\nTraceback" not in err  # that of a training stands behind a bar
+        return out, err
+
+    def json(self, *words: str, code: int = 0) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self(*words, "--json", code=code))
+        return answer
+
+    def training(self, epochs: int, *more: str) -> tuple[str, ...]:
+        return (*JAX, "--", sys.executable, str(self.script), str(epochs), *more)
+
+    def is_quiet(self) -> bool:
+        return not self.processes()
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything of these jobs that is alive: each process has inherited the home."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                mine = process.environ().get("TRAINJOB_HOME") == str(self.home)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def trainjob(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    if shell.processes():
+        for job in shell.json("list")["jobs"]:
+            shell("cancel", job["name"])
+    for process in shell.processes():  # of the commands that a failed test left behind
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def eventually(what: Callable[[], Any], seconds: float = 20) -> Any:
+    end = time.monotonic() + seconds
+    while not (answer := what()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+    return answer
+
+
+def until(process: subprocess.Popen[str], text: str) -> str:
+    """Read the process's stdout up to a line with `text`."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"it ended without {text!r}:\n{seen}\n{process.stderr and process.stderr.read()}")
+
+
+def events(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+# --- run
+
+
+def test_a_good_run_shows_phases_logs_and_the_result(trainjob: Shell) -> None:
+    out, err = trainjob.both("run", *trainjob.training(3))
+    name = re.search(r"trainjob wait (train-\w+-1)", err)
+    assert name, err
+    assert re.search(r"^\S+Z Running$", out, re.MULTILINE)
+    assert re.search(r"^\S+Z progress 100%  loss 0\.33", out, re.MULTILINE)
+    for rank in "01":
+        for epoch in "123":
+            assert f"[node-{rank}] epoch {epoch} of rank {rank}\n" in out
+    assert re.search(r"Complete in \S+\nmetrics:\n  loss  0.333333\noutputs:\n  model  file:///models/1\n$", out)
+    assert "\x1b" not in out + err
+    status = trainjob("status", name[1])
+    assert "outputs   model file:///models/1" in status
+    assert "jax-distributed, 2 nodes" in status
+
+
+def test_a_run_as_json_lines(trainjob: Shell) -> None:
+    said = events(trainjob("run", "--json", "--key", "nightly/digits", *trainjob.training(2)))
+    launched, *_, result = said
+    assert (launched["event"], launched["key"], launched["adopted"]) == ("launched", "nightly/digits", False)
+    assert {event["event"] for event in said} == {"launched", "phase", "progress", "log", "result"}
+    assert [e["phase"] for e in said if e["event"] == "phase"][-1] == "Complete"
+    assert len([e for e in said if e["event"] == "log"]) == 4
+    assert result["event"] == "result"
+    assert result["outputs"] == {"model": "file:///models/1"}
+    assert result["metrics"] == {"loss": 0.5}
+    assert result["name"] == launched["name"]
+
+
+def test_a_spec_file_and_no_logs(trainjob: Shell) -> None:
+    Path(trainjob.home, "hello.yaml").write_text("runtime: trainjob-step\ncommand: [echo, $(GREETING)]\n")
+    out, err = trainjob.both("run", "hello.yaml", "--env", "GREETING=hei", "--no-logs")
+    name = re.search(r"trainjob wait (hello-\w+-1)", err)
+    assert name
+    assert "hei" not in out
+    assert trainjob("logs", name[1]) == "[node-0] hei\n"
+
+
+FAILURES = {
+    "user code": (("sh", "-c", "echo why; exit 3"), (), 1),
+    "deadline": (("sleep", "60"), ("active_deadline_seconds: 1",), 1),
+    "no such command": (("no-such-command",), (), 2),
+    "killed from outside": (("sh", "-c", "kill -9 $$$$"), (), 3),
+    "budget": (("sleep", "60"), (), 4),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_exit_codes_of_run(trainjob: Shell, failure: str) -> None:
+    command, fields, code = FAILURES[failure]
+    Path(trainjob.home, "spec.yaml").write_text("\n".join(["runtime: trainjob-step", *fields]))
+    words = (
+        "run",
+        "spec.yaml",
+        "--json",
+        "--key",
+        "k",
+        *(("--run-timeout", "1s") if code == 4 else ()),
+        "--",
+        *command,
+    )
+    out, err = trainjob.both(*words, code=code)
+    error = events(out)[-1]["error"]
+    assert error["exit_code"] == code
+    assert error["message"].splitlines()[0] in err
+    job = trainjob.json("list")["jobs"][0]
+    if code == 4:
+        assert (error["type"], job["phase"]) == ("RunTimeout", "Running")
+    else:
+        assert error["diagnosis"]["job"] == f"default/{job['name']}"
+        assert job["phase"] == "Failed"
+        status = trainjob("status", job["name"])
+        assert error["message"] in status
+
+
+def test_a_failure_ends_with_its_diagnosis(trainjob: Shell) -> None:
+    out, err = trainjob.both("run", *trainjob.training(1, "1"), code=1)
+    assert "Failed" in out.splitlines()[-1]
+    last = err.splitlines()
+    assert any("failed: node-1 exited with code 1" in line for line in last)
+    assert "  | RuntimeError: the loss is not a number" in last
+    assert last[-1] == "category: user code; retry: user"
+
+
+def test_no_such_job(trainjob: Shell) -> None:
+    for command in ("wait", "status", "logs", "cancel", "resume", "delete"):
+        out, err = trainjob.both(command, "ml/nothing", "--json", code=5)
+        assert "there is no TrainJob ml/nothing" in err
+        assert json.loads(out)["error"]["type"] == "NotFound"
+
+
+def test_deleted_while_it_is_waited_for(trainjob: Shell) -> None:
+    name = trainjob("run", "-d", *STEP, *FOREVER).strip()
+    process = trainjob.start("wait", name)
+    until(process, "begun")
+    trainjob("cancel", name)
+    assert process.communicate(timeout=20)[1].startswith("error: ")
+    assert process.returncode == 5
+
+
+def test_the_same_key_is_the_same_job_until_its_result_was_shown(trainjob: Shell) -> None:
+    work = (*STEP, "--key", "nightly", "--", "sh", "-c", "sleep 1; echo done")
+    name = trainjob("run", "--detach", *work).strip()
+    out, err = trainjob.both("run", *work)
+    assert f"adopted default/{name}" in err
+    assert "[node-0] done" in out
+    launched = trainjob.json(
+        "run", "--detach", "--key", "nightly", *STEP, "--json", "--", "sh", "-c", "sleep 1; echo done"
+    )
+    assert (launched["attempt"], launched["adopted"]) == (2, False)
+
+
+def test_another_spec_under_the_same_key(trainjob: Shell) -> None:
+    trainjob("run", "-d", *STEP, "--key", "k", *FOREVER)
+    _, err = trainjob.both("run", "-d", *STEP, "--key", "k", "--", "true", code=2)
+    assert "spec.trainer.command" in err
+
+
+# --- Ctrl-C
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_cancels_and_leaves_nothing_running(trainjob: Shell, number: signal.Signals, code: int) -> None:
+    process = trainjob.start("run", *JAX, *FOREVER)
+    until(process, "begun")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "cancelled default/sh-" in err
+    assert trainjob.json("list") == {"jobs": []}
+    eventually(trainjob.is_quiet)
+
+
+def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
+    process = trainjob.start("run", "--on-interrupt", "keep", *STEP, *FOREVER)
+    until(process, "begun")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    name = re.search(r"goes on; wait for it: trainjob wait (\S+)", err)
+    assert name
+    assert process.returncode == 130
+    assert trainjob.json("status", name[1])["phase"] == "Running"
+
+    process = trainjob.start("wait", name[1], "--json")
+    until(process, "begun")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, events(out)[-1]["event"]) == (130, "interrupted")
+    assert trainjob.json("status", name[1])["phase"] == "Running"
+
+
+def test_a_second_interrupt_leaves_at_once(trainjob: Shell) -> None:
+    process = trainjob.start("run", *STEP, *STUBBORN)
+    until(process, "begun")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "Ctrl-C again" not in process.stderr.readline():
+        pass
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 130
+    assert "may still be stopping" in err
+
+
+def test_interrupted_at_any_moment_nothing_is_left(trainjob: Shell) -> None:
+    """From before the launch to after the first log line."""
+    for pause in (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0):
+        process = trainjob.start("run", *STEP, *FOREVER)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode in (130, -signal.SIGINT), err  # the interpreter itself may not have been up yet
+    assert trainjob.json("list") == {"jobs": []}
+    eventually(trainjob.is_quiet)
+
+
+# --- pipes
+
+
+def test_head_ends_logs_quietly(trainjob: Shell) -> None:
+    name = trainjob("run", "-d", *STEP, "--", "sh", "-c", "seq 100000").strip()
+    trainjob("wait", name, "--no-logs")
+    line = f"{TRAINJOB} logs {name} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], env=trainjob.environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[node-0] 1\n141\n", "")
+
+
+def test_head_does_not_end_a_run(trainjob: Shell) -> None:
+    script = "for i in 1 2 3 4 5; do echo $i; sleep 0.2; done; exit 7"
+    line = f'{TRAINJOB} run --runtime trainjob-step -- sh -c "$SCRIPT" | head -1 >&2; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", line], env={**trainjob.environment, "SCRIPT": script}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
+    assert "node-0 exited with code 7" in done.stderr
+
+
+# --- logs
+
+
+def test_logs_of_some_ranks_the_last_lines_and_json(trainjob: Shell) -> None:
+    name = trainjob("run", "-d", *trainjob.training(3)).strip()
+    trainjob("wait", name)
+    assert len(trainjob("logs", name).splitlines()) == 6
+    assert trainjob("logs", f"default/{name}", "--rank", "node-1", "--tail", "1") == "[node-1] epoch 3 of rank 1\n"
+    first = events(trainjob("logs", name, "--json", "--rank", "node-0"))[0]
+    assert (first["event"], first["rank"], first["text"]) == ("log", "node-0", "epoch 1 of rank 0")
+    assert re.match(r"\d{4}-\S+Z \[node-0\] epoch 1", trainjob("logs", name, "--timestamps", "--rank", "node-0"))
+    out, err = trainjob.both("logs", name, "--rank", "node-7")
+    assert (out, err) == ("", f"no lines of node-7 in the logs of default/{name}\n")
+
+
+def test_logs_follow_to_the_end(trainjob: Shell) -> None:
+    name = trainjob(
+        "run", "-d", *STEP, "--", "sh", "-c", "echo one; while [ ! -e go ]; do sleep 0.1; done; echo two"
+    ).strip()
+    process = trainjob.start("logs", "-f", name)
+    until(process, "one")
+    assert process.poll() is None
+    (trainjob.home / "go").touch()
+    assert process.communicate(timeout=20) == ("[node-0] two\n", "")
+    assert process.returncode == 0
+
+
+def test_an_interrupt_ends_following(trainjob: Shell) -> None:
+    name = trainjob("run", "-d", *STEP, *FOREVER).strip()
+    process = trainjob.start("logs", "-f", name)
+    until(process, "begun")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10) == ("", "")
+    assert process.returncode == 130
+    assert trainjob.json("status", name)["phase"] == "Running"
+
+
+# --- the other commands
+
+
+def test_suspend_resume_cancel_and_delete(trainjob: Shell) -> None:
+    name = trainjob("run", "-d", *STEP, *FOREVER).strip()
+    _, err = trainjob.both("delete", name, code=2)
+    assert f"cancel it instead: trainjob cancel {name}" in err
+    assert trainjob("cancel", name, "--suspend") == f"suspended default/{name}\n"
+    assert trainjob.json("status", name)["phase"] == "Suspended"
+    assert trainjob("resume", name) == f"resumed default/{name}\n"
+    assert trainjob.json("cancel", name)["stopped"] is True
+    eventually(trainjob.is_quiet)
+
+
+def test_what_can_be_done_with_a_finished_job(trainjob: Shell) -> None:
+    name = trainjob("run", "-d", *STEP, "--", "true").strip()
+    trainjob("wait", name)
+    assert trainjob("cancel", name) == f"default/{name} had ended already: Complete\n"
+    assert "launch it again" in trainjob.both("resume", name, code=2)[1]
+    assert trainjob("delete", name) == f"deleted default/{name}\n"
+    trainjob("status", name, code=5)
+
+
+def test_list(trainjob: Shell) -> None:
+    assert trainjob.both("list") == ("", "no jobs in namespace default\n")
+    done = trainjob("run", "-d", *STEP, "--key", "a", "--", "true").strip()
+    trainjob("wait", done)
+    running = trainjob("run", "-d", *STEP, "--key", "b", *FOREVER).strip()
+    elsewhere = trainjob("-n", "ml", "run", "-d", *STEP, "--", "true").strip()
+    assert elsewhere.startswith("ml/")
+    lines = trainjob("list").splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", running, done]
+    assert [job["name"] for job in trainjob.json("list", "--phase", "running")["jobs"]] == [running]
+    assert [job["name"] for job in trainjob.json("list", "--key", "a")["jobs"]] == [done]
+    assert [f"ml/{job['name']}" for job in trainjob.json("list", "-n", "ml")["jobs"]] == [elsewhere]
+    trainjob("wait", elsewhere)
+
+
+def test_the_rendered_manifest_runs(trainjob: Shell) -> None:
+    manifest = trainjob("render", *STEP, "--", "echo", "hei")
+    (trainjob.home / "manifest.yaml").write_text(
+        manifest.replace("trainjob.dev/", "example.com/").replace("app.kubernetes.io/managed-by", "example.com/made-by")
+    )
+    assert "[node-0] hei" in trainjob("run", "manifest.yaml")
+
+
+# --- on a terminal
+
+
+class Terminal:
+    """The command on a pseudo-terminal of its own, which is its controlling one, so that Ctrl-C is typed."""
+
+    TAKE = (
+        "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+
+    def __init__(self, shell: Shell, *words: str, lines: int = 30, columns: int = 100) -> None:
+        self._main, side = pty.openpty()
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.TAKE, TRAINJOB, *words],
+            env={**shell.environment, "TERM": "xterm-256color"},
+            cwd=shell.home,
+            stdin=side,
+            stdout=side,
+            stderr=side,
+        )
+        os.close(side)
+        self.raw = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # how Linux tells that the other side is closed
+            while data := os.read(self._main, 65536):
+                self.raw += data.decode(errors="replace")
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw).replace("\r", "")
+
+    def press(self, key: bytes) -> None:
+        os.write(self._main, key)
+
+    def wait(self) -> int:
+        code = self._process.wait(30)
+        self._reader.join(10)
+        os.close(self._main)
+        return code
+
+
+def test_the_live_view_of_a_good_run(trainjob: Shell) -> None:
+    terminal = Terminal(trainjob, "run", "--key", "digits", *trainjob.training(8))
+    eventually(lambda: re.search(r"Running .*\n.*━.* \d\d%  ETA \ds *\n +loss 0\.\d+", terminal.text))
+    assert "Ctrl-C cancels the job" in terminal.text
+    assert terminal.wait() == 0
+    final = terminal.text[terminal.text.rindex("✓") :]
+    assert re.match(r"✓ default/digits-\w+-1  Complete +\ds *\n", final)
+    assert "Ctrl-C" not in final
+    assert "100%" in final
+    assert final.count("[node-") == 10
+    assert final.endswith("metrics:\n  loss  0.125\noutputs:\n  model  file:///models/1\n")
+    assert "\x1b[36m[node-0]" in terminal.raw
+    assert "\x1b[32m[node-1]" in terminal.raw
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_the_live_view_of_a_failure_ends_with_the_diagnosis(trainjob: Shell) -> None:
+    terminal = Terminal(trainjob, "run", *trainjob.training(4, "1"), lines=12, columns=60)
+    assert terminal.wait() == 1
+    final = terminal.text[terminal.text.rindex("✗") :]
+    assert "Failed" in final.splitlines()[0]
+    assert "[node-" not in final
+    assert "  | RuntimeError: the loss is not a number\n" in final
+    assert final.endswith("category: user code; retry: user\n")
+
+
+def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:
+    terminal = Terminal(trainjob, "run", *JAX, *STUBBORN)
+    eventually(lambda: terminal.text.count("begun") >= 2)
+    terminal.press(b"\x03")
+    eventually(lambda: "cancelling; Ctrl-C again leaves" in terminal.text)
+    assert terminal.wait() == 130
+    assert re.search(r"\ncancelled default/sh-\w+-1\n$", terminal.text)
+    eventually(trainjob.is_quiet)
+
+
+def test_plain_lines_on_a_terminal(trainjob: Shell) -> None:
+    terminal = Terminal(trainjob, "run", "--plain", *STEP, "--", "echo", "hei")
+    assert terminal.wait() == 0
+    assert "[node-0] hei\n" in terminal.text
+    assert "\x1b[?25l" not in terminal.raw

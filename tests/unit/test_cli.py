@@ -1,0 +1,402 @@
+"""What the command line makes of its words; nothing is started here."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from trainjob import __version__
+from trainjob.cli import main
+from trainjob.cli.commands import parse_spec, slug_of
+from trainjob.cli.live import LiveView, Timeline, printable
+from trainjob.cli.options import duration, job_name, pair
+from trainjob.cli.program import exit_code, program
+from trainjob.cli.texts import as_json, number, short, table
+from trainjob.diagnosis import Category, Diagnosis
+from trainjob.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    InvalidSpec,
+    NotFound,
+    QueueTimeout,
+    Rejected,
+    RetryVerdict,
+    RunTimeout,
+    SpecMismatch,
+    TrainJobError,
+    TrainJobFailed,
+)
+from trainjob.logs import LogLine
+from trainjob.manifest import JobRef
+from trainjob.status import Observation, Phase
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINJOB_NAMESPACE", raising=False)
+
+
+def trainjob(*words: str, input: str | None = None) -> str:  # noqa: A002 - as CliRunner has it
+    result = CliRunner().invoke(program, words, input=input, standalone_mode=False, catch_exceptions=False)
+    return result.stdout
+
+
+def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    out, err = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, out, err
+
+
+# --- types of options
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("0.5s", 0.5), ("1d1h1m1s", 90061)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 minutes", "m", "1m1h", "inf"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a duration such as"):
+        duration(text)
+
+
+def test_pairs_and_names() -> None:
+    assert pair("A=b=c") == ("A", "b=c")
+    assert pair("A=") == ("A", "")
+    assert job_name("train-1") == ("", "train-1")
+    assert job_name("ml/train-1") == ("ml", "train-1")
+    for wrong in ("A", "=b"):
+        with pytest.raises(click.BadParameter):
+            pair(wrong)
+    for wrong in ("", "../x", "a/b/c", "Train", "/x", "x/"):
+        with pytest.raises(click.BadParameter):
+            job_name(wrong)
+
+
+# --- specs from files and options
+
+
+def test_options_alone_make_a_spec() -> None:
+    words = "render --runtime torch-distributed --image img:1 --num-nodes 2 --num-proc-per-node 4 --env A=b --env C=d=e"
+    more = "--input dataset=s3://b/d --output model=s3://b/m --resources-per-node gpu=1 --label team=vision"
+    manifest = yaml.safe_load(
+        trainjob(*words.split(), *more.split(), "--key", "k", "--", "torchrun", "train.py", "--", "-n")
+    )
+    assert manifest["metadata"]["labels"]["team"] == "vision"
+    assert manifest["spec"]["trainer"] == {
+        "numNodes": 2,
+        "numProcPerNode": 4,
+        "image": "img:1",
+        "command": ["torchrun", "train.py", "--", "-n"],
+        "env": [
+            {"name": "TRAINJOB_INPUT_DATASET", "value": "s3://b/d"},
+            {"name": "TRAINJOB_OUTPUT_MODEL", "value": "s3://b/m"},
+            {"name": "A", "value": "b"},
+            {"name": "C", "value": "d=e"},
+        ],
+        "resourcesPerNode": {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}},
+    }
+
+
+def test_options_add_to_a_file_or_replace_what_it_says() -> None:
+    text = """
+        runtime: torch-distributed
+        numNodes: 8
+        env: [{name: A, value: old}, {name: B, value: kept}]
+        inputs: {dataset: s3://b/d}
+        args: [--old]
+        command: [old]
+    """
+    fields = {"num_nodes": 2, "env": {"A": "new"}, "inputs": {"model": "hf://m"}, "command": ["new"]}
+    spec = parse_spec(io.BytesIO(text.encode()), fields)
+    assert spec.num_nodes == 2
+    assert spec.env == {"A": "new", "B": "kept"}
+    assert spec.inputs == {"dataset": "s3://b/d", "model": "hf://m"}
+    assert (spec.command, spec.args) == (["new"], [])
+    spec = parse_spec(io.BytesIO(b"{runtime: r, env: {A: a}}"), {"env": {"B": "b"}})
+    assert spec.env == {"A": "a", "B": "b"}
+
+
+def test_a_whole_manifest_takes_no_options() -> None:
+    text = b"{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, spec: {runtimeRef: {name: r}}}"
+    assert parse_spec(io.BytesIO(text), {}).manifest is not None
+    with pytest.raises(InvalidSpec, match="image: cannot be combined with a whole manifest"):
+        parse_spec(io.BytesIO(text), {"image": "i"})
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"- a", b"", b"\xff\xfe\x00", b"runtime: r\nimagee: x"])
+def test_what_is_no_spec(text: bytes) -> None:
+    with pytest.raises(InvalidSpec):
+        parse_spec(io.BytesIO(text), {})
+
+
+def test_render_reads_standard_input_and_writes_json() -> None:
+    spec = "{runtime: torch-distributed, command: [a]}"
+    manifest = json.loads(trainjob("-n", "ml", "render", "-", "--json", "--key", "nightly/train", input=spec))
+    assert manifest["metadata"]["namespace"] == "ml"
+    assert manifest["metadata"]["name"].startswith("train-")
+    assert yaml.safe_load(trainjob("render", "-", "--key", "nightly/train", "-n", "ml", input=spec)) == manifest
+
+
+def test_slugs() -> None:
+    named = io.BytesIO()
+    named.name = "jobs/nightly.yaml"
+    assert slug_of(named, ["python", "train.py"]) == "nightly"
+    assert slug_of(None, ["python", "/x/train.py", "--a"]) == "train"
+    assert slug_of(None, ["/bin/echo", "hi"]) == "echo"
+    assert slug_of(None, []) == "job"
+
+
+# --- usage and exit codes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nonsense"], "No such command"),
+        (["run"], "say what to run"),
+        (["run", "no-such-file.yaml"], "no-such-file.yaml"),
+        (["run", "--runtime", "r", "--num-nodes", "0"], "num-nodes"),
+        (["run", "--runtime", "r", "--env", "A"], "is not NAME=VALUE"),
+        (["run", "--runtime", "r", "--run-timeout", "soon"], "is not a duration"),
+        (["run", "--runtime", "r", "--env", "HF_TOKEN=hf_abcdefghijklmnopqrst", "--", "x"], "secretKeyRef"),
+        (["run", "--backend", "moon", "--runtime", "r", "--", "x"], "there is no backend 'moon'"),
+        (["run", "--backend", "kubernetes", "--runtime", "torch-distributed", "--", "x"], "TRAINJOB_BACKEND=local"),
+        (["run", "--runtime", "no-such-runtime", "--", "x"], "there is no runtime 'no-such-runtime'"),
+        (["list", "--phase", "Sleeping"], "Sleeping"),
+        (["status", "Not A Name"], "is not the name of a TrainJob"),
+    ],
+)
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    code, out, err = exit_of(capsys, words[0], "--json", *words[1:])
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    error = json.loads(out)["error"]
+    assert error["exit_code"] == 2
+    assert message in error["message"]
+
+
+def test_settings_of_the_wrong_form_exit_with_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", "{")
+    code, _, err = exit_of(capsys, "list")
+    assert (code, "settings from the environment" in err) == (2, True)
+
+
+def test_problems_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = exit_of(capsys, "run", "--json", "--runtime", "r", "--label", "a b=c", "--input", "d=nothing")
+    error = json.loads(out)["error"]
+    assert error["type"] == "InvalidSpec"
+    assert [problem["path"] for problem in error["problems"]] == ["labels.a b", "inputs.d"]
+
+
+def test_json_behind_the_dashes_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = exit_of(capsys, "run", "--runtime", "no-such-runtime", "--", "x", "--json")
+    assert (code, out) == (2, "")
+
+
+def failed(category: Category, retry: RetryVerdict) -> TrainJobFailed:
+    return TrainJobFailed(Diagnosis(category, retry, "it failed"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (failed(Category.USER_CODE, RetryVerdict.USER), 1),
+        (failed(Category.CONFIGURATION, RetryVerdict.CONFIGURATION), 2),
+        (failed(Category.NODE_LOST, RetryVerdict.INFRASTRUCTURE), 3),
+        (failed(Category.PREEMPTED, RetryVerdict.PREEMPTED), 3),
+        (failed(Category.QUOTA, RetryVerdict.QUOTA), 3),
+        (failed(Category.DELETED, RetryVerdict.CONFIGURATION), 5),
+        (InvalidSpec([]), 2),
+        (ConfigurationError("x"), 2),
+        (Rejected("x"), 2),
+        (SpecMismatch("x"), 2),
+        (BackendUnavailable("x"), 3),
+        (QueueTimeout("x"), 4),
+        (RunTimeout("x"), 4),
+        (NotFound("x"), 5),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, TrainJobError) else str(value),
+)
+def test_exit_codes(error: TrainJobError, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_our_own_bugs_are_not_taken_for_failed_trainings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr("trainjob.cli.commands.texts.table", broken)
+    monkeypatch.setattr("trainjob.cli.commands.Commands.list", lambda *_: broken())
+    code, _, err = exit_of(capsys, "list")
+    assert (code, "RuntimeError: oops" in err) == (70, True)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(capsys, "--version")[:2] == (0, f"trainjob, version {__version__}\n")
+    for command in ("run", "wait"):
+        code, out, _ = exit_of(capsys, command, "-h")
+        assert code == 0
+        assert "4    a budget ran out; the job goes on" in out
+
+
+def test_help_imports_neither_pydantic_nor_rich() -> None:
+    script = "import sys, trainjob.cli; print([m for m in ('pydantic', 'rich', 'anyio', 'yaml') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# --- texts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0s"), (0.96, "0.9s"), (1, "1s"), (59.9, "59s"), (80, "1m20s"), (7500, "2h05m"), (273600, "3d04h")],
+)
+def test_short_durations(seconds: float, text: str) -> None:
+    assert short(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1797.0, "1797"), (0.912345678, "0.912346"), (1e-7, "1e-07"), (float("nan"), "nan"), ("adam", "adam")],
+)
+def test_numbers(value: float | str, text: str) -> None:
+    assert number(value) == text
+
+
+def test_json_has_no_nan() -> None:
+    assert json.loads(as_json({"a": [float("nan"), float("inf"), 1.5]})) == {"a": ["nan", "inf", 1.5]}
+
+
+def test_a_table_is_as_wide_as_its_names() -> None:
+    job = {"phase": "Running", "attempt": 1, "seconds": {"age": 80.0}, "progress": 41.7, "key": "k" * 90}
+    lines = table([{**job, "name": "a"}, {**job, "name": "b" * 33, "progress": None}]).splitlines()
+    assert lines[0].split() == ["NAME", "PHASE", "ATTEMPT", "AGE", "DURATION", "PROGRESS", "KEY"]
+    assert click.unstyle(lines[1]).split() == ["a", "Running", "1", "1m20s", "42%", "k" * 90]
+    assert len({click.unstyle(line).find("k" * 90) for line in lines[1:]}) == 1
+
+
+# --- the live view, frame by frame
+
+
+def test_a_timeline_knows_what_was_before_it_was_looked_at() -> None:
+    timeline = Timeline()
+    running = Observation(Phase.RUNNING, created=NOON, admitted=NOON + timedelta(minutes=5))
+    timeline.add(running, NOON + timedelta(minutes=6))
+    later = NOON + timedelta(minutes=7)
+    assert list(timeline.spans(later)) == [(Phase.QUEUED, 300), (Phase.RUNNING, 120)]
+    timeline.add(replace(running, phase=Phase.RESTARTING), later)
+    timeline.add(replace(running, phase=Phase.FAILED, finished=later + timedelta(seconds=30)), later)
+    assert list(timeline.spans(later + timedelta(hours=1)))[2:] == [(Phase.RESTARTING, 30)]
+    assert timeline.total(later) == 450
+
+
+def test_a_timeline_of_a_job_that_is_over() -> None:
+    timeline = Timeline()
+    end = NOON + timedelta(seconds=90)
+    timeline.add(Observation(Phase.COMPLETE, created=NOON, admitted=NOON, finished=end), NOON + timedelta(days=1))
+    assert list(timeline.spans(NOON + timedelta(days=1))) == [(Phase.RUNNING, 90)]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("\r 10%|#\r 20%|##\r", "20%|##"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[Hgone", "gone"),
+        ("bell\x07 and\ttab", "bell and tab"),
+        ("[bold]markup[/]", "[bold]markup[/]"),
+    ],
+)
+def test_log_lines_cannot_move_the_cursor(line: str, text: str) -> None:
+    assert " ".join(printable(line).plain.split()) == text
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LiveView, Callable[[], str]]]:
+    def make(width: int, height: int) -> tuple[LiveView, Callable[[], str]]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("LINES", str(height))
+        view = LiveView("Ctrl-C cancels the job")
+        view.watching(JobRef("default", "digits-0123456789-1", "uid"))
+        view._live.stop()
+
+        def frame() -> str:
+            with view._console.capture() as captured:
+                view._console.print(view._frame())
+            return click.unstyle(captured.get())
+
+        return view, frame
+
+    return make
+
+
+def test_a_frame(live: Callable[..., tuple[LiveView, Callable[[], str]]], capsys: pytest.CaptureFixture[str]) -> None:
+    view, frame = live(80, 24)
+    now = datetime.now(UTC)
+    queued = Observation(
+        Phase.QUEUED, "WaitingInQueue", "waiting for admission in queue gpu", created=now - timedelta(seconds=100)
+    )
+    view.change(queued, "")
+    assert "default/digits-0123456789-1  Queued  waiting for admission" in frame()
+    assert "1m40s" in frame()
+    assert "ETA" not in frame()
+    running = replace(queued, phase=Phase.RUNNING, reason="", message="", admitted=now)
+    view.change(
+        replace(running, progress=42, remaining_seconds=3700, metrics={"loss": "0.31"}), "the API server is away"
+    )
+    for i in range(30):
+        view.log(LogLine("2026-01-31T12:00:00.000000000Z", f"node-{i % 2}", f"line {i} " + "x" * 200))
+    text = frame()
+    assert "42%" in text
+    assert "ETA 1h01m" in text
+    assert "loss 0.31" in text
+    assert "the API server is away" in text
+    assert "[node-1] line 29" in text
+    assert "line 19 " not in text
+    assert "Ctrl-C cancels the job" in text
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 80
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (20, 5), (250, 80)])
+def test_frames_fit_into_any_terminal(
+    live: Callable[..., tuple[LiveView, Callable[[], str]]], width: int, height: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view, frame = live(width, height)
+    now = datetime.now(UTC)
+    view.change(
+        Observation(Phase.RUNNING, created=now, admitted=now, progress=1, remaining_seconds=9, has_run=True), ""
+    )
+    for i in range(30):
+        view.log(LogLine("2026-01-31T12:00:00.000000000Z", "node-0", f"line {i} " + "x" * 2000))
+    assert max(map(len, frame().splitlines())) <= width
+    assert "line 29" in frame()
+    capsys.readouterr()
