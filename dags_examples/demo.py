@@ -7,6 +7,7 @@ if it is better. What they leave behind is under ``.demo`` (wiped at the next st
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -40,6 +41,8 @@ ENVIRONMENT = {
 }
 
 console = Console()
+if not console.is_terminal:
+    console = Console(width=130)  # a log has no width of its own; the tables need this much
 
 
 def run(title: str, *command: str) -> None:
@@ -61,7 +64,9 @@ def main() -> None:
     DEMO.mkdir()
     os.environ.update(ENVIRONMENT)
     run("Airflow database", str(BIN / "airflow"), "db", "migrate")
-    run("Retraining from Airflow", str(BIN / "airflow"), "dags", "test", "retrain_digits")
+    # Few epochs, so that the second run has something left to gain.
+    params = {"epochs": 4, "workspace": ENVIRONMENT["TRAINJOB_WORKSPACE"], "models": ENVIRONMENT["TRAINJOB_MODELS"]}
+    run("Retraining from Airflow", str(BIN / "airflow"), "dags", "test", "retrain_digits", "--conf", json.dumps(params))
     run(
         "Retraining from Kubeflow Pipelines",
         sys.executable,
@@ -77,7 +82,8 @@ def summary() -> None:
         jobs = sorted(client.list(), key=lambda job: str(job["metadata"]["creationTimestamp"]))
     steps = Table(title="TrainJobs (trainjob list)", title_justify="left")
     for column in ("run from", "step", "TrainJob", "phase", "seconds", "accuracy", "loss"):
-        steps.add_column(column, justify="right" if column in ("seconds", "accuracy", "loss") else "left")
+        right = column in ("seconds", "accuracy", "loss")
+        steps.add_column(column, justify="right" if right else "left", no_wrap=True)
     for job in jobs:
         steps.add_row(*_row(job))
     console.print(steps)
@@ -91,14 +97,18 @@ def summary() -> None:
     console.print(versions)
     console.print(
         "See for yourself:\n"
-        f"  TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home {BIN.relative_to(ROOT)}/trainjob --backend local list\n"
-        f"  TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home {BIN.relative_to(ROOT)}/trainjob --backend local logs "
-        f"{next(job['metadata']['name'] for job in jobs if 'train' in job['metadata']['name'])}"
+        f"  export TRAINJOB_BACKEND=local TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home\n"
+        f"  {BIN.relative_to(ROOT)}/trainjob list\n"
+        f"  {BIN.relative_to(ROOT)}/trainjob logs {next(_name(job) for job in jobs if _name(job).startswith('train-'))}"
     )
     champions = [version for version in registered if "champion" in version.aliases]
     good = all(version.metrics["accuracy"] > 0.95 for version in registered)
     if len(registered) != 2 or len(champions) != 1 or not good:
         sys.exit("expected two versions, one champion, and accuracies above 0.95")
+
+
+def _name(job: Mapping[str, Any]) -> str:
+    return str(job["metadata"]["name"])
 
 
 def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -114,7 +124,7 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         {"airflow": "Airflow", "kfp": "KFP"}.get(key.partition("/")[0], key),
         key.rpartition("/")[2],
-        job["metadata"]["name"],
+        _name(job),
         f"[{color}]{observation.phase}[/]",
         seconds,
         *metrics,

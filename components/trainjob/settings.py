@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from trainjob.errors import ConfigurationError
 
 
 class Settings(BaseSettings):
     """What can be set in the environment; an explicit argument or an Airflow connection wins over each of these.
 
     ``Settings()`` reads the environment afresh at every call, so tests and notebooks see their changes.
+
+    Raises:
+        ConfigurationError: a variable has a value that it cannot have.
     """
 
     model_config = SettingsConfigDict(env_prefix="TRAINJOB_", extra="ignore", frozen=True)
@@ -31,6 +37,13 @@ class Settings(BaseSettings):
     local_environments: dict[str, Path] = Field(default_factory=dict)
     """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, as the image
     decides on a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            wrong = "; ".join(f"TRAINJOB_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+            raise ConfigurationError(f"the environment has settings that cannot be used: {wrong}") from None
 
     @field_validator("home")
     @classmethod
