@@ -57,12 +57,13 @@ def failures_explained() -> Iterator[None]:
 
 def _terminate_with(text: str) -> None:
     """Leave `text` as the container's termination message, the only text of a failed step that reaches the Workflow."""
-    path = os.environ.get("TRAINJOB_TERMINATION_LOG") or "/dev/termination-log"
-    if "TRAINJOB_TERMINATION_LOG" not in os.environ and "KUBERNETES_SERVICE_HOST" not in os.environ:
+    given = os.environ.get("TRAINJOB_TERMINATION_LOG")
+    path = Path(given or "/dev/termination-log")
+    if not given and not ("KUBERNETES_SERVICE_HOST" in os.environ and path.exists()):
         return
     message = text.encode()[:_MAX_MESSAGE].decode("utf-8", "ignore")
     try:
-        Path(path).write_text(message, encoding="utf-8")
+        path.write_text(message, encoding="utf-8")
     except OSError as error:
         say(f"cannot write {path}: {error}")
 
