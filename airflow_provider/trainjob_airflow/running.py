@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class RunningJob:
         self.ref = ref
         self._launching: Future[JobRef] | None = None
         self._waiting: Future[TrainJobResult] | None = None
+        self._killed = False
 
     def __str__(self) -> str:
         return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
@@ -42,6 +43,8 @@ class RunningJob:
             lambda: launch(client.backend, spec, self.key, namespace=client.namespace, first_attempt=first_attempt)
         )
         self.ref = self._launching.result()
+        if self._killed:
+            raise CancelledError
         return self.ref
 
     def wait(
@@ -98,6 +101,7 @@ class RunningJob:
         return all(ended)
 
     def stop_waiting(self) -> None:
-        """Make `wait` end with CancelledError."""
+        """Make `wait`, or `launch` once it is over, end with CancelledError."""
+        self._killed = True
         if self._waiting is not None:
             self._waiting.cancel()

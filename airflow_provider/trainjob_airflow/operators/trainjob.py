@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -204,7 +203,7 @@ class TrainJobOperator(BaseOperator):
             return self._run(context, defer=False)
 
     def on_kill(self) -> None:
-        """Called inside a signal handler with 5 s to live, or when Airflow's own ``execution_timeout`` interrupts.
+        """Called inside a signal handler, with 5 s to live.
 
         It must not talk to Airflow: the connection to the supervisor is not reentrant. The client's event loop runs
         in a thread of its own and works while the main thread is interrupted.
@@ -212,18 +211,15 @@ class TrainJobOperator(BaseOperator):
         running = self._running
         if running is None:
             return
-        action: str = self.on_kill_action
-        if isinstance(sys.exception(), AirflowTaskTimeout):
-            action = "cancel" if self.cancel_on_timeout else "keep"
-        if action == "keep":
-            self.log.info("the task ends; %s goes on", running)
+        running.stop_waiting()
+        if self.on_kill_action == "keep":
+            self.log.info("the task was killed; %s goes on (on_kill_action='keep')", running)
         else:
             try:
-                ended = running.cancel("suspend" if action == "suspend" else "delete", _KILL_SECONDS)
+                ended = running.cancel("suspend" if self.on_kill_action == "suspend" else "delete", _KILL_SECONDS)
                 self.log.info("the task was killed: %s %s", running, "has ended" if ended else "was told to end")
             except Exception as error:  # noqa: BLE001 - whatever it is, this process ends now
                 self.log.warning("the task was killed, but %s could not be told to end: %s", running, error)
-        running.stop_waiting()
 
     def dry_run(self) -> None:
         """Print the TrainJob object that would be created (``airflow tasks test --dry-run``)."""
@@ -265,7 +261,9 @@ class TrainJobOperator(BaseOperator):
             if defer:
                 self._defer(context, ref)
             deadline = self._deadline(context)
-            seconds = max(_LAST_LOOK, (deadline - datetime.now(UTC)).total_seconds()) if deadline else None
+            seconds = (deadline - datetime.now(UTC)).total_seconds() if deadline else None
+            if seconds is not None and seconds <= 0:
+                seconds = _LAST_LOOK
             budgets = Budgets(queue=_delta(self.queue_timeout), start=_delta(self.start_timeout))
             try:
                 result = running.wait(ref, budgets, self.log.info, logs=self.get_logs, seconds=seconds)
@@ -282,9 +280,8 @@ class TrainJobOperator(BaseOperator):
             running = self._running = RunningJob(client, key, ref)
             try:
                 yield running
-            except AirflowTaskTimeout:
-                self.on_kill()  # Airflow calls it after this block, when the client is closed
-                raise
+            except AirflowTaskTimeout:  # Airflow's own timer, which starts a moment later than ours
+                self._give_up(running, f"{running} did not end within execution_timeout")
             except CancelledError:
                 raise TrainJobFailure(f"the task was killed while it waited for {running}") from None
             except TimedOut as error:
@@ -332,7 +329,10 @@ class TrainJobOperator(BaseOperator):
     def _give_up(self, running: RunningJob, message: str) -> NoReturn:
         """A timeout ran out."""
         if self.cancel_on_timeout:
-            ended = running.cancel("delete", _CANCEL_SECONDS)
+            try:
+                ended = running.cancel("delete", _CANCEL_SECONDS)
+            except AirflowTaskTimeout:  # of Airflow's own timer, in the middle of this; it fires only once
+                ended = running.cancel("delete", _CANCEL_SECONDS)
             message += "; it was cancelled" if ended else "; it was told to end and has not ended yet"
         else:
             message += "; it goes on (cancel_on_timeout=False)"

@@ -175,7 +175,8 @@ class TrainJobTrigger(BaseTrigger):
         """Of ``execution_timeout``, which Airflow itself does not enforce on a deferred task (apache/airflow#69678)."""
         if self.deadline is None:
             return None
-        return max(_LAST_LOOK, (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds())
+        left = (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
+        return left if left > 0 else _LAST_LOOK
 
 
 class TrainJobPhaseTrigger(BaseTrigger):

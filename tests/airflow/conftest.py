@@ -1,0 +1,171 @@
+"""A real Airflow for this tier: SQLite, one home for the whole session, DAGs run by ``dag.test()``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# Airflow reads its home and its settings when it is first imported, which the modules of this directory do while they
+# are collected; so this cannot wait for a fixture.
+HOME = Path(tempfile.mkdtemp(prefix="trainjob-airflow-"))
+ENVIRONMENT = {
+    "AIRFLOW_HOME": str(HOME),
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__DAGS_FOLDER": str(HOME / "dags"),
+    "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow.db",
+    "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(HOME / "logs"),
+    "AIRFLOW__API__BASE_URL": "http://airflow.test:8080",
+    "AIRFLOW__TRAINJOB__DEPLOYMENT": "",
+    "NO_COLOR": "1",
+}
+os.environ.update(ENVIRONMENT)
+
+# Airflow warns about itself, and its dependencies about each other (last one wins). What our own modules cause, and
+# what is raised where nobody sees it, stay errors.
+WARNINGS = (
+    "ignore::Warning",
+    "error::Warning:trainjob",
+    "error::pytest.PytestUnraisableExceptionWarning",
+    "error::pytest.PytestUnhandledThreadExceptionWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the tests of this directory only: hooks of a conftest see all tests of the session."""
+    for item in items:
+        if HERE in item.path.parents:
+            for warning in reversed(WARNINGS):  # the marker that is nearest to the test is applied last
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def airflow_home() -> Iterator[Path]:
+    """AIRFLOW_HOME with a migrated database."""
+    (HOME / "dags").mkdir(exist_ok=True)
+    from airflow.utils.db import initdb
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        initdb()
+    yield HOME
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def local_backend(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker's environment says: the local backend and a registry, each test with its own."""
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{tmp_path}/registry.db")
+
+
+@pytest.fixture(autouse=True)
+def airflow_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tasks that run in this process set a SIGTERM handler and AIRFLOW_CTX_* variables; take both back."""
+    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+
+
+@dataclass
+class Ran:
+    """What became of a DAG run."""
+
+    run_id: str
+    state: str
+    states: dict[str, str]
+    xcoms: dict[str, Any]
+    errors: dict[str, BaseException]
+    log: str = field(repr=False)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(airflow_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a DAG by ``dag.test()``: real tasks, a real execution API, triggers in line."""
+
+    def run(dag: DAG, **conf: Any) -> Ran:
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        errors: dict[str, BaseException] = {}
+
+        def failed(context: Any) -> None:
+            errors[context["ti"].task_id] = context["exception"]
+
+        for task in dag.tasks:
+            if not task.is_mapped:
+                task.on_failure_callback = [failed]
+        publish(dag)
+        capfd.readouterr()
+        for name in ("", "airflow.task", "airflow.task.operators", "trainjob_airflow"):
+            caplog.set_level(logging.INFO, logger=name)
+        dag_run = dag.test(run_conf=conf or None)
+        log = "".join(capfd.readouterr())
+        with create_session() as session:
+            rows = session.execute(select(XComModel).where(XComModel.run_id == dag_run.run_id)).scalars()
+            xcoms = {
+                row.task_id if row.map_index < 0 else f"{row.task_id}[{row.map_index}]": _value(row.value)
+                for row in rows
+                if row.key == "return_value"
+            }
+            states = {
+                ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]": str(ti.state)
+                for ti in dag_run.get_task_instances(session=session)
+            }
+        return Ran(dag_run.run_id, str(dag_run.state), states, xcoms, errors, log)
+
+    return run
+
+
+def _value(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def publish(dag: DAG) -> None:
+    """Store a DAG that is in no file, as the DAG processor would: ``dag.test()`` reads it back."""
+    from airflow.dag_processing.collection import update_dag_parsing_results_in_db
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.serialization.serialized_objects import LazyDeserializedDAG
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        session.merge(DagBundleModel(name="testing"))
+        session.commit()
+        update_dag_parsing_results_in_db("testing", None, [LazyDeserializedDAG.from_dag(dag)], {}, None, set(), session)
+
+
+def jobs(home: Path, namespace: str = "default") -> list[str]:
+    """Names of the TrainJobs that a local backend holds."""
+    return sorted(path.name for path in (home / "jobs" / namespace).glob("[!.]*"))
+
+
+def python(code: str) -> list[str]:
+    """Command that runs `code`."""
+    return ["python", "-c", code]
+
+
+LONG_AGO = datetime(2026, 1, 2, tzinfo=UTC)

@@ -1,0 +1,265 @@
+"""`TrainJobOperator` in real task runs, in a worker and deferred."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralError
+from tests.airflow.conftest import Run, jobs, python
+
+from trainjob import TrainJobClient, TrainJobSpec
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+
+REPORT = """
+from trainjob.progress import report
+report(progress=100, metrics={'loss': 0.5, 'bad': 'nan', 'kind': 'x'}, outputs={'model': 'file:///m'})
+"""
+FAIL_ON_RANK_1 = """
+import os, sys, time
+if os.environ["JAX_PROCESS_ID"] == "1":
+    print("about to break", flush=True)
+    sys.exit("the data is wrong")
+time.sleep(60)
+"""
+SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+
+
+def step(task_id: str = "train", code: str = REPORT, **arguments: Any) -> TrainJobOperator:
+    return TrainJobOperator(task_id=task_id, **{"runtime": "trainjob-step", "command": python(code), **arguments})
+
+
+@both
+def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) -> None:
+    with DAG("reports") as dag:
+        step("train.it", deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "success"
+    result = ran.xcoms["train.it"]
+    assert result["metrics"] == {"loss": 0.5, "bad": "nan", "kind": "x"}, "an XCom is JSON, which has no NaN"
+    assert result["outputs"] == {"model": "file:///m"}
+    assert result["attempt"] == 1
+    assert [result["name"]] == jobs(home)
+    assert result["name"].startswith("train-it-")
+    assert "TrainJob is Complete" in ran.log
+    assert "progress: 100 %, loss 0.5" in ran.log
+    stored = json.loads((home / "jobs" / "default" / result["name"] / "object.json").read_text())
+    key = f"airflow/http://airflow.test:8080/reports/{ran.run_id}/-1/train.it"
+    assert stored["metadata"]["annotations"]["trainjob.dev/key"] == key
+    assert stored["metadata"]["annotations"]["trainjob.dev/delivered"] == "true"
+
+
+@both
+def test_a_failing_rank_is_named(run: Run, deferrable: bool) -> None:
+    with DAG("fails") as dag:
+        step(code=FAIL_ON_RANK_1, runtime="jax-distributed", num_nodes=2, retries=3, deferrable=deferrable)
+    ran = run(dag)
+    assert ran.states == {"train": "failed"}, "retries are not used up by code that will fail again"
+    error = ran.errors["train"]
+    assert isinstance(error, TrainJobFatal)
+    assert isinstance(error, AirflowFailException)
+    for said in ("node-1 exited with code 1", "  | about to break", "  | the data is wrong", "category: user code"):
+        assert said in str(error)
+        assert said in ran.log
+    assert "[node-1] about to break" in ran.log, "while it ran"
+
+
+def test_what_may_end_differently_is_retried(run: Run, home: Path) -> None:
+    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with DAG("retried") as dag:
+        step(code=suicide, retries=1, retry_delay=timedelta(0))
+    ran = run(dag)
+    assert isinstance(ran.errors["train"], TrainJobFailure)
+    assert not isinstance(ran.errors["train"], AirflowFailException)
+    assert [name[-2:] for name in jobs(home)] == ["-1", "-2"], "a name is never used twice"
+
+
+@both
+def test_execution_timeout_is_a_deadline(run: Run, home: Path, deferrable: bool) -> None:
+    with DAG("late") as dag:
+        step(code=SLEEP, execution_timeout=timedelta(seconds=4), deferrable=deferrable)
+    began = time.monotonic()
+    ran = run(dag)
+    error = ran.errors["train"]
+    assert isinstance(error, TrainJobTimeout)
+    assert "did not end within execution_timeout; it was cancelled" in str(error)
+    assert jobs(home) == []
+    assert time.monotonic() - began < 45
+
+
+def test_start_timeout_may_leave_the_job(run: Run, home: Path) -> None:
+    with DAG("suspended") as dag:
+        step(
+            code=SLEEP, labels={"kueue.x-k8s.io/queue-name": "q"}, suspend=True, queue_timeout=0.5,
+            cancel_on_timeout=False,
+        )  # fmt: skip
+    ran = run(dag)
+    assert isinstance(ran.errors["train"], TrainJobTimeout)
+    assert "waiting for admission in queue q" in str(ran.errors["train"])
+    assert "it goes on (cancel_on_timeout=False)" in ran.log
+    assert len(jobs(home)) == 1
+
+
+@both
+def test_a_job_that_somebody_deleted(run: Run, deferrable: bool) -> None:
+    delete = """
+import os
+from pathlib import Path
+from trainjob import TrainJobClient
+with TrainJobClient("local") as client:
+    client.cancel(client.find(next(iter(client.list()))["metadata"]["name"]))
+"""
+    with DAG("deleted") as dag:
+        step(code=delete, deferrable=deferrable)
+    ran = run(dag)
+    assert "somebody deleted the job while it was waited for" in str(ran.errors["train"])
+    assert isinstance(ran.errors["train"], TrainJobFatal)
+
+
+def test_templates_reach_every_field(run: Run, home: Path) -> None:
+    code = "import os, sys; assert (sys.argv[1], os.environ['TRAINJOB_INPUT_D']) == ('7.yaml', 'file:///7'), sys.argv"
+    with DAG("templates") as dag:
+        step(
+            code=code,
+            runtime="{{ dag_run.conf.runtime }}",
+            args=["{{ dag_run.conf.n }}.yaml"],
+            inputs={"d": "file:///{{ dag_run.conf.n }}"},
+            num_nodes="{{ dag_run.conf.nodes }}",
+            env={"N": "{{ dag_run.conf.n }}"},
+            namespace="team-{{ dag_run.conf.n }}",
+        )
+    ran = run(dag, runtime="trainjob-step", n="7", nodes="2")
+    assert ran.state == "success", ran.log[-2000:]
+    assert len(jobs(home, "team-7")) == 1
+
+
+@pytest.mark.parametrize("form", ["object", "mapping", "text", "file"])
+def test_a_whole_spec_is_a_template_in_every_form(run: Run, airflow_home: Path, form: str) -> None:
+    fields = {"runtime": "trainjob-step", "command": python("import sys; assert sys.argv[1] == 'seven'")}
+    fields["args"] = ["{{ dag_run.conf.n }}"]
+    spec: Any = {"object": TrainJobSpec.parse(fields), "mapping": fields, "text": yaml.safe_dump(fields)}.get(form)
+    with DAG("whole") as dag:
+        if form == "file":
+            (airflow_home / "dags" / "train.yaml").write_text(yaml.safe_dump(fields))
+            dag.fileloc = str(airflow_home / "dags" / "whole.py")
+            spec = "train.yaml"
+        TrainJobOperator(task_id="train", spec=spec)
+    assert run(dag, n="seven").state == "success"
+
+
+def test_a_spec_that_is_wrong_after_rendering(run: Run, home: Path) -> None:
+    with DAG("wrong") as dag:
+        step(num_nodes="{{ dag_run.conf.n }}", env={"API_TOKEN": "abc"}, retries=2)
+    ran = run(dag, n="none")
+    assert isinstance(ran.errors["train"], TrainJobFatal)
+    assert "num_nodes: Input should be a valid integer" in str(ran.errors["train"])
+    assert jobs(home) == []
+
+
+def test_a_connection_that_is_not_there(run: Run) -> None:
+    with DAG("unconnected") as dag:
+        step(trainjob_conn_id="nowhere", retries=2)
+    ran = run(dag)
+    assert isinstance(ran.errors["train"], TrainJobFatal)
+    assert "there is no connection 'nowhere'" in str(ran.errors["train"])
+
+
+@both
+def test_the_connection_wins_over_the_environment(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "kubernetes")
+    extra = {"backend": "local", "namespace": "from-the-connection"}
+    monkeypatch.setenv("AIRFLOW_CONN_HERE", json.dumps({"conn_type": "trainjob", "extra": extra}))
+    with DAG("connected") as dag:
+        step(trainjob_conn_id="here", deferrable=deferrable)
+    assert run(dag).state == "success"
+    assert len(jobs(home, "from-the-connection")) == 1
+
+
+@both
+def test_mapped_tasks_have_jobs_of_their_own(run: Run, home: Path, deferrable: bool) -> None:
+    with DAG("mapped") as dag:
+        TrainJobOperator.partial(
+            task_id="train",
+            runtime="trainjob-step",
+            command=[
+                "python",
+                "-c",
+                "import sys; from trainjob.progress import report; report(metrics={'n': sys.argv[1]})",
+            ],
+            deferrable=deferrable,
+        ).expand(args=[["1"], ["2"]])
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert [ran.xcoms[f"train[{i}]"]["metrics"]["n"] for i in (0, 1)] == [1.0, 2.0]
+    assert len(jobs(home)) == 2
+
+
+def test_the_next_try_adopts_a_job_that_goes_on(run: Run, home: Path) -> None:
+    """As after the loss of a worker: the first try dies between launch and result."""
+
+    class Dies(TrainJobOperator):
+        def _deliver(self, *_: Any) -> Any:
+            type(self)._deliver = TrainJobOperator._deliver  # type: ignore[method-assign]
+            raise AirflowException("the worker was lost")
+
+    with DAG("adopts") as dag:
+        Dies(task_id="train", runtime="trainjob-step", command=python(REPORT), retries=1, retry_delay=timedelta(0))
+    ran = run(dag)
+    assert ran.state == "success"
+    assert ran.xcoms["train"]["attempt"] == 1
+    assert len(jobs(home)) == 1
+
+
+def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None:
+    class Unlucky(TrainJobOperator):
+        def execute_complete(self, context: Any, event: Any) -> Any:
+            del context, event
+            raise TaskDeferralError("Trigger failure")
+
+    with DAG("unlucky") as dag:
+        Unlucky(task_id="train", runtime="trainjob-step", command=python(REPORT), deferrable=True)
+    ran = run(dag)
+    assert ran.state == "success"
+    assert "going on in this worker" in ran.log
+    assert len(jobs(home)) == 1
+
+
+def test_arguments_that_cannot_be_meant() -> None:
+    with pytest.raises(ValueError, match="spec cannot be combined with runtime"):
+        TrainJobOperator(task_id="t", spec={"runtime": "x"}, runtime="y")
+    with pytest.raises(ValueError, match="on_kill_action"):
+        TrainJobOperator(task_id="t", runtime="x", on_kill_action="delete")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="queue_timeout"):
+        TrainJobOperator(task_id="t", runtime="x", queue_timeout=0)
+
+
+def test_dry_run_prints_the_manifest(airflow_home: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with DAG("dry"):
+        step(num_nodes=3).dry_run()
+    manifest = yaml.safe_load(capsys.readouterr().out)
+    assert manifest["kind"] == "TrainJob"
+    assert manifest["spec"]["trainer"]["numNodes"] == 3
+    assert jobs(home) == []
+
+
+def test_a_hook_says_whether_its_connection_works(home: Path) -> None:
+    from trainjob_airflow.hooks.trainjob import TrainJobHook
+
+    with TrainJobClient("local") as client:
+        client.wait(client.launch({"runtime": "trainjob-step", "command": ["true"]}, "k"))
+    hook = TrainJobHook()
+    hook._extra = {}
+    assert hook.test_connection() == (True, "1 TrainJob(s) of Airflow in namespace default")
+    hook._extra = {"backend": "nowhere"}
+    assert hook.test_connection()[0] is False

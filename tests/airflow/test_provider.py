@@ -1,0 +1,147 @@
+"""What Airflow finds of the provider, and what finding it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from tests.airflow.conftest import ROOT
+
+from trainjob_airflow.get_provider_info import get_provider_info
+from trainjob_airflow.operators.data import ModelExportOperator
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+INFO = get_provider_info()
+MODULES = [module for kind in ("operators", "sensors", "hooks", "triggers") for entry in INFO[kind] for module in entry["python-modules"]]  # fmt: skip # noqa: E501
+
+
+def test_information_fits_airflows_schema() -> None:
+    import airflow
+    import jsonschema  # type: ignore[import-untyped]
+
+    schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
+    jsonschema.validate(INFO, schema)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_listed_module_is_there(module: str) -> None:
+    import_module(module)
+
+
+def test_airflow_lists_it(airflow_home: Path) -> None:
+    """The real command, in a process of its own."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
+        capture_output=True, text=True, check=True, timeout=100,
+    ).stdout  # fmt: skip
+    providers = json.loads(listed[listed.index("[{") :])
+    (ours,) = [provider for provider in providers if provider["package_name"] == "trainjob"]
+    assert ours["version"] == import_module("trainjob").__version__
+
+
+def test_the_connection_form_and_the_hook(airflow_home: Path) -> None:
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()  # type: ignore[no-untyped-call]
+    hook = manager.hooks["trainjob"]
+    assert hook is not None
+    assert hook.hook_class_name == "trainjob_airflow.hooks.trainjob.TrainJobHook"
+    fields = INFO["connection-types"][0]["conn-fields"]
+    assert set(fields) == {"backend", "namespace"}
+    assert not any(field["schema"].get("format") == "password" for field in fields.values())
+
+
+def loaded(*modules: str) -> set[str]:
+    """Modules that a fresh interpreter has after importing those."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_a_dag_file_pays_for_nothing_but_these_modules(airflow_home: Path) -> None:
+    """Every parse of a DAG file imports them; the core, its models and its connections come when a task runs."""
+    ours = [module for module in MODULES if ".triggers." not in module]
+    base = "airflow.sdk", "airflow.sdk.bases.sensor", "airflow.sdk.bases.hook", "airflow.sdk.configuration"
+    extra = loaded(*base, *ours) - loaded(*base)
+    third_party = {name for name in extra if name.split(".")[0] not in ("airflow", "trainjob_airflow")}
+    assert third_party == set()
+    allowed = {"airflow.providers", "airflow.providers.common", "airflow.providers.common.compat"}
+    assert {name for name in extra if name.startswith("airflow.") and name not in allowed} <= {
+        "airflow.providers.common.compat._compat_utils",
+        "airflow.providers.common.compat.sdk",
+        "airflow.providers.common.compat.version_compat",
+    }
+
+
+def test_triggers_do_not_import_the_core_either(airflow_home: Path) -> None:
+    extra = loaded("trainjob_airflow.triggers.trainjob") - loaded("airflow.triggers.base")
+    assert not {name for name in extra if name.split(".")[0] == "trainjob"}
+
+
+def test_dags_survive_serialization(airflow_home: Path) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    bag = DagBag(ROOT / "dags_examples" / "airflow")
+    assert bag.import_errors == {}
+    stored = json.loads(json.dumps(DagSerialization.to_dict(bag.dags["retrain_digits"])))
+    again = DagSerialization.from_dict(stored)
+    assert set(again.task_ids) == {"initialize_dataset", "initialize_model", "train", "export_model"}
+    assert again.task_dict["train"].upstream_task_ids == {"initialize_dataset", "initialize_model"}
+
+
+def test_a_spec_object_survives_serialization() -> None:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from trainjob import TrainJobSpec
+
+    with DAG("object") as dag:
+        TrainJobOperator(task_id="train", spec=TrainJobSpec.parse({"runtime": "jax-distributed", "command": ["x"]}))
+    json.dumps(DagSerialization.to_dict(dag))
+
+
+KEY = "airflow/x/dag/run/-1/export"
+TRAINED: dict[str, Any] = {
+    "namespace": "ns", "name": "train-1", "uid": "u-1", "attempt": 1, "seconds": {},
+    "metrics": {"accuracy": 0.9, "kind": "text", "epoch": 3}, "outputs": {"model": "file:///m"},
+}  # fmt: skip
+FRESH = {**TRAINED, "outputs": {"uri": "", "digest": "", "version": "", "source": "models:/d@champion"}}
+DATA = {**TRAINED, "outputs": {"uri": "file:///w/d", "digest": "sha256:00", "version": "", "source": "s3://data/d"}}
+
+
+def options(**arguments: Any) -> dict[str, Any]:
+    return ModelExportOperator(task_id="export", source="s", target="t", name="n", **arguments).options(KEY)
+
+
+def test_an_export_takes_the_numbers_of_a_trainings_xcom() -> None:
+    made = options(metrics=TRAINED, datasets=[DATA], base_model=FRESH, provenance={"ticket": 7})
+    assert json.loads(made["metrics"]) == {"accuracy": 0.9, "epoch": 3}
+    provenance = json.loads(made["provenance"])
+    assert provenance == {
+        "run": KEY,
+        "trainjob": {"namespace": "ns", "name": "train-1", "uid": "u-1", "attempt": 1},
+        "datasets": [{"uri": "s3://data/d", "digest": "sha256:00"}],
+        "ticket": 7,
+    }
+    assert made["export-id"] == f"{KEY}/u-1", "trained again, it is another export"
+    assert options(metrics={"accuracy": 1})["export-id"] == KEY
+    assert options(metrics=TRAINED, export_id="mine")["export-id"] == "mine"
+    assert json.loads(options()["metrics"]) == {}
+
+
+def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_REGISTRY", "mlflow+https://registry")
+    operator = ModelExportOperator(task_id="export", source="file:///$(HOME)", target="t", name="-n", allow_pickle=True)
+    command = operator.spec_fields(KEY)["command"]
+    assert command[:4] == ["python", "-m", "trainjob.data", "export"]
+    assert {"--source=file:///$$(HOME)", "--name=-n", "--allow-pickle", "--registry=mlflow+https://registry"} <= set(
+        command
+    )
+    assert not [argument for argument in command if "None" in argument]
+    with pytest.raises(TypeError, match="args cannot be given"):
+        ModelExportOperator(task_id="export", source="s", target="t", name="n", args=["x"])

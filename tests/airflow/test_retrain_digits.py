@@ -1,0 +1,63 @@
+"""The example DAG, whole: real initializers, two JAX processes, a real registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from tests.airflow.conftest import ROOT, Run, jobs
+
+from trainjob.registry import connect
+from trainjob_airflow.triggers.trainjob import TrainJobTrigger
+
+
+def example() -> DAG:
+    from airflow.dag_processing.dagbag import DagBag
+
+    dag = DagBag(ROOT / "dags_examples" / "airflow").dags["retrain_digits"]
+    assert isinstance(dag, DAG)
+    return dag
+
+
+@pytest.mark.timeout(240)
+def test_each_run_starts_from_the_champion(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First in workers, then deferred: all is the same but who waits."""
+    params = {"workspace": (tmp_path / "w").as_uri(), "models": (tmp_path / "m").as_uri()}
+    first = run(example(), **params, epochs=1)
+    assert first.state == "success", first.log[-6000:]
+    assert first.xcoms["initialize_model"]["outputs"]["fresh"] == "true"
+    assert first.xcoms["export_model"]["outputs"] | {"uri": "", "digest": "", "reason": ""} == {
+        "name": "digits", "version": "1", "promoted": "true", "uri": "", "digest": "", "reason": "",
+    }  # fmt: skip
+    assert "rank 1 of 2 starts" in first.log
+
+    dag = example()
+    deferred: list[str] = []
+    outcome = TrainJobTrigger._outcome
+
+    async def counted(trigger: TrainJobTrigger) -> dict[str, Any]:
+        deferred.append(trigger.name)
+        return await outcome(trigger)
+
+    monkeypatch.setattr(TrainJobTrigger, "_outcome", counted)
+    for task in dag.tasks:
+        monkeypatch.setattr(task, "deferrable", True)
+    second = run(dag, **params, epochs=8)
+    assert second.state == "success", second.log[-6000:]
+    assert sorted(deferred) == sorted(second.xcoms[task.task_id]["name"] for task in dag.tasks)
+    started_from = second.xcoms["initialize_model"]["outputs"]
+    assert (started_from["fresh"], started_from["version"]) == ("false", "1")
+    assert started_from["digest"] == first.xcoms["export_model"]["outputs"]["digest"]
+
+    one, two = connect().list("digits")
+    assert two.metrics["accuracy"] == second.xcoms["train"]["metrics"]["accuracy"] > one.metrics["accuracy"]
+    assert "champion" in two.aliases
+    assert two.digest == second.xcoms["export_model"]["outputs"]["digest"]
+    assert second.xcoms["train"]["uid"] in two.tags["trainjob.provenance.trainjob"]
+    assert one.digest in two.tags["trainjob.provenance.base_model"]
+    assert second.run_id in two.tags["trainjob.provenance.run"]
+    assert len(jobs(home)) == 8, "one TrainJob for each task of each run"
