@@ -222,7 +222,7 @@ class TrainJobOperator(BaseOperator):
                 self.log.warning("the task was killed, but %s could not be told to end: %s", running, error)
 
     def dry_run(self) -> None:
-        """Print the TrainJob object that would be created (``airflow tasks test --dry-run``)."""
+        """Print the TrainJob object that would be created; templates stay as they are."""
         import yaml  # noqa: PLC0415
 
         from trainjob.manifest import render  # noqa: PLC0415
