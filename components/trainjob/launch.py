@@ -6,6 +6,7 @@ from it, creating a name twice fails, and everything else is read back from the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -80,8 +81,12 @@ class TrainJobResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON and XCom."""
-        return asdict(self)
+        """All of it, for JSON and XCom, which know no NaN and no infinity: such metrics become text."""
+        finite = {
+            name: value if isinstance(value, str) or math.isfinite(value) else str(value)
+            for name, value in self.metrics.items()
+        }
+        return {**asdict(self), "metrics": finite}
 
 
 async def launch(

@@ -6,7 +6,6 @@ Each takes the shim's arguments as they came from KFP, and gives back what the s
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 from collections.abc import Mapping
@@ -17,13 +16,11 @@ from typing import Any, Literal
 
 from pydantic.alias_generators import to_snake
 
-from trainjob import InvalidSpec, Settings, TrainJobResult, TrainJobSpec
+from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
+from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
 from trainjob_kfp.execution import Execution, location
 from trainjob_kfp.jobs import failures_explained, run_job, say
-
-STEP_RUNTIME = "trainjob-step"
-"""Runtime of the steps around training; its image has this package with the extras for storage and registries."""
 
 Parameters = Mapping[str, Any]
 
@@ -41,7 +38,7 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         words = {name: [_word(value) for value in parameters[name]] for name in ("command", "args")}
         env = {name: _word(value) for name, value in parameters["env"].items()}
         fields = {name: parameters[name] for name in own} | words | {"env": env, "inputs": inputs, "outputs": outputs}
-        result = _finite(run_job(execution, _spec(fields, parameters["spec"]), parameters).as_dict())
+        result = run_job(execution, _spec(fields, parameters["spec"]), parameters).as_dict()
         for name, value in result["metrics"].items():
             if isinstance(value, float):
                 metrics.log_metric(name, value)
@@ -68,13 +65,14 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict
             "exclude": parameters["exclude"],
         }
         if what == "model":
-            options |= {"registry": _registry(parameters), "if_missing": parameters["if_missing"]}
+            options |= {"registry": parameters["registry"], "if_missing": parameters["if_missing"]}
         if in_pod:
             outcome = _in_pod("initialize", options)
             if outcome["uri"] and not parameters["target"]:
                 outcome["uri"] = location(artifact.uri)
         else:
-            outcome = _as_job(execution, f"initialize-{what}", options, parameters)
+            program: Step = "initialize-dataset" if what == "dataset" else "initialize-model"
+            outcome = _as_job(execution, program, options, parameters)
         _describe(artifact, outcome)
     return outcome
 
@@ -96,7 +94,7 @@ def run_export(given: Parameters) -> dict[str, str]:
             "target": location(parameters["target"] or artifact.uri),
             "name": parameters["name"],
             "export_id": execution.key,
-            "registry": _registry(parameters),
+            "registry": parameters["registry"],
             "metrics": metrics,
             "alias": parameters["alias"],
             "metric": parameters["metric"],
@@ -133,25 +131,11 @@ def _spec(fields: Parameters, others: Parameters) -> TrainJobSpec:
     return TrainJobSpec.parse({**given, **added})
 
 
-def _as_job(execution: Execution, program: str, options: Parameters, parameters: Parameters) -> dict[str, str]:
+def _as_job(execution: Execution, program: Step, options: Parameters, parameters: Parameters) -> dict[str, str]:
     """Run ``python -m trainjob.data`` as a TrainJob of one node."""
-    arguments: list[str] = []
-    for name, value in options.items():
-        option = "--" + name.replace("_", "-")
-        if value is True:
-            arguments.append(option)
-        elif isinstance(value, list):
-            arguments += [f"{option}={each}" for each in value]
-        elif value not in ("", {}, False, None):
-            arguments.append(f"{option}={json.dumps(value) if isinstance(value, dict) else value}")
-    others = dict(parameters["spec"])
     env = {name: _word(value) for name, value in parameters["env"].items()}
-    fields = {
-        "command": ["python", "-m", "trainjob.data", program],
-        "args": [argument.replace("$", "$$") for argument in arguments],  # nothing in them is a variable's name
-        "env": env,
-    }
-    result = run_job(execution, _spec(fields, {"runtime": STEP_RUNTIME, **others}), parameters)
+    fields = {"command": step_command(program, options), "env": env}
+    result = run_job(execution, _spec(fields, {"runtime": STEP_RUNTIME, **parameters["spec"]}), parameters)
     return _outcome({**result.outputs, **{name: result.metrics.get(name) for name in ("bytes", "files")}}, result)
 
 
@@ -194,11 +178,6 @@ def _identity(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: result.get(name) for name in ("namespace", "name", "uid", "attempt")}
 
 
-def _registry(parameters: Parameters) -> str:
-    """Where the models are: a setting of this step is one of its job, too, which does not see this environment."""
-    return parameters["registry"] or Settings().registry or ""
-
-
 def _word(value: Any) -> Any:
     """A number or truth value as the text that command lines, environments and string outputs are made of."""
     if isinstance(value, bool):
@@ -206,10 +185,3 @@ def _word(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value) if isinstance(value, int | float) else value
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity, and KFP's launcher refuses them; they become text."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

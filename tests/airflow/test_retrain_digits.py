@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from airflow.sdk import DAG
 from tests.airflow.conftest import ROOT, Run, jobs
 
+from trainjob import TrainJobClient
 from trainjob.registry import connect
 from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
@@ -61,3 +64,23 @@ def test_each_run_starts_from_the_champion(
     assert one.digest in two.tags["trainjob.provenance.base_model"]
     assert second.run_id in two.tags["trainjob.provenance.run"]
     assert len(jobs(home)) == 8, "one TrainJob for each task of each run"
+
+
+@pytest.mark.timeout(300)
+def test_the_same_dag_trains_with_torch(run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun and DistributedDataParallel, in an environment of their own, as an image would be on a cluster."""
+    python = os.environ.get("TRAINJOB_TORCH_PYTHON")
+    if not python:
+        pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python of an environment with PyTorch")
+    environments = {"torch-distributed": str(Path(python).parents[1])}
+    monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", json.dumps(environments))
+    params = {"workspace": (tmp_path / "w").as_uri(), "models": (tmp_path / "m").as_uri()}
+    done = run(example(), **params, framework="torch")
+    assert done.state == "success", done.log[-6000:]
+    assert "rank 1 of 2 starts" in done.log
+    with TrainJobClient("local") as client:
+        (job,) = [job for job in client.list() if job["spec"]["runtimeRef"]["name"] == "torch-distributed"]
+    assert job["spec"]["trainer"]["command"][0] == "torchrun"
+    (version,) = connect().list("digits")
+    assert version.metrics["accuracy"] > 0.95
+    assert version.aliases == ("champion",)

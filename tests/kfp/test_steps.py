@@ -27,7 +27,9 @@ rank = os.environ["JAX_PROCESS_ID"]
 print("rank", rank, "of", os.environ["JAX_NUM_PROCESSES"], *sys.argv[1:], flush=True)
 if rank == "0":
     progress.report(progress=50, metrics={"loss": 0.5, "epoch": 2, "gap": float("nan")}, remaining_seconds=5)
+time.sleep(1)
 """
+# The last line: a waiter sees states and no history, so a state that shall be seen has to last.
 SLEEPING = [
     "sh",
     "-c",

@@ -6,7 +6,6 @@ diagnosis are those of any other job.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,11 +14,13 @@ from trainjob_airflow.operators.trainjob import TrainJobOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import XComArg
 
+    from trainjob.data.program import Step
+
 
 class _DataOperator(TrainJobOperator):
     """A TrainJob whose command is one of the programs of `trainjob.data`."""
 
-    step: ClassVar[str]
+    step: ClassVar[Step]
 
     def __init__(self, *, runtime: str = "trainjob-step", registry: str | None = None, **kwargs: Any) -> None:
         for field in {"spec", "command", "args"} & set(kwargs):
@@ -28,24 +29,15 @@ class _DataOperator(TrainJobOperator):
         self.registry = registry
 
     def options(self, key: str) -> dict[str, Any]:
-        """Options of the program; those that are None are left out, and a list is given once for each item."""
+        """Options of the program, see `trainjob.data.program.step_command`."""
         raise NotImplementedError
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """See `TrainJobOperator`."""
-        from trainjob import Settings  # noqa: PLC0415
+        from trainjob.data.program import step_command  # noqa: PLC0415
 
-        command = ["python", "-m", "trainjob.data", self.step]
-        # The worker's registry, named, so that the step's pod needs no setting of its own.
-        options = {"registry": self.registry or Settings().registry, **self.options(key)}
-        for name, value in options.items():
-            for each in value if isinstance(value, list) else [value]:
-                if each is True:
-                    command.append(f"--{name}")
-                elif each is not None and each is not False:
-                    # One argument, so that a value may begin with a dash; "$" is Kubernetes' own, see command.
-                    command.append(f"--{name}={str(each).replace('$', '$$')}")
-        return super().spec_fields(key) | {"command": command}
+        options = {"registry": self.registry, **self.options(key)}
+        return super().spec_fields(key) | {"command": step_command(self.step, options)}
 
 
 class DatasetInitializerOperator(_DataOperator):
@@ -65,7 +57,7 @@ class DatasetInitializerOperator(_DataOperator):
         As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``source``.
     """
 
-    step = "initialize-dataset"
+    step: ClassVar[Step] = "initialize-dataset"
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
         *("source", "target", "digest", "include", "exclude", "registry"),
@@ -94,7 +86,7 @@ class DatasetInitializerOperator(_DataOperator):
         return {
             "source": self.source,
             "target": self.target,
-            "digest": self.digest or None,
+            "digest": self.digest,
             "include": list(self.include),
             "exclude": list(self.exclude),
         }
@@ -113,7 +105,7 @@ class ModelInitializerOperator(DatasetInitializerOperator):
         As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``version``, ``fresh``.
     """
 
-    step = "initialize-model"
+    step: ClassVar[Step] = "initialize-model"
     template_fields: Sequence[str] = (*DatasetInitializerOperator.template_fields, "if_missing")
 
     def __init__(self, *, if_missing: Literal["fail", "fresh"] = "fail", **kwargs: Any) -> None:
@@ -122,7 +114,7 @@ class ModelInitializerOperator(DatasetInitializerOperator):
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
-        return super().options(key) | {"if-missing": self.if_missing}
+        return super().options(key) | {"if_missing": self.if_missing}
 
 
 class ModelExportOperator(_DataOperator):
@@ -155,7 +147,7 @@ class ModelExportOperator(_DataOperator):
         As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``name``, ``version``, ``promoted``, ``reason``.
     """
 
-    step = "export"
+    step: ClassVar[Step] = "export"
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
         *("source", "target", "name", "metrics", "alias", "metric", "mode", "min_improvement"),
@@ -204,14 +196,14 @@ class ModelExportOperator(_DataOperator):
             "source": self.source,
             "target": self.target,
             "name": self.name,
-            "export-id": self.export_id or "/".join([key, *([training["uid"]] if training else [])]),
-            "metrics": _json(_numbers(metrics.get("metrics", metrics) if training else metrics)),
-            "alias": self.alias or None,
-            "metric": self.metric or None,
+            "export_id": self.export_id or "/".join([key, *([training["uid"]] if training else [])]),
+            "metrics": _numbers(metrics.get("metrics", metrics) if training else metrics),
+            "alias": self.alias,
+            "metric": self.metric,
             "mode": self.mode,
-            "min-improvement": float(self.min_improvement),
-            "provenance": _json({name: value for name, value in provenance.items() if value}),
-            "allow-pickle": self.allow_pickle,
+            "min_improvement": float(self.min_improvement),
+            "provenance": {name: value for name, value in provenance.items() if value},
+            "allow_pickle": self.allow_pickle,
         }
 
     def _origins(self) -> dict[str, Any]:
@@ -241,7 +233,3 @@ def _origin(what: object) -> dict[str, str]:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics that are numbers; a training may report text as well."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

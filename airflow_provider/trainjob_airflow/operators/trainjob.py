@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -344,7 +343,7 @@ class TrainJobOperator(BaseOperator):
 
         # From here on the key asked for again means "once more": a person cleared the task.
         client.call(lambda: mark_delivered(client.backend, ref))
-        return {name: _finite(value) for name, value in result.as_dict().items()}
+        return result.as_dict()
 
     def _spec(self, key: str, context: Context | None) -> TrainJobSpec:
         from trainjob import InvalidSpec, TrainJobSpec  # noqa: PLC0415
@@ -403,10 +402,3 @@ def _seconds(name: str, value: Seconds) -> float | None:
 
 def _delta(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _finite(value: Any) -> Any:
-    """XComs are stored as JSON, which has no NaN and no infinity; they become text."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -254,7 +254,7 @@ def _refuse_other_content(source: str, uri: str, export_id: str) -> None:
 
 def _statement(uri: str, manifest: ContentManifest, record: Mapping[str, Any], given: Mapping[str, Any]) -> bytes:
     """An in-toto statement with a SLSA provenance predicate, https://slsa.dev/spec/v1.0/provenance."""
-    datasets, base = given.get("datasets") or [], given.get("base_model")
+    origins = [*(given.get("datasets") or []), *filter(None, [given.get("base_model")])]
     rest = {key: value for key, value in given.items() if key not in ("datasets", "base_model", "trainjob", "run")}
     value = {
         "_type": "https://in-toto.io/Statement/v1",
@@ -264,7 +264,7 @@ def _statement(uri: str, manifest: ContentManifest, record: Mapping[str, Any], g
             "buildDefinition": {
                 "buildType": "https://github.com/kubeflow/trainer#TrainJob",
                 "externalParameters": {**record, **rest},
-                "resolvedDependencies": [*datasets, *([base] if base else [])],
+                "resolvedDependencies": [_resource(origin) for origin in origins],
             },
             "runDetails": {
                 "builder": {"id": "trainjob", "version": {"trainjob": __version__}},
@@ -276,6 +276,14 @@ def _statement(uri: str, manifest: ContentManifest, record: Mapping[str, Any], g
         return json.dumps(_finite(value), sort_keys=True, indent=2).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"provenance has to be made of JSON values: {error}") from None
+
+
+def _resource(origin: Any) -> Any:
+    """An in-toto ResourceDescriptor, whose digest is a mapping by algorithm, of ``{"uri", "digest": "sha256:…"}``."""
+    if not isinstance(origin, Mapping) or not isinstance(origin.get("digest"), str):
+        return origin
+    algorithm, _, value = origin["digest"].rpartition(":")
+    return {**origin, "digest": {algorithm or "sha256": value}}
 
 
 def _finite(value: Any) -> Any:
