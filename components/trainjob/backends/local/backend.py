@@ -247,7 +247,7 @@ def _check(files: JobFiles) -> None:
     trainjob = files.read()
     began = trainjob is not None and bool(trainjob["status"])
     if began:
-        mend(files)
+        mend(files, patient=False)
     os.close(lock)
     if trainjob is not None and not began:
         _supervise(files)
@@ -279,5 +279,5 @@ def _merged(value: Any, patch: Any) -> Any:
 
 
 def _bury(files: JobFiles) -> None:
-    mend(files)
+    mend(files, patient=False)
     files.remove()

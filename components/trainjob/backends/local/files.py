@@ -8,7 +8,7 @@
         status.json     status and pods; written only by whoever holds `supervisor.lock`
         logs/           a CRI log file per rank
         termination/    a termination message per rank
-        tmp/            TMPDIR of the ranks
+        tmp/            TMPDIR of the ranks, while they run
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
 
 Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. A lock is the kernel's

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,7 @@ class Supervisor:
         directory = self.files.directory
         if runtimes.framework_of(self.trainjob) == "mpi":
             runtimes.write_hostfile(self.trainjob, directory)
+        (directory / "tmp").mkdir(exist_ok=True)
         port = _free_port()
         gpus = runtimes.gpus_present() if runtimes.gpus_per_node(self.trainjob) else []
         for replicated_job, count in runtimes.replicated_jobs(self.trainjob).items():
@@ -146,7 +149,7 @@ class Supervisor:
             reason = f"jobset failed due to one or more job failures (first failed job: {first})"
             self._write(("Failed", "True", "FailedJobs", reason))
         elif all(ended):
-            sweep(self.trainjob["metadata"]["uid"])
+            self._clean_up()
             self._write(COMPLETE)
         elif deadline and time.time() >= self.active_since + deadline:
             self._stop()
@@ -189,7 +192,12 @@ class Supervisor:
                     if not rank.terminated:
                         rank.signal(signal.SIGKILL)
             self._wait(0.02)
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """No process and no temporary file stays behind; the disk may be full of them, and the status has to fit."""
         sweep(self.trainjob["metadata"]["uid"])
+        shutil.rmtree(self.files.directory / "tmp", ignore_errors=True)
 
     def _write(self, condition: tuple[str, str, str, str] | None = None) -> None:
         """Write the status, with `condition` (type, status, reason, message) set."""
@@ -216,15 +224,23 @@ class Supervisor:
         return [{"name": name, **counts} for name in names]
 
 
-def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
-    """Write the status; a full disk is waited out, since a job whose end nobody can see would be stuck."""
+def write_status(
+    files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]], *, patient: bool = True
+) -> None:
+    """Write the status; a full disk is waited out, since a job whose end nobody can see would be stuck.
+
+    A client is not `patient`: it has others to answer, and the next look tries again.
+    """
     while True:
         try:
             write_json(files.status, {"status": dict(status), "pods": pods})
         except FileNotFoundError:  # deleted under our hands
             return
         except OSError as error:
-            print(f"cannot write {files.status}: {error}; trying again", file=sys.stderr, flush=True)  # noqa: T201
+            if not patient:
+                return
+            with suppress(OSError):  # the log is on the same disk
+                print(f"cannot write {files.status}: {error}; trying again", file=sys.stderr, flush=True)  # noqa: T201
             time.sleep(1)
         else:
             return
@@ -247,7 +263,7 @@ def _free_port() -> int:
         return port
 
 
-def mend(files: JobFiles) -> None:
+def mend(files: JobFiles, *, patient: bool = True) -> None:
     """End a job whose supervisor died: no rank left, and a condition that says so. The caller holds the lock."""
     trainjob = files.read()
     if trainjob is None or files.finished():
@@ -265,7 +281,7 @@ def mend(files: JobFiles) -> None:
         "jobsStatus": jobs,
         "conditions": [*kept, {**failed, "lastTransitionTime": now()}],
     }
-    write_status(files, status, files.pods())
+    write_status(files, status, files.pods(), patient=patient)
 
 
 def _guard(files: JobFiles, lifeline: int) -> None:
