@@ -1,0 +1,88 @@
+"""The local backend with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.contract.processes import eventually, marked
+
+from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
+from trainjob.diagnosis import Diagnosis
+
+
+class Jobs:
+    """Short ways to launch, look and wait."""
+
+    def __init__(self, client: TrainJobClient, home: Path) -> None:
+        self.client = client
+        self.home = home
+
+    def launch(self, script: str = "", key: str = "key", **fields: Any) -> JobRef:
+        """Run `script` in a shell on each node, or the command in `fields`."""
+        command = {"command": ["sh", "-c", script]} if script else {}
+        return self.client.launch({"runtime": "trainjob-step", **command, **fields}, key)
+
+    def run(self, script: str = "", key: str = "key", **fields: Any) -> TrainJobResult:
+        return self.client.wait(self.launch(script, key, **fields))
+
+    def fails(self, script: str = "", key: str = "key", **fields: Any) -> Diagnosis:
+        with pytest.raises(TrainJobFailed) as caught:
+            self.run(script, key, **fields)
+        return caught.value.diagnosis
+
+    def lines(self, ref: JobRef | TrainJobResult, rank: str = "") -> list[str]:
+        ref = JobRef(ref.namespace, ref.name, ref.uid, ref.attempt)
+        return [line.text for line in self.client.logs(ref, ranks=[rank] if rank else ())]
+
+    def directory(self, ref: JobRef) -> Path:
+        return self.home / "jobs" / ref.namespace / ref.name
+
+    def starts(self, ref: JobRef, ranks: int = 1) -> None:
+        """Wait until each of `ranks` ranks has written a line."""
+        eventually(lambda: len(self.lines(ref)) >= ranks)
+
+    def supervisors(self, ref: JobRef) -> list[psutil.Process]:
+        """The supervisor of a job and its guard, as far as they are alive."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if str(self.directory(ref)) in process.cmdline()[-1:] and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = process
+            except psutil.Error:
+                continue
+        return sorted(found.values(), key=lambda process: process.ppid() in found)
+
+
+def kill(process: psutil.Process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.fixture
+def jobs(home: Path) -> Iterator[Jobs]:
+    with TrainJobClient("local") as client:
+        jobs = Jobs(client, home)
+        yield jobs
+        for job in client.list():
+            client.cancel(JobRef.of(job))
+            assert marked(job["metadata"]["uid"]) == {}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Puts an executable shell script on a new folder: name, script -> folder, to come first on the PATH."""
+
+    def write(name: str, script: str) -> Path:
+        directory = tmp_path / "programs"
+        directory.mkdir(exist_ok=True)
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+        return directory
+
+    return write

@@ -1,0 +1,145 @@
+"""What each runtime gives its ranks, seen by real processes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.conftest import Jobs
+
+from trainjob import TrainJobClient, TrainJobResult
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.errors import Rejected
+
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
+
+
+def environment(jobs: Jobs, result: TrainJobResult, rank: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in jobs.lines(result, rank) if "=" in line)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_torch(jobs: Jobs, rank: int) -> None:
+    result = jobs.run("env", runtime="torch-distributed", num_nodes=3, num_proc_per_node=2)
+    found = environment(jobs, result, f"node-{rank}")
+    port = found["PET_MASTER_PORT"]
+    assert {name: value for name, value in found.items() if name.startswith("PET_")} == {
+        "PET_NNODES": "3",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": port,
+    }
+    assert 1024 <= int(port) < 65536
+    assert environment(jobs, result, "node-0")["PET_MASTER_PORT"] == port
+    assert found["JOB_COMPLETION_INDEX"] == str(rank)
+
+
+def test_jax(jobs: Jobs) -> None:
+    result = jobs.run("env", runtime="jax-distributed", num_nodes=2)
+    ranks = [environment(jobs, result, f"node-{rank}") for rank in (0, 1)]
+    assert [found["JAX_PROCESS_ID"] for found in ranks] == ["0", "1"]
+    assert {found["JAX_NUM_PROCESSES"] for found in ranks} == {"2"}
+    (address,) = {found["JAX_COORDINATOR_ADDRESS"] for found in ranks}
+    assert address.startswith("127.0.0.1:")
+
+
+def test_xgboost(jobs: Jobs) -> None:
+    result = jobs.run("env", runtime="xgboost-distributed", num_nodes=2, num_proc_per_node=2)
+    found = environment(jobs, result, "node-1")
+    assert (found["DMLC_TRACKER_URI"], found["DMLC_TASK_ID"], found["DMLC_NUM_WORKER"]) == ("127.0.0.1", "1", "4")
+    assert found["DMLC_TRACKER_PORT"].isdigit()
+
+
+def test_plain(jobs: Jobs) -> None:
+    result = jobs.run("env", num_nodes=2)
+    found = environment(jobs, result, "node-1")
+    assert found["JOB_COMPLETION_INDEX"] == "1"
+    assert [name for name in found if name.startswith(("PET_", "JAX_", "DMLC_", "OMPI_"))] == []
+
+
+def test_jobs_at_once_have_ports_of_their_own(jobs: Jobs) -> None:
+    refs = [jobs.launch("env; sleep 0.5", str(i), runtime="torch-distributed") for i in range(4)]
+    results = [jobs.client.wait(ref) for ref in refs]
+    assert len({environment(jobs, result, "node-0")["PET_MASTER_PORT"] for result in results}) == 4
+
+
+def test_what_belongs_to_a_runtime_wins_over_what_is_inherited(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", "7")
+    result = jobs.run("env", runtime="torch-distributed")
+    assert environment(jobs, result, "node-0")["PET_NODE_RANK"] == "0"
+
+
+def test_environments_by_runtime(home: Path, tmp_path: Path) -> None:
+    """A runtime's virtual environment comes first on the PATH, as its image would decide on a cluster."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho from the environment\n")
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    with TrainJobClient(LocalBackend(environments={"jax-distributed": tmp_path / "venv"})) as client:
+        jobs = Jobs(client, home)
+        ours = jobs.run(key="jax", command=["python"], runtime="jax-distributed")
+        assert jobs.lines(ours) == ["from the environment"]
+        theirs = jobs.run(key="torch", command=["python", "-c", "import sys; print(sys.prefix)"])
+        assert jobs.lines(theirs) == [sys.prefix]
+
+
+def train(text: str, times: int) -> None:
+    """Runs on `every node`: "$5.00" \\ $(HOME)."""
+    import os
+
+    print(os.environ["JOB_COMPLETION_INDEX"], text * times)
+
+
+def test_a_function_on_every_node(jobs: Jobs) -> None:
+    text = "$(HOME) $$ `echo no` \"'\\ é"
+    result = jobs.run(runtime="jax-distributed", func=train, func_args={"text": text, "times": 2}, num_nodes=2)
+    assert jobs.lines(result, "node-1") == [f"1 {text * 2}"]
+
+
+# ---------------------------------------------------------------- MPI
+
+
+@pytest.mark.parametrize("runtime", ["deepspeed-distributed", "mlx-distributed"])
+def test_mpi_without_mpirun(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        Rejected, match=r"needs mpirun, which is not installed here \(Debian: apt install openmpi-bin\)"
+    ):
+        jobs.launch(runtime=runtime, command=["mpirun", "true"])
+
+
+@needs_mpirun
+def test_mpi(jobs: Jobs) -> None:
+    script = 'echo "$OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"'
+    command = ["mpirun", "sh", "-c", script]
+    result = jobs.run(runtime="deepspeed-distributed", num_nodes=2, num_proc_per_node=2, command=command)
+    assert sorted(jobs.lines(result, "launcher-0")) == [f"{rank} of 4" for rank in range(4)]
+
+
+def mpi_train() -> None:
+    import os
+    import sys
+
+    print("rank", os.environ["OMPI_COMM_WORLD_RANK"])
+    sys.exit(int(os.environ["OMPI_COMM_WORLD_RANK"]) * 3)
+
+
+@needs_mpirun
+def test_a_function_with_mpi_fails_by_its_launcher(jobs: Jobs) -> None:
+    found = jobs.fails(runtime="deepspeed-distributed", func=mpi_train, num_nodes=2)
+    assert (found.rank, found.exit_code) == ("launcher-0", 3)
+    assert any("rank 1" in line for line in found.log)
+
+
+@needs_mpirun
+def test_nothing_of_an_mpi_job_is_left(jobs: Jobs) -> None:
+    fields: dict[str, Any] = {
+        "runtime": "mlx-distributed",
+        "command": ["mpirun", "sh", "-c", "trap '' TERM; echo on; sleep 60"],
+    }
+    ref = jobs.launch(num_nodes=2, **fields)
+    jobs.starts(ref, 2)
+    assert jobs.client.cancel(ref)  # what is left of it, the fixture would say

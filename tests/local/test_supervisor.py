@@ -1,0 +1,260 @@
+"""Who dies when, and what becomes of the job: nothing is left running and everybody can see how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.contract.processes import eventually, marked
+from tests.local.conftest import Jobs, kill
+
+from trainjob import JobRef, Phase, TrainJobFailed
+from trainjob.backends.local.files import JobFiles
+from trainjob.diagnosis import Category
+from trainjob.errors import RetryVerdict
+from trainjob.status import observe
+
+SLEEP = "echo on; sleep 60"
+
+
+def lost(jobs: Jobs, ref: JobRef) -> None:
+    """The job failed because its supervisor did, and may be tried again."""
+    with pytest.raises(TrainJobFailed) as caught:
+        jobs.client.wait(ref)
+    assert caught.value.diagnosis.category is Category.NODE_LOST
+    assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
+    assert "supervisor of this job was killed" in str(caught.value)
+    assert marked(ref.uid) == {}
+    assert jobs.supervisors(ref) == []
+    assert jobs.launch("true", key="key").attempt == ref.attempt + 1
+
+
+# ---------------------------------------------------------------- the launcher
+
+DIES = {
+    "before anything is written": "files.write_json = die",
+    "with half a job written": "files.JobFiles.create = half",
+    "before the job has its name": "files.os.rename = die",
+    "right after the job has its name": "backend._supervise = die",
+    "while its supervisor starts": "backend.subprocess.run = started",
+    "right after its supervisor has started": "backend._supervise = after(backend._supervise)",
+}
+
+
+@pytest.mark.parametrize("instant", DIES)
+def test_the_launcher_is_killed(jobs: Jobs, tmp_path: Path, instant: str) -> None:
+    program = f"""
+import os, subprocess
+from trainjob import TrainJobClient
+from trainjob.backends.local import backend, files
+
+def die(*_, **__):
+    os.kill(os.getpid(), 9)
+
+def half(directory, *_):
+    draft = directory.with_name(".new-half")
+    draft.mkdir(parents=True)
+    (draft / "object.json").write_text('{{"metadata": ')
+    die()
+
+def started(command, check, **options):
+    subprocess.Popen(command, **options)
+    die()
+
+def after(function):
+    def call(*arguments):
+        function(*arguments)
+        die()
+    return call
+
+{DIES[instant]}
+with TrainJobClient("local") as client:
+    client.launch({{"runtime": "trainjob-step", "command": ["sh", "-c", {f"echo run >> {tmp_path}/runs"!r}]}}, "key")
+"""
+    launcher = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert launcher.returncode == -signal.SIGKILL, launcher.stderr
+    result = jobs.run(f"echo run >> {tmp_path}/runs")
+    assert result.attempt == 1
+    assert len(jobs.client.list()) == 1
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_the_job_does_not_notice_that_its_launcher_is_gone(jobs: Jobs, tmp_path: Path) -> None:
+    """Not by a hang-up of its terminal, nor by signals to its group."""
+    program = f"""
+import os, signal, time
+from trainjob import TrainJobClient
+with TrainJobClient("local") as client:
+    script = "sleep 0.5; echo over > {tmp_path}/over"
+    client.launch({{"runtime": "trainjob-step", "command": ["sh", "-c", script]}}, "key")
+    os.killpg(0, signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, start_new_session=True)
+    eventually((tmp_path / "over").exists)
+    (job,) = jobs.client.list()
+    eventually(lambda: observe(jobs.client.get(JobRef.of(job))).phase is Phase.COMPLETE)
+
+
+# ---------------------------------------------------------------- the supervisor and its guard
+
+
+def test_the_supervisor_is_killed(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP, num_nodes=2)
+    jobs.starts(ref, 2)
+    supervisor, _ = jobs.supervisors(ref)
+    kill(supervisor)
+    files = JobFiles(jobs.directory(ref))
+    eventually(files.finished, 5)  # by the guard: nobody else has looked
+    assert marked(ref.uid) == {}
+    lost(jobs, ref)
+
+
+def test_the_supervisor_is_killed_while_a_daemon_of_the_job_runs(jobs: Jobs, tmp_path: Path) -> None:
+    ref = jobs.launch(f"setsid sh -c 'trap \"\" TERM; echo > {tmp_path}/daemon; sleep 60' & {SLEEP}")
+    eventually((tmp_path / "daemon").exists)
+    assert len(marked(ref.uid)) > 1
+    kill(jobs.supervisors(ref)[0])
+    lost(jobs, ref)
+
+
+def test_the_guard_is_killed(jobs: Jobs) -> None:
+    ref = jobs.launch("echo on; sleep 0.5")
+    kill(jobs.supervisors(ref)[1])
+    jobs.client.wait(ref)
+
+
+@pytest.mark.parametrize("look", ["get", "find", "watch", "launch"])
+def test_both_are_killed_at_once_and_the_next_look_mends(jobs: Jobs, look: str) -> None:
+    ref = jobs.launch(SLEEP, num_nodes=2)
+    jobs.starts(ref, 2)
+    supervisor, guard = jobs.supervisors(ref)
+    os.kill(guard.pid, signal.SIGSTOP)
+    kill(supervisor)
+    kill(guard)
+    assert len(marked(ref.uid)) >= 2
+    if look == "get":
+        assert observe(jobs.client.get(ref)).reason == "SupervisorLost"
+    elif look == "find":
+        assert [observe(job).reason for job in jobs.client.list()] == ["SupervisorLost"]
+    elif look == "launch":
+        assert jobs.launch(SLEEP, num_nodes=2).attempt == 2
+    lost_one = observe(jobs.client.get(ref)) if look != "watch" else None
+    assert lost_one is None or lost_one.phase is Phase.FAILED
+    with pytest.raises(TrainJobFailed, match="supervisor of this job was killed"):
+        jobs.client.wait(ref)
+    assert marked(ref.uid) == {}
+
+
+def test_a_waiter_sees_it_while_it_waits(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP)
+    jobs.starts(ref)
+    waiting = jobs.client.start(lambda: _phases(jobs, ref))
+    supervisor, guard = jobs.supervisors(ref)
+    kill(guard)
+    kill(supervisor)
+    assert waiting.result(10)[-1] is Phase.FAILED
+
+
+async def _phases(jobs: Jobs, ref: JobRef) -> list[Phase]:
+    phases = []
+    async for snapshot in jobs.client.backend.watch(ref):
+        phases.append(observe(snapshot.trainjob).phase)
+        if phases[-1].terminal:
+            break
+    return phases
+
+
+def test_both_are_killed_while_it_is_deleted(jobs: Jobs) -> None:
+    ref = jobs.launch("trap '' TERM; echo on; while :; do sleep 0.1; done")
+    jobs.starts(ref)
+    supervisor, guard = jobs.supervisors(ref)
+    jobs.client.call(lambda: jobs.client.backend.delete(ref))
+    kill(guard)
+    kill(supervisor)
+    assert jobs.client.get(ref) is None
+    assert marked(ref.uid) == {}
+    assert not jobs.directory(ref).exists()
+
+
+def test_both_are_killed_while_it_is_suspended(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP, suspend=True)
+    for process in reversed(jobs.supervisors(ref)):
+        kill(process)
+    lost(jobs, ref)
+
+
+def test_killed_before_it_has_begun(jobs: Jobs) -> None:
+    """No status was written: a supervisor may be started as if there had been none."""
+    ref = jobs.launch("echo begun")
+    jobs.client.wait(ref)
+    (jobs.directory(ref) / "status.json").unlink()
+    jobs.client.wait(ref)
+    assert jobs.lines(ref) == ["begun", "begun"]
+
+
+def test_who_is_in_charge_is_told_by_a_lock_and_not_by_a_process_id(jobs: Jobs) -> None:
+    """A process id can be another process's by now. A lock of the kernel goes with whoever held it."""
+    ref = jobs.launch(SLEEP)
+    jobs.starts(ref)
+    files = JobFiles(jobs.directory(ref))
+    assert files.supervise() is None
+    supervisor, guard = jobs.supervisors(ref)
+    kill(guard)
+    kill(supervisor)
+    mine = files.supervise()
+    assert mine is not None
+    assert not observe(jobs.client.get(ref)).phase.terminal, "somebody is in charge: nobody else mends"
+    os.close(mine)
+    assert observe(jobs.client.get(ref)).phase is Phase.FAILED
+    written = b"".join(path.read_bytes() for path in jobs.directory(ref).glob("*.json"))
+    assert str(supervisor.pid).encode() not in written.replace(ref.uid.encode(), b"")
+
+
+def test_a_second_supervisor_does_nothing(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP)
+    jobs.starts(ref)
+    before = {process.pid for process in jobs.supervisors(ref)}
+    for _ in range(3):
+        command = [sys.executable, "-m", "trainjob.backends.local.supervisor", str(jobs.directory(ref))]
+        assert subprocess.run(command, check=False).returncode == 0
+    eventually(lambda: {process.pid for process in jobs.supervisors(ref)} == before)
+    assert jobs.lines(ref) == ["on"]
+
+
+def test_no_supervisor_outlives_its_job(jobs: Jobs) -> None:
+    ref = jobs.launch("true")
+    jobs.client.wait(ref)
+    eventually(lambda: jobs.supervisors(ref) == [], 3)
+
+
+def test_signals_to_the_ranks_from_outside_end_the_job(jobs: Jobs) -> None:
+    ref = jobs.launch("echo on; exec sleep 60", num_nodes=2)
+    jobs.starts(ref, 2)
+    os.kill(min(marked(ref.uid)), signal.SIGTERM)
+    with pytest.raises(TrainJobFailed, match=r"SIGTERM"):
+        jobs.client.wait(ref)
+
+
+@pytest.mark.parametrize("burst", [1, 5])
+def test_changes_right_after_creation_are_seen(jobs: Jobs, burst: int) -> None:
+    refs = [jobs.launch(SLEEP, key=str(i)) for i in range(burst)]
+    for ref in refs:
+        jobs.client.call(lambda ref=ref: jobs.client.backend.delete(ref))  # type: ignore[misc]
+    for ref in refs:
+        eventually(lambda ref=ref: jobs.client.get(ref) is None)  # type: ignore[misc]
+
+
+def test_the_end_is_seen_soon(jobs: Jobs) -> None:
+    """Of very short jobs, whose states follow each other within one tick of the kernel's clock."""
+
+    def waited(ref: JobRef) -> float:
+        began = time.monotonic()
+        jobs.client.wait(ref)
+        return time.monotonic() - began
+
+    assert max(waited(jobs.launch(key=f"k/{i}", command=["true"])) for i in range(10)) < 2
