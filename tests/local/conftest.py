@@ -53,10 +53,10 @@ class Jobs:
         for process in psutil.process_iter():
             try:
                 if str(self.directory(ref)) in process.cmdline()[-1:] and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process.pid] = process
+                    found[process.pid] = (process, process.ppid())
             except psutil.Error:
                 continue
-        return sorted(found.values(), key=lambda process: process.ppid() in found)
+        return [process for process, parent in sorted(found.values(), key=lambda pair: pair[1] in found)]
 
 
 def kill(process: psutil.Process) -> None:
