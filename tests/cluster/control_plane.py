@@ -236,9 +236,10 @@ class Cluster(Access):
         return self.components[program]
 
     def compact(self) -> int:
-        """Make etcd forget all but the present: a list that continues from before gets 410. Returns the revision.
+        """Make etcd forget all but the present, and return its revision.
 
-        Watches are served from the API server's own memory; to have an old one refused, restart the API server.
+        The API server serves watches and pages of lists from its own memory as long as it can: restart it as well to
+        have it answer 410 to whoever asks for the past.
         """
         with httpx.Client(base_url=f"http://127.0.0.1:{self.layout.ports['etcd']}", timeout=30) as etcd:
             revision = int(etcd.post("/v3/maintenance/status", json={}).json()["header"]["revision"])

@@ -120,17 +120,18 @@ def _conditions(ready: bool, reason: str = "") -> str:
     return f"conditions:\n{lines}{_condition('Ready', ready, reason)}{_condition('ContainersReady', ready, reason)}"
 
 
-def _containers(state: str, *, ready: bool = False, more: str = "", restarts: str = "$restarts") -> str:
+def _containers(state: str, *, ready: bool = False, last: str = "{{ $last }}", restarts: str = "$restarts") -> str:
     """`containerStatuses`: every container of the pod in the same state."""
     return (
         "{{ $root := . }}"
-        "{{ $restarts := 0 }}{{ $started := Now }}"
+        "{{ $restarts := 0 }}{{ $started := Now }}{{ $last := `{}` }}"
         "{{ with .status.containerStatuses }}{{ $first := index . 0 }}{{ $restarts = $first.restartCount }}"
-        "{{ with $first.state.running }}{{ $started = .startedAt }}{{ end }}{{ end }}\n"
+        "{{ with $first.state.running }}{{ $started = .startedAt }}{{ end }}"
+        "{{ with $first.lastState }}{{ $last = toJson . }}{{ end }}{{ end }}\n"
         "containerStatuses:\n"
         "{{ range .spec.containers }}"
         f"- {{name: {{{{ .name | Quote }}}}, image: {{{{ .image | Quote }}}}, ready: {str(ready).lower()}, "
-        f"started: {str(ready).lower()}, restartCount: {{{{ {restarts} }}}}, state: {state}{more}}}\n"
+        f"started: {str(ready).lower()}, restartCount: {{{{ {restarts} }}}}, state: {state}, lastState: {last}}}\n"
         "{{ end }}\n"
     )
 
@@ -161,7 +162,7 @@ def _pod_stages() -> list[Object]:
         + _containers(waiting)
     )
     succeeded = _terminated("0", "Completed", "{{ $message | Quote }}")
-    restart = _containers(_RUNNING, ready=True, more=f", lastState: {failure}", restarts="add $restarts 1")
+    restart = _containers(_RUNNING, ready=True, last=failure, restarts="add $restarts 1")
     return [
         _stage("create", {".status.podIP": None}, "0s", created),
         _stage(

@@ -44,7 +44,9 @@ def _jobset(api: Api) -> bool:
 
 
 def _trainer(api: Api) -> bool:
-    return "must be created before" in _refusal(api, trainjob("probe", "default", runtime="no-such-runtime"))
+    # Not an unknown runtime: that one is refused by Trainer's or by Kueue's webhook, whichever answers first.
+    reserved = {"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "1"}]}
+    return "validator.trainjob.trainer.kubeflow.org" in _refusal(api, trainjob("probe", "default", trainer=reserved))
 
 
 def _kueue(api: Api) -> bool:
