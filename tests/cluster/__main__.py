@@ -6,7 +6,6 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import build
-from tests.cluster.control_plane import Cluster
+from tests.cluster.control_plane import Cluster, clean
 
 _STATE = "state.json"
 
@@ -51,7 +50,7 @@ def up(arguments: argparse.Namespace) -> int:
     if _held(arguments.dir):
         print(f"a cluster is already up in {arguments.dir}")
         return 1
-    shutil.rmtree(arguments.dir, ignore_errors=True)
+    clean(arguments.dir)
     build.ensure("control-plane", *(("node",) if arguments.real_node else ()))
     flags = [*(["--real-node"] if arguments.real_node else []), *(["--no-kueue"] if arguments.no_kueue else [])]
     command = [sys.executable, "-m", __package__, "serve", "--dir", str(arguments.dir), "--nodes", str(arguments.nodes)]
@@ -109,7 +108,7 @@ def down(arguments: argparse.Namespace) -> int:
                 os.kill(state["pid"], signal.SIGKILL)  # the components end with it
                 break
             time.sleep(0.05)
-    shutil.rmtree(arguments.dir, ignore_errors=True)
+    clean(arguments.dir)
     return 0
 
 

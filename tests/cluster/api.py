@@ -118,7 +118,9 @@ class Api:
                 return None
             raise
 
-    def find(self, api_version: str, kind: str, namespace: str = "", *, labels: str = "", fields: str = "") -> list[Object]:
+    def find(
+        self, api_version: str, kind: str, namespace: str = "", *, labels: str = "", fields: str = ""
+    ) -> list[Object]:
         """All objects of a kind that the selectors match."""
         params = {name: value for name, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}
         return list(self.request("GET", self.path(api_version, kind, namespace), params=params)["items"])

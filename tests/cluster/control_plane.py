@@ -17,14 +17,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
-
 from tests.cluster import build, components, kueue, nodes, webhooks
 from tests.cluster.access import Access, condition
-from tests.cluster.api import Api, ApiError, client_user, write_kubeconfig
+from tests.cluster.api import ApiError, client_user, write_kubeconfig
 from tests.cluster.components import Layout
 from tests.cluster.manifests import load, point
 from tests.cluster.processes import ClusterError, Component, wait_until
-from tests.cluster.real_node import RealNode
+from tests.cluster.real_node import RealNode, remove_cgroups
 
 _PREFIX = "trainjob-cluster-"
 _NOT_YET = (ApiError, httpx.TransportError)
@@ -82,7 +81,7 @@ class Cluster(Access):
         build.ensure("control-plane", *(("node",) if self._with_real_node else ()))
         started = time.monotonic()
         sweep()
-        directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._directory = directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = (directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,9 +133,8 @@ class Cluster(Access):
 
         definitions = objects("crds")
         self._apply(definitions)
-        for each in definitions:
-            name = each["metadata"]["name"]
-            wait_until(f"{name} is established", lambda name=name: self._established(name), 30)
+        names = [each["metadata"]["name"] for each in definitions]
+        wait_until("the definitions are established", lambda: all(map(self._established, names)), 30)
         self._run(*(make(self.layout) for make in owners.values()))
         self._apply(objects("webhooks"))
 
@@ -194,7 +192,7 @@ class Cluster(Access):
             component.kill()
         self._lock.close()
         self._lock = None
-        shutil.rmtree(self.directory if "directory" in vars(self) else self._given or "", ignore_errors=True)
+        clean(self._directory)
 
     # ------------------------------------------------------------------ faults
 
@@ -260,9 +258,16 @@ class Cluster(Access):
         return {**super().versions(), **pinned}
 
 
+def clean(directory: Path) -> None:
+    """Remove what a cluster whose process has ended left; its processes ended with it."""
+    with suppress(OSError):
+        remove_cgroups((directory / "cgroup").read_text())
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 def sweep() -> None:
-    """Remove the directories of clusters whose process was killed; their processes ended with it."""
+    """`clean` all directories of clusters whose process was killed."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError), (directory / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
+            clean(directory)

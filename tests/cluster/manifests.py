@@ -59,7 +59,7 @@ def _clients(each: Object) -> list[Object]:
 
 
 def _read(*paths: Path) -> list[Object]:
-    documents = (yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader) for path in paths)  # noqa: S506
+    documents = (yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader) for path in paths)
     return [document for each in documents for document in each if document]
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import yaml
-
 from tests.cluster import images
 from tests.cluster.nodes import LABEL
 

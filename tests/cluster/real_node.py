@@ -2,13 +2,14 @@
 
 All of it lives in namespaces of its own (processes, mounts, network, host name): two kubelets or kube-proxies on one
 machine would otherwise destroy each other's pods and rules, and when the first process of the namespaces is killed the
-kernel ends every pod, mount and interface with it. What remains are files, and the cgroups that `stop` removes.
+kernel ends every pod, mount and interface with it. What remains are files and cgroups (`remove_cgroups`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from tests.cluster import build, images, node_files
 from tests.cluster.access import condition
 from tests.cluster.api import Api, client_user, write_kubeconfig
-from tests.cluster.components import SERVICES, Layout
+from tests.cluster.components import Layout
 from tests.cluster.nodes import LABEL
 from tests.cluster.processes import ClusterError, Component, wait_until
 
@@ -204,17 +205,22 @@ class RealNode:
     # ------------------------------------------------------------------ end
 
     def stop(self) -> None:
-        """End the node with all its pods, and remove what the kernel does not."""
+        """End the node with all its pods, and wait until it is gone; its cgroups are left to `remove_cgroups`."""
+        if self._pid:
+            # Not its parent, nor those of the programs: they have to live to take note of the deaths, without which the
+            # kernel does not end the namespace. Where they are orphans, this machine's first process may take seconds.
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            inside = [each for each in self.components if each.name != "relay"]
+            wait_until("the node's processes are gone", lambda: not any(each.alive for each in inside), 30)
         for component in self.components:
             component.kill()
-        if self._pid:
-            wait_until("the node's processes are gone", lambda: not Path(f"/proc/{self._pid}").exists(), 30)
         # Goes with the namespace, but a moment later.
         subprocess.run(["ip", "link", "delete", self._interface], capture_output=True, check=False)
-        remove_cgroups(self.cgroup)
 
     def _make_cgroups(self) -> None:
         """One cgroup per hierarchy: kubelet wants its root to be there."""
+        (self.layout.directory / "cgroup").write_text(self.cgroup)
         for hierarchy in _hierarchies():
             (hierarchy / self.cgroup).mkdir(exist_ok=True)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.cluster import kueue
 from tests.cluster.access import TRAINER, Access, condition, trainjob
 from tests.cluster.api import Api, ApiError
@@ -116,7 +115,9 @@ def test_kueue_holds_a_job_until_there_is_quota(access: Access, namespace: str, 
     try:
         submit("first", "never")
         wait_until("the first is admitted", lambda: _job(access, namespace, "first")["spec"]["suspend"] is False, 20)
-        wait_until("the first runs", lambda: [pod for pod in _pods(access, namespace) if pod["spec"].get("nodeName")], 20)
+        wait_until(
+            "the first runs", lambda: [pod for pod in _pods(access, namespace) if pod["spec"].get("nodeName")], 20
+        )
         submit("second", "100ms")
 
         def told() -> str:

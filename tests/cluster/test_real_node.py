@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.cluster import images
 from tests.cluster.access import TRAINER, Access, condition, trainjob
 from tests.cluster.processes import wait_until

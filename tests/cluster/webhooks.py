@@ -1,7 +1,7 @@
 """Waiting until webhooks really answer.
 
-An object that is let through proves nothing: for up to a second after a webhook configuration was created the API server
-does not know it yet and calls nobody. So each check wants something that only the webhook does.
+An object that is let through proves nothing: for up to a second after a webhook configuration was created the API
+server does not know it yet and calls nobody. So each check wants something that only the webhook does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
-
 from tests.cluster import kueue
 from tests.cluster.access import trainjob
 from tests.cluster.api import Api, ApiError
