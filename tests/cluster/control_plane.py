@@ -205,10 +205,12 @@ class Cluster(Access):
         self._component(program).kill(how)
 
     def start_component(self, program: str) -> None:
-        """Start a killed component again: same port, same data. Of the API server this waits until it is ready."""
-        self._component(program).start()
-        if program == "kube-apiserver":
+        """Start a killed component again, on the same port and data, and return when it answers."""
+        component = self._component(program)
+        component.start()
+        if program in ("etcd", "kube-apiserver"):
             self._api_ready()
+        webhooks.wait(self.api, {program: component})
 
     def restart(self, program: str) -> None:
         """Kill a component and start it again."""
@@ -229,9 +231,11 @@ class Cluster(Access):
             os.killpg(pid, how)
 
     def _component(self, program: str) -> Component:
-        if program not in self.components:
-            raise ClusterError(f"no component {program!r}; there are {', '.join(self.components)}")
-        return self.components[program]
+        node = self.real_node.components if self.real_node else {}
+        known = {**self.components, **node}
+        if program not in known:
+            raise ClusterError(f"no component {program!r}; there are {', '.join(known)}")
+        return known[program]
 
     def compact(self) -> int:
         """Make etcd forget all but the present, and return its revision.

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.build import cache_directory
+from tests.cluster.build import cache_directory, lock, say
 
 PAUSE = "trainjob.test/pause:1"
 PYTHON = "trainjob.test/python:3.11"
@@ -50,9 +50,14 @@ def ensure() -> dict[str, Path]:
     """Reference -> archive of the images every node has; made if they are not there (about a minute)."""
     makers = {PAUSE: _pause, PYTHON: _python}
     archives = {reference: directory() / f"{name}.tar" for reference, name in ((PAUSE, "pause"), (PYTHON, "python"))}
-    directory().mkdir(parents=True, exist_ok=True)
-    for reference, archive in archives.items():
-        if not archive.exists():
+    if all(archive.exists() for archive in archives.values()):
+        return archives
+    with lock():
+        directory().mkdir(parents=True, exist_ok=True)
+        for reference, archive in archives.items():
+            if archive.exists():
+                continue
+            say(f"making the image {reference}")
             unfinished = archive.with_suffix(".unfinished")
             makers[reference](unfinished)
             unfinished.replace(archive)
@@ -150,7 +155,6 @@ def write_image(target: Path, reference: str, layers: Sequence[Path], config: Ma
 def layers_of(archive: Path, scratch: Path) -> list[Path]:
     """Unpack the layers of an archive of `write_image` into `scratch`, to put others on top."""
     with tarfile.open(archive) as opened:
-        names = set(opened.getnames())
 
         def read(name: str) -> Any:
             content = opened.extractfile(name)
@@ -160,7 +164,7 @@ def layers_of(archive: Path, scratch: Path) -> list[Path]:
 
         manifest = read(_blob(read("index.json")["manifests"][0]["digest"].removeprefix("sha256:")))
         wanted = [_blob(layer["digest"].removeprefix("sha256:")) for layer in manifest["layers"]]
-        opened.extractall(scratch, [member for member in opened if member.name in names & set(wanted)], filter="data")
+        opened.extractall(scratch, [opened.getmember(name) for name in wanted], filter="data")
     return [scratch / name for name in wanted]
 
 

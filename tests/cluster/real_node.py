@@ -73,7 +73,7 @@ class RealNode:
         self.cgroup = f"trainjob-{number:04x}"
         self._interface = f"tj{number:04x}"
         self._pid = 0  # of the first process of the namespaces, as this machine counts
-        self.components: list[Component] = []
+        self.components: dict[str, Component] = {}
 
     def start(self) -> None:
         """Start the node and return when pods can run on it."""
@@ -88,7 +88,7 @@ class RealNode:
         self._containerd(archives)
         self._kubelet(server)
         self._services(server)
-        wait_until("the real node is ready", self._ready, 60, among=self.components, poll=0.2)
+        wait_until("the real node is ready", self._ready, 60, among=list(self.components.values()), poll=0.2)
 
     # ------------------------------------------------------------------ namespaces and network
 
@@ -98,8 +98,7 @@ class RealNode:
         flags = ["--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
         command = ["unshare", *flags, "sh", "-c", _INIT, "init", str(ready), NAME]
         init = Component("node-init", command, self.layout.directory / "logs", {})
-        self.components.append(init)
-        init.start()
+        self._start(init)
         wait_until("the node's namespaces are there", ready.exists, 10, among=[init])
         self._pid = int(Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0])
 
@@ -132,7 +131,7 @@ class RealNode:
     # ------------------------------------------------------------------ programs
 
     def _start(self, component: Component) -> Component:
-        self.components.append(component)
+        self.components[component.name] = component
         component.start()
         return component
 
@@ -211,9 +210,9 @@ class RealNode:
             # kernel does not end the namespace. Where they are orphans, this machine's first process may take seconds.
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
-            inside = [each for each in self.components if each.name != "relay"]
+            inside = [each for name, each in self.components.items() if name != "relay"]
             wait_until("the node's processes are gone", lambda: not any(each.alive for each in inside), 30)
-        for component in self.components:
+        for component in self.components.values():
             component.kill()
         # Goes with the namespace, but a moment later.
         subprocess.run(["ip", "link", "delete", self._interface], capture_output=True, check=False)

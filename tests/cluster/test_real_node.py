@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.cluster import images
 from tests.cluster.access import TRAINER, Access, condition, trainjob
+from tests.cluster.control_plane import Cluster
 from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.timeout(900)  # the first one may build programs and images
@@ -58,20 +61,37 @@ request.add_header("Authorization", "Bearer " + open(folder + "/token").read())
 context = ssl.create_default_context(cafile=folder + "/ca.crt")
 print(urllib.request.urlopen(request, context=context, timeout=20).status)
 """
-    with real_node.namespace("real", real=True) as namespace:
-        container = {"name": "step", "image": images.PYTHON, "command": ["python3", "-c", script]}
+    assert _run(real_node, images.PYTHON, "python3", "-c", script) == "200\n"
+
+
+def test_a_layer_on_top_of_an_image(real_node: Access, own_cluster: Cluster, tmp_path: Path) -> None:
+    """How images with this package, or with what a training needs, are made."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "hello.py").write_text("print('hello from a layer')\n")
+    images.write_layer(tmp_path / "layer.tar", tmp_path / "root", "opt")
+    below = images.layers_of(images.ensure()[images.PYTHON], tmp_path)
+    images.write_image(tmp_path / "image.tar", "trainjob.test/hello:1", [*below, tmp_path / "layer.tar"], {})
+    assert own_cluster.real_node
+    own_cluster.real_node.load(tmp_path / "image.tar")
+    assert _run(real_node, "trainjob.test/hello:1", "python3", "/opt/hello.py") == "hello from a layer\n"
+
+
+def _run(cluster: Access, image: str, *command: str) -> str:
+    """What a pod that runs `command` says."""
+    with cluster.namespace("real", real=True) as namespace:
+        container = {"name": "step", "image": image, "command": list(command)}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "step", "namespace": namespace},
             "spec": {"restartPolicy": "Never", "containers": [container]},
         }
-        real_node.api.create(pod)
+        cluster.api.create(pod)
 
         def ended() -> str:
-            found = real_node.api.get("v1", "Pod", namespace, "step") or {}
+            found = cluster.api.get("v1", "Pod", namespace, "step") or {}
             phase = str(found.get("status", {}).get("phase"))
             return phase if phase in ("Succeeded", "Failed") else ""
 
-        phase = wait_until("the pod ends", ended, 60, poll=0.2)
-        assert (phase, real_node.pod_log(namespace, "step")) == ("Succeeded", "200\n")
+        assert wait_until("the pod ends", ended, 60, poll=0.2) == "Succeeded"
+        return cluster.pod_log(namespace, "step")
