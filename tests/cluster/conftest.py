@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.cluster import build, images
 from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.real_node import unfit
 
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build now what the collected tests need: a quarter of an hour the first time, for which no test has the time."""
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "cluster" not in wanted or KUBECONFIG in os.environ or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled(), suppress(build.BuildError):  # the fixture will meet it again
+        build.ensure("control-plane")
+        if "real_node" in wanted and not unfit():
+            build.ensure("node")
+            images.ensure()
 
 
 @pytest.fixture(scope="session")

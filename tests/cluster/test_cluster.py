@@ -14,8 +14,6 @@ from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import GPU, fate
 from tests.cluster.processes import wait_until
 
-pytestmark = pytest.mark.timeout(900)  # the first one may build the cluster's programs
-
 
 def _job(cluster: Access, namespace: str, name: str = "job") -> dict[str, Any]:
     return cluster.api.get(TRAINER, "TrainJob", namespace, name) or {}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.cluster import images
 from tests.cluster.access import TRAINER, Access, condition, trainjob
 from tests.cluster.control_plane import Cluster
 from tests.cluster.processes import wait_until
-
-pytestmark = pytest.mark.timeout(900)  # the first one may build programs and images
 
 # Rank 1 greets rank 0 by the name that Trainer gives it, and both end.
 _GREETING = """
