@@ -34,6 +34,7 @@ def main() -> None:
             command.add_argument("--no-kueue", action="store_true", help="without Kueue")
             command.add_argument("--nodes", type=int, default=4, help="simulated nodes of 8 GPUs (%(default)s)")
     arguments = parser.parse_args()
+    arguments.dir = arguments.dir.absolute()
     sys.exit({"up": up, "serve": serve, "down": down, "status": status}[arguments.command](arguments))
 
 

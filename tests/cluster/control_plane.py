@@ -51,7 +51,7 @@ class Cluster(Access):
         gpus_per_node: int = 8,
         real_node: bool = False,
     ) -> None:
-        self._given = directory
+        self._given = directory.absolute() if directory else None
         self._kueue = kueue
         self._nodes = [nodes.node(index, gpus_per_node) for index in range(simulated_nodes)]
         self._quota = simulated_nodes * gpus_per_node
@@ -83,8 +83,13 @@ class Cluster(Access):
         sweep()
         self._directory = directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = (directory / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = (directory / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ClusterError(f"another cluster is up in {directory}") from None
+        self._lock = lock
         # A /30 network of its own between this machine and the real node.
         number = secrets.randbelow(16384)
         self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}")
@@ -183,16 +188,17 @@ class Cluster(Access):
         """End every process and remove every file."""
         if self._lock is None:
             return
-        with suppress(AttributeError):
-            self.close()
-        if self.real_node is not None:
-            self.real_node.stop()
-        # The last started first, so that none is left writing errors about the others.
-        for component in reversed(self.components.values()):
-            component.kill()
-        self._lock.close()
-        self._lock = None
-        clean(self._directory)
+        self.close()
+        try:
+            if self.real_node is not None:
+                self.real_node.stop()
+        finally:
+            # The last started first, so that none is left writing errors about the others.
+            for component in reversed(self.components.values()):
+                component.kill()
+            clean(self._directory)
+            self._lock.close()
+            self._lock = None
 
     # ------------------------------------------------------------------ faults
 

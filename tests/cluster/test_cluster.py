@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -98,39 +98,56 @@ def test_an_image_that_cannot_be_pulled(cluster: Access, namespace: str, needs: 
     assert wait_until("the pod waits", waiting, 20) == {"reason": "ImagePullBackOff", "message": "no such image"}
 
 
-def test_kueue_holds_a_job_until_there_is_quota(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:
+@pytest.fixture
+def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -> Iterator[str]:
+    """A LocalQueue with room for one job of 8 GPUs."""
     needs("kueue")
     needs("simulated-nodes")
     cluster.api.apply(kueue.cluster_queue(namespace, gpu=8))
     cluster.api.create(kueue.local_queue(namespace, "small", namespace))
+    yield "small"
+    cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
 
-    def submit(name: str, run: str) -> None:
-        resources = {"requests": {GPU: "8"}, "limits": {GPU: "8"}}
-        each = trainjob(name, namespace, trainer={"numNodes": 1, "resourcesPerNode": resources, "env": fate(run=run)})
-        each["metadata"]["labels"] = {kueue.QUEUE_LABEL: "small"}
-        cluster.api.create(each)
 
-    try:
-        submit("first", "never")
-        wait_until("the first is admitted", lambda: _job(cluster, namespace, "first")["spec"]["suspend"] is False, 20)
-        wait_until(
-            "the first runs", lambda: [pod for pod in _pods(cluster, namespace) if pod["spec"].get("nodeName")], 20
-        )
-        submit("second", "100ms")
+def _queued(name: str, namespace: str, queue: str, run: str, priority: str = "") -> dict[str, Any]:
+    resources = {"requests": {GPU: "8"}, "limits": {GPU: "8"}}
+    each = trainjob(name, namespace, trainer={"numNodes": 1, "resourcesPerNode": resources, "env": fate(run=run)})
+    each["metadata"]["labels"] = {kueue.QUEUE_LABEL: queue, **({kueue.PRIORITY_LABEL: priority} if priority else {})}
+    return each
 
-        def told() -> str:
-            found = cluster.api.find(kueue.API, "Workload", namespace)
-            second = [each for each in found if "second" in each["metadata"]["name"]]
-            conditions = second[0].get("status", {}).get("conditions", []) if second else []
-            return next((each["message"] for each in conditions if each["type"] == "QuotaReserved"), "")
 
-        assert "insufficient unused quota" in wait_until("the second is told why it waits", told, 20)
-        assert condition(_job(cluster, namespace, "second"), "Suspended")
-        cluster.api.delete(TRAINER, "TrainJob", namespace, "first")
-        finished = lambda: condition(_job(cluster, namespace, "second"), "Complete")  # noqa: E731
-        wait_until("the second completes", finished, 60)
-    finally:
-        cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
+def _runs(cluster: Access, namespace: str, name: str) -> bool:
+    pods = cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}")
+    return any(pod["status"]["phase"] == "Running" for pod in pods)
+
+
+def test_kueue_holds_a_job_until_there_is_quota(cluster: Access, namespace: str, small_queue: str) -> None:
+    cluster.api.create(_queued("first", namespace, small_queue, "never"))
+    wait_until("the first runs", lambda: _runs(cluster, namespace, "first"), 20)
+    cluster.api.create(_queued("second", namespace, small_queue, "100ms"))
+
+    def told() -> str:
+        found = cluster.api.find(kueue.API, "Workload", namespace)
+        second = [each for each in found if "second" in each["metadata"]["name"]]
+        conditions = second[0].get("status", {}).get("conditions", []) if second else []
+        return next((each["message"] for each in conditions if each["type"] == "QuotaReserved"), "")
+
+    assert "insufficient unused quota" in wait_until("the second is told why it waits", told, 20)
+    assert condition(_job(cluster, namespace, "second"), "Suspended")
+    cluster.api.delete(TRAINER, "TrainJob", namespace, "first")
+    finished = lambda: condition(_job(cluster, namespace, "second"), "Complete")  # noqa: E731
+    wait_until("the second completes", finished, 60)
+
+
+def test_a_job_of_higher_priority_preempts(cluster: Access, namespace: str, small_queue: str) -> None:
+    cluster.api.apply(kueue.priority_class("test-high", 1000))
+    cluster.api.create(_queued("low", namespace, small_queue, "never"))
+    wait_until("the low one runs", lambda: _runs(cluster, namespace, "low"), 20)
+    cluster.api.create(_queued("high", namespace, small_queue, "2s", "test-high"))
+    wait_until("the low one is suspended", lambda: condition(_job(cluster, namespace, "low"), "Suspended"), 20)
+    finished = lambda: condition(_job(cluster, namespace, "high"), "Complete")  # noqa: E731
+    wait_until("the high one completes", finished, 60)
+    wait_until("the low one runs again", lambda: _runs(cluster, namespace, "low"), 30)
 
 
 @pytest.mark.parametrize(
