@@ -1,0 +1,155 @@
+"""What tests use of a cluster, whichever one it is."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import kueue, nodes
+from tests.cluster.api import Api, ApiError, write_kubeconfig
+from tests.cluster.processes import wait_until
+
+Object = dict[str, Any]
+
+TRAINER = "trainer.kubeflow.org/v1alpha1"
+
+RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {
+        "apiGroups": ["trainer.kubeflow.org"],
+        "resources": ["trainjobs"],
+        "verbs": ["create", "patch", "get", "list", "watch", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+)
+"""The rights of Trainer's own role for users, kubeflow-trainer-edit: no `update`, no Jobs, no JobSets."""
+
+
+class Access:
+    """A cluster that has Trainer, reached by an administrator's kubeconfig."""
+
+    def __init__(self, kubeconfig: Path, directory: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self.directory = directory
+
+    @cached_property
+    def api(self) -> Api:
+        """The administrator's client."""
+        return Api(self.kubeconfig)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if "api" in vars(self):
+            self.api.close()
+
+    def lacks(self, feature: str) -> str:
+        """Why the cluster cannot do something, in words; empty if it can.
+
+        Args:
+            feature: trainer, kueue, simulated-nodes, real-node or processes (components can be killed and started).
+        """
+        groups = {each["name"] for each in self.api.request("GET", "/apis")["groups"]}
+        kind = feature.removesuffix("-nodes").removesuffix("-node")
+        present = {
+            "trainer": "trainer.kubeflow.org" in groups,
+            "kueue": "kueue.x-k8s.io" in groups,
+            "simulated-nodes": lambda: bool(self.api.find("v1", "Node", labels=f"{nodes.LABEL}={kind}")),
+            "real-node": lambda: bool(self.api.find("v1", "Node", labels=f"{nodes.LABEL}={kind}")),
+            "processes": False,
+        }[feature]
+        there = present() if callable(present) else present
+        return "" if there else f"the cluster of {self.kubeconfig} has no {feature}"
+
+    @contextmanager
+    def namespace(self, prefix: str = "test", *, real: bool = False) -> Iterator[str]:
+        """A namespace of its own, with a LocalQueue if there is Kueue; deleted afterwards.
+
+        Args:
+            prefix: Of its name.
+            real: Its pods run on the real node (by the namespace's annotations, so with any runtime); otherwise on
+                simulated ones.
+        """
+        name = f"{prefix}-{secrets.token_hex(4)}"
+        kind = "real" if real else "simulated"
+        annotations = {"scheduler.alpha.kubernetes.io/node-selector": f"{nodes.LABEL}={kind}"}
+        if real:
+            toleration = f'[{{"key": "{nodes.LABEL}", "operator": "Exists"}}]'
+            annotations["scheduler.alpha.kubernetes.io/defaultTolerations"] = toleration
+        metadata = {"name": name, "annotations": {} if self.lacks(f"{kind}-node{'' if real else 's'}") else annotations}
+        self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        try:
+            # Pods are refused until the controller manager has made the account.
+            wait_until("there is a service account", lambda: self.api.get("v1", "ServiceAccount", name, "default"))
+            if not self.lacks("kueue"):
+                self.api.create(kueue.local_queue(name))
+            yield name
+        finally:
+            self.api.delete("v1", "Namespace", "", name)
+
+    def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
+        """A bearer token of a service account, which is made if it is not there."""
+        metadata = {"name": service_account, "namespace": namespace}
+        self.api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+        path = f"{self.api.path('v1', 'ServiceAccount', namespace, service_account)}/token"
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "metadata": {},
+            "spec": {"expirationSeconds": seconds},
+        }
+        return str(self.api.request("POST", path, request)["status"]["token"])
+
+    def kubeconfig_for(
+        self, rules: Sequence[Mapping[str, Any]] = RULES, namespace: str = "default", *, cluster_wide: bool = False
+    ) -> Path:
+        """A kubeconfig of a service account that may do only what `rules` say, in `namespace` or everywhere."""
+        name = f"limited-{secrets.token_hex(4)}"
+        token = self.token_for(name, namespace)
+        group = "rbac.authorization.k8s.io"
+        kind = "ClusterRole" if cluster_wide else "Role"
+        metadata = {"name": name} if cluster_wide else {"name": name, "namespace": namespace}
+        common = {"apiVersion": f"{group}/v1", "metadata": metadata}
+        self.api.create({**common, "kind": kind, "rules": list(rules)})
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+        role = {"apiGroup": group, "kind": kind, "name": name}
+        self.api.create({**common, "kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]})
+        target = self.directory / f"{name}.kubeconfig"
+        return write_kubeconfig(target, self.api.server, self.api.authority, {"token": token}, namespace)
+
+    def versions(self) -> dict[str, str]:
+        """What the API server says of itself."""
+        answer = self.api.request("GET", "/version")
+        return {"kubernetes": answer["gitVersion"]}
+
+    def pod_log(self, namespace: str, pod: str, **params: str) -> str:
+        """The log of a pod's only container."""
+        return str(self.api.request("GET", f"{self.api.path('v1', 'Pod', namespace, pod)}/log", params=params))
+
+
+def trainjob(name: str, namespace: str, *, runtime: str = "torch-distributed", **spec: Any) -> Object:
+    """A TrainJob object; `spec` are its fields as the API calls them, e.g. ``trainer={"numNodes": 2}``."""
+    return {
+        "apiVersion": TRAINER,
+        "kind": "TrainJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"runtimeRef": {"name": runtime}, **spec},
+    }
+
+
+def condition(each: Mapping[str, Any] | None, kind: str) -> Object | None:
+    """A condition of an object whose status is True; None if it has none."""
+    found = ((each or {}).get("status") or {}).get("conditions") or []
+    return next((dict(one) for one in found if one["type"] == kind and one["status"] == "True"), None)
+
+
+def refused(call: Any) -> str:
+    """The message with which the API server refuses `call`; empty if it does not."""
+    try:
+        call()
+    except ApiError as error:
+        return str(error)
+    return ""

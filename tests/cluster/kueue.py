@@ -1,0 +1,61 @@
+"""Queues: the objects that an administrator of Kueue makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cluster.manifests import KUEUE_FRAMEWORKS
+from tests.cluster.nodes import GPU
+
+Object = dict[str, Any]
+
+API = "kueue.x-k8s.io/v1beta2"
+QUEUE = "gpus"
+"""ClusterQueue of the cluster, and the LocalQueue of every namespace that leads to it."""
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+
+
+def configuration(webhook_port: int, certificates: str, health_port: int) -> Object:
+    """Configuration file of Kueue's controller."""
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health_port}"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"port": webhook_port, "host": "127.0.0.1", "certDir": certificates},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "clientConnection": {"qps": 500, "burst": 1000},
+        "integrations": {"frameworks": list(KUEUE_FRAMEWORKS)},
+    }
+
+
+def flavor() -> Object:
+    """The one kind of machine here."""
+    return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": "default"}, "spec": {}}
+
+
+def cluster_queue(name: str = QUEUE, *, cpu: object = 256, memory: str = "2Ti", gpu: object = 16) -> Object:
+    """A ClusterQueue open to all namespaces, in which a higher priority preempts a lower one."""
+    quota = {"cpu": str(cpu), "memory": memory, GPU: str(gpu)}
+    resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
+    group = {"coveredResources": list(quota), "flavors": [{"name": "default", "resources": resources}]}
+    spec = {
+        "namespaceSelector": {},
+        "resourceGroups": [group],
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+    }
+    return {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
+
+
+def local_queue(namespace: str, name: str = QUEUE, cluster_queue: str = QUEUE) -> Object:
+    """A LocalQueue. (One called `default` would take every job of its namespace, labelled or not.)"""
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": API, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": cluster_queue}}
+
+
+def priority_class(name: str, value: int) -> Object:
+    """A WorkloadPriorityClass."""
+    return {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value}

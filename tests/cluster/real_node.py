@@ -1,0 +1,253 @@
+"""A node that runs real pods: containerd, kubelet, kube-proxy and CoreDNS. Needs root.
+
+All of it lives in namespaces of its own (processes, mounts, network, host name): two kubelets or kube-proxies on one
+machine would otherwise destroy each other's pods and rules, and when the first process of the namespaces is killed the
+kernel ends every pod, mount and interface with it. What remains are files and cgroups (`remove_cgroups`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import build, images, node_files
+from tests.cluster.access import condition
+from tests.cluster.api import Api, client_user, write_kubeconfig
+from tests.cluster.components import Layout
+from tests.cluster.nodes import LABEL
+from tests.cluster.processes import ClusterError, Component, wait_until
+
+NAME = "real-0"
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROGRAMS = ("runc", "iptables", "ip", "nsenter", "unshare")
+_IMAGE_PROGRAMS = ("debootstrap", "gcc")
+
+# The first process of the namespaces. /run, /var/lib and /var/log are where programs leave things that outlive them
+# (sockets of containerd's shims, CNI's results, links to logs): the node has its own, in memory. The loop reaps.
+_INIT = """
+set -e
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib
+mount -t tmpfs tmpfs /var/log
+hostname "$2"
+touch "$1"
+while :; do sleep 3600; done
+"""
+
+
+def unfit() -> str:
+    """Why this machine cannot have a real node, in words; empty if it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "it needs Linux and root"
+    programs = _PROGRAMS if (images.directory() / "python.tar").exists() else (*_PROGRAMS, *_IMAGE_PROGRAMS)
+    missing = [each for each in programs if shutil.which(each) is None]
+    if not (node_files.CNI_PROGRAMS / "bridge").exists():
+        missing.append("the CNI plugins")
+    return f"{', '.join(missing)} missing: apt-get install the packages of apt-packages.txt" if missing else ""
+
+
+class RealNode:
+    """The node of one cluster.
+
+    Args:
+        layout: Of the cluster.
+        api: The administrator's client.
+    """
+
+    def __init__(self, layout: Layout, api: Api) -> None:
+        self.layout = layout
+        self.api = api
+        self.directory = layout.directory / "node"
+        self.address = str(IPv4Address(layout.gateway) + 1)
+        number = int(IPv4Address(layout.gateway)) & 0xFFFF
+        self.cgroup = f"trainjob-{number:04x}"
+        self._interface = f"tj{number:04x}"
+        self._pid = 0  # of the first process of the namespaces, as this machine counts
+        self.components: dict[str, Component] = {}
+
+    def start(self) -> None:
+        """Start the node and return when pods can run on it."""
+        if why := unfit():
+            raise ClusterError(f"no real node: {why}")
+        archives = images.ensure()
+        self.directory.mkdir()
+        self._make_cgroups()
+        self._enter()
+        self._connect()
+        server = f"https://{self.layout.gateway}:{self.layout.ports['api']}"
+        self._containerd(archives)
+        self._kubelet(server)
+        self._services(server)
+        wait_until("the real node is ready", self._ready, 60, among=list(self.components.values()), poll=0.2)
+
+    # ------------------------------------------------------------------ namespaces and network
+
+    def _enter(self) -> None:
+        ready = self.directory / "init-ready"
+        # --kill-child: when unshare is killed, as every component is when we end, the kernel kills what it started.
+        flags = ["--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
+        command = ["unshare", *flags, "sh", "-c", _INIT, "init", str(ready), NAME]
+        init = Component("node-init", command, self.layout.directory / "logs", {})
+        self._start(init)
+        wait_until("the node's namespaces are there", ready.exists, 10, among=[init])
+        self._pid = int(Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0])
+
+    def inside(self, *command: str) -> list[str]:
+        """The command line that runs `command` on the node."""
+        flags = ["--target", str(self._pid), "--mount", "--net", "--pid", "--uts", "--ipc", "--"]
+        return ["nsenter", *flags, *command]
+
+    def _connect(self) -> None:
+        """A cable between this machine (`gateway`) and the node (`address`), and the bridge that pods are on."""
+        node = [
+            "ip link set lo up",
+            f"ip address add {self.address}/30 dev eth0",
+            "ip link set eth0 up",
+            f"ip route add default via {self.layout.gateway}",
+            f"ip link add {node_files.BRIDGE} type bridge",
+            f"ip address add {node_files.DNS}/16 dev {node_files.BRIDGE}",
+            f"ip link set {node_files.BRIDGE} up",
+            "echo 1 > /proc/sys/net/ipv4/ip_forward",
+        ]
+        _run(["ip", "link", "add", self._interface, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid)])
+        _run(["ip", "address", "add", f"{self.layout.gateway}/30", "dev", self._interface])
+        _run(["ip", "link", "set", self._interface, "up"])
+        _run(self.inside("sh", "-ec", "\n".join(node)))
+        port = str(self.layout.ports["api"])
+        command = [sys.executable, "-m", "tests.cluster.relay", self.layout.gateway, port, port]
+        root = str(Path(__file__).parents[2])
+        self._start(Component("relay", command, self.layout.directory / "logs", {"PYTHONPATH": root}))
+
+    # ------------------------------------------------------------------ programs
+
+    def _start(self, component: Component) -> Component:
+        self.components[component.name] = component
+        component.start()
+        return component
+
+    def _program(self, name: str, *flags: str) -> Component:
+        program = build.program(name)
+        environment = {"PATH": f"{program.parent}:{os.environ.get('PATH', os.defpath)}"}  # containerd finds its shim
+        command = self.inside(str(program), *flags)
+        return self._start(Component(name, command, self.layout.directory / "logs", environment))
+
+    def _containerd(self, archives: dict[str, Path]) -> None:
+        config = self.directory / "containerd.toml"
+        config.write_text(node_files.containerd(self.directory))
+        containerd = self._program("containerd", "--config", str(config), "--log-level=warn")
+        wait_until("containerd answers", lambda: self._ctr("version"), 30, among=[containerd])
+        for archive in archives.values():
+            self.load(archive)
+
+    def load(self, archive: Path) -> None:
+        """Make an image (`images.write_image`) available to pods under the name it has in the archive."""
+        if not self._ctr("images", "import", "--no-unpack", str(archive)):
+            raise ClusterError(f"{archive} cannot be imported: {self._said}")
+
+    def _ctr(self, *arguments: str) -> bool:
+        command = self.inside(str(build.program("ctr")), "--address", node_files.SOCKET, "--namespace", "k8s.io")
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        self._said = done.stderr.strip()
+        return done.returncode == 0
+
+    def _user(self, server: str, name: str, organization: str) -> Path:
+        pair = self.layout.authority.issue(name, organization)
+        authority = self.layout.authority.certificate.read_bytes()
+        target = self.directory / f"{name.replace(':', '-')}.kubeconfig"
+        return write_kubeconfig(target, server, authority, client_user(pair.certificate, pair.key))
+
+    def _kubelet(self, server: str) -> None:
+        config = self.directory / "kubelet.yaml"
+        config.write_text(node_files.kubelet(self.directory, self.layout.authority.certificate, self.cgroup))
+        self._program(
+            "kubelet",
+            f"--config={config}",
+            f"--kubeconfig={self._user(server, f'system:node:{NAME}', 'system:nodes')}",
+            f"--hostname-override={NAME}",
+            f"--node-ip={self.address}",
+            f"--node-labels={LABEL}=real",
+            f"--root-dir={self.directory / 'kubelet'}",
+            f"--cert-dir={self.directory / 'kubelet-certificates'}",
+        )
+
+    def _services(self, server: str) -> None:
+        corefile = self.directory / "Corefile"
+        corefile.write_text(node_files.corefile(self._user(server, "coredns", "system:masters")))
+        self._program("coredns", "-conf", str(corefile))
+        self._program(
+            "kube-proxy",
+            f"--kubeconfig={self._user(server, 'system:kube-proxy', '')}",
+            f"--hostname-override={NAME}",
+            "--proxy-mode=iptables",
+            f"--cluster-cidr={node_files.PODS}",
+            # Settings of the whole machine, which are not the node's to change.
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-established=0",
+            "--conntrack-tcp-timeout-close-wait=0",
+        )
+
+    def _ready(self) -> bool:
+        node = self.api.get("v1", "Node", "", NAME)
+        taints: list[dict[str, Any]] = (node or {}).get("spec", {}).get("taints") or []
+        return condition(node, "Ready") is not None and [each["key"] for each in taints] == [LABEL]
+
+    # ------------------------------------------------------------------ end
+
+    def stop(self) -> None:
+        """End the node with all its pods, and wait until it is gone; its cgroups are left to `remove_cgroups`."""
+        if self._pid:
+            # Not its parent, nor those of the programs: they have to live to take note of the deaths, without which the
+            # kernel does not end the namespace. Where they are orphans, this machine's first process may take seconds.
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            inside = [each for name, each in self.components.items() if name != "relay"]
+            wait_until("the node's processes are gone", lambda: not any(each.alive for each in inside), 30)
+        for component in self.components.values():
+            component.kill()
+        # Goes with the namespace, but a moment later.
+        subprocess.run(["ip", "link", "delete", self._interface], capture_output=True, check=False)
+
+    def _make_cgroups(self) -> None:
+        """One cgroup per hierarchy: kubelet wants its root to be there."""
+        (self.layout.directory / "cgroup").write_text(self.cgroup)
+        for hierarchy in _hierarchies():
+            (hierarchy / self.cgroup).mkdir(exist_ok=True)
+
+
+def _hierarchies() -> list[Path]:
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS]
+    return [each for each in _CGROUPS.iterdir() if (each / "cgroup.procs").exists() and not each.is_symlink()]
+
+
+def remove_cgroups(name: str) -> None:
+    """Remove a cgroup with all below it; the kernel refuses while a process that was killed has not quite ended."""
+    deadline = time.monotonic() + 10
+    for hierarchy in _hierarchies():
+        for directory, _, _ in os.walk(hierarchy / name, topdown=False):
+            while True:
+                with suppress(FileNotFoundError):
+                    try:
+                        Path(directory).rmdir()
+                    except OSError:
+                        if time.monotonic() > deadline:
+                            raise
+                        time.sleep(0.05)
+                        continue
+                break
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,0 +1,69 @@
+"""Waiting until webhooks really answer.
+
+An object that is let through proves nothing: for up to a second after a webhook configuration was created the API
+server does not know it yet and calls nobody. So each check wants something that only the webhook does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+from tests.cluster import kueue
+from tests.cluster.access import trainjob
+from tests.cluster.api import Api, ApiError
+from tests.cluster.processes import Component, wait_until
+
+_NOT_YET = (ApiError, httpx.TransportError)
+
+
+def wait(api: Api, components: Mapping[str, Component]) -> None:
+    """Return once JobSet's, Trainer's and, if it is there, Kueue's webhooks are called and answer."""
+    checks: dict[str, Callable[[Api], bool]] = {"jobset": _jobset, "trainer": _trainer, "kueue": _kueue}
+    for program, check in checks.items():
+        if program in components:
+            what = f"the webhooks of {program} answer"
+            among = [components[program]]
+            wait_until(what, lambda check=check: check(api), 60, among=among, ignore=_NOT_YET)  # type: ignore[misc]
+
+
+def _jobset(api: Api) -> bool:
+    spec = {"restartPolicy": "Never", "containers": [{"name": "node", "image": "none"}]}
+    replicated = {"name": "node", "template": {"spec": {"template": {"spec": spec}}}}
+    probe: dict[str, Any] = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "probe", "namespace": "default"},
+        "spec": {"replicatedJobs": [replicated]},
+    }
+    defaulted = "successPolicy" in api.create(probe, dry_run=True)["spec"]
+    too_long = {**probe, "metadata": {"name": "probe" * 12, "namespace": "default"}}
+    return defaulted and "vjobset.kb.io" in _refusal(api, too_long)
+
+
+def _trainer(api: Api) -> bool:
+    # Not an unknown runtime: that one is refused by Trainer's or by Kueue's webhook, whichever answers first.
+    reserved = {"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "1"}]}
+    return "validator.trainjob.trainer.kubeflow.org" in _refusal(api, trainjob("probe", "default", trainer=reserved))
+
+
+def _kueue(api: Api) -> bool:
+    """Needs a runtime, because Trainer's webhook is asked, too."""
+    probe = trainjob("probe", "default", trainer={"numNodes": 1})
+    probe["metadata"]["labels"] = {kueue.QUEUE_LABEL: "no-such-queue"}
+    suspended = api.create(probe, dry_run=True)["spec"].get("suspend") is True
+    bad = {**kueue.cluster_queue("probe"), "spec": {"resourceGroups": [_EMPTY, _EMPTY]}}
+    return suspended and "vclusterqueue.kb.io" in _refusal(api, bad)
+
+
+_EMPTY = {"coveredResources": ["cpu"], "flavors": [{"name": "x", "resources": [{"name": "cpu", "nominalQuota": "1"}]}]}
+
+
+def _refusal(api: Api, each: Mapping[str, Any]) -> str:
+    """Why an object is refused; empty if it is not."""
+    try:
+        api.create(each, dry_run=True)
+    except ApiError as error:
+        return str(error)
+    return ""
