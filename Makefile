@@ -96,6 +96,12 @@ test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
 test-kfp: $(VENV)/test.stamp ## the KFP compiler, executor and kfp.local
 	COVERAGE_FILE=.coverage.kfp $(PYTEST) tests/kfp --cov --cov-report=
 
+.PHONY: test-cluster
+test-cluster: $(VENV)/test.stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
+	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
+	$(BIN)/python -m tests.cluster.build
+	COVERAGE_FILE=.coverage.cluster $(PYTEST) tests/cluster --cov --cov-report=
+
 .PHONY: test-docs
 test-docs: $(VENV)/test.stamp ## every snippet of README.md and docs/
 	$(PYTEST) tests/docs
