@@ -37,7 +37,7 @@ class TrainJobClient:
 
     def __init__(self, backend: Backend | str | None = None, namespace: str | None = None) -> None:
         self.backend: Backend = connect(backend) if backend is None or isinstance(backend, str) else backend
-        self.namespace = namespace or Settings().namespace
+        self.namespace = namespace or Settings().namespace or self.backend.default_namespace
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
 

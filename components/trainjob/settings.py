@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from trainjob.errors import ConfigurationError
 
@@ -25,8 +25,8 @@ class Settings(BaseSettings):
     backend: str = "kubernetes"
     """``kubernetes`` or ``local`` (``TRAINJOB_BACKEND``)."""
 
-    namespace: str = "default"
-    """Namespace of jobs that name none (``TRAINJOB_NAMESPACE``)."""
+    namespace: str | None = None
+    """Namespace of jobs that name none; the kubeconfig's or the pod's own if unset (``TRAINJOB_NAMESPACE``)."""
 
     home: Path = Field(default_factory=lambda: Path.home() / ".trainjob")
     """Where the local backend keeps its objects, and what belongs to them (``TRAINJOB_HOME``)."""
@@ -43,7 +43,9 @@ class Settings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             wrong = "; ".join(f"TRAINJOB_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-            raise ConfigurationError(f"the environment has settings that cannot be used: {wrong}") from None
+            raise ConfigurationError(f"settings from the environment cannot be used: {wrong}") from None
+        except SettingsError as error:  # no JSON where JSON is needed
+            raise ConfigurationError(f"settings from the environment cannot be used: {error}") from None
 
     @field_validator("home")
     @classmethod

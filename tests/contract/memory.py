@@ -27,6 +27,8 @@ def now() -> str:
 class MemoryBackend:
     """Keeps objects; what becomes of them the test says (`running`, `end`, `condition`)."""
 
+    default_namespace = "default"
+
     def __init__(self) -> None:
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
         self.used: set[tuple[str, str]] = set()

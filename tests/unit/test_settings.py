@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from trainjob import Settings, connect
@@ -13,7 +14,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINJOB_HOME")
     settings = Settings()
     assert settings.backend == "kubernetes"
-    assert settings.namespace == "default"
+    assert settings.namespace is None
     assert settings.home == Path.home() / ".trainjob"
     assert settings.registry is None
     assert settings.local_environments == {}
@@ -44,7 +45,7 @@ def test_local_is_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
     with pytest.raises(ConfigurationError, match="TRAINJOB_BACKEND=local"):
-        connect()
+        anyio.run(connect().get, "default", "x")
 
 
 def test_local_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

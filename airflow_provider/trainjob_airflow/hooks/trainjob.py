@@ -59,8 +59,8 @@ class TrainJobHook(BaseHook):
 
         return connect((await self._asettings()).get("backend") or None)
 
-    async def namespace(self) -> str:
-        """Namespace of jobs that name none, for code on an event loop."""
+    async def namespace(self) -> str | None:
+        """Namespace of jobs that name none, for code on an event loop; the backend's own if None."""
         from trainjob import Settings  # noqa: PLC0415
 
         return (await self._asettings()).get("namespace") or Settings().namespace

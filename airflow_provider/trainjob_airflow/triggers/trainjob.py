@@ -217,7 +217,7 @@ class TrainJobPhaseTrigger(BaseTrigger):
         try:
             backend = await hook.backend()
             try:
-                namespace = self.namespace or await hook.namespace()
+                namespace = self.namespace or await hook.namespace() or backend.default_namespace
                 while (trainjob := await backend.get(namespace, self.name)) is None:  # noqa: ASYNC110 - nobody can tell
                     await asyncio.sleep(self.poll_interval)
                 say = Narrator(self.log.info)

@@ -14,8 +14,10 @@ def connect(backend: str | None = None) -> Backend:
     The local backend is never chosen by itself: training on the machine that happens to run the workflow is something
     to be asked for.
 
+    Nothing is sent yet: that no cluster is configured shows at the first question.
+
     Raises:
-        ConfigurationError: there is no such backend, or it is not configured.
+        ConfigurationError: there is no such backend.
     """
     from trainjob.errors import ConfigurationError  # noqa: PLC0415 - supervisors import this package too
     from trainjob.settings import Settings  # noqa: PLC0415
@@ -26,8 +28,9 @@ def connect(backend: str | None = None) -> Backend:
 
         return LocalBackend()
     if name == "kubernetes":
-        raise ConfigurationError(
-            "no cluster is configured, and this release has no Kubernetes backend yet; to run on this machine instead, "
-            "set TRAINJOB_BACKEND=local or pass backend='local'"
-        )
+        try:
+            from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
+        return KubernetesBackend()
     raise ConfigurationError(f"there is no backend {name!r}; there are: kubernetes, local")

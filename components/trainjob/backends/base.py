@@ -30,6 +30,10 @@ class Snapshot:
 class Backend(Protocol):
     """Where TrainJobs live. Every method may raise `BackendUnavailable` once an outage has outlasted its budgets."""
 
+    @property
+    def default_namespace(self) -> str:
+        """Namespace of jobs that name none."""
+
     async def create(self, trainjob: TrainJob) -> TrainJob:
         """Create `trainjob` and return it as it was stored.
 

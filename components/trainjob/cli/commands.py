@@ -22,7 +22,7 @@ from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
-from trainjob.errors import ConfigurationError, InvalidSpec, NotFound, Problem, TrainJobFailed
+from trainjob.errors import InvalidSpec, NotFound, Problem, TrainJobFailed
 from trainjob.launch import Budgets
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.settings import Settings
@@ -140,16 +140,22 @@ class Commands:
     """
 
     def __init__(self, backend: str | None, namespace: str | None, *, as_json: bool) -> None:
-        try:
-            self.namespace = namespace or Settings().namespace
-        except ValueError as error:  # pydantic's, for TRAINJOB_* of the wrong form
-            raise ConfigurationError(f"settings from the environment: {error}") from None
+        self._namespace = namespace
         self.as_json = as_json
         self._backend_name = backend
 
     @cached_property
+    def namespace(self) -> str:
+        """Of jobs that are named without one."""
+        return self._namespace or self._usual_namespace
+
+    @cached_property
+    def _usual_namespace(self) -> str:
+        return Settings().namespace or self.backend.default_namespace
+
+    @cached_property
     def backend(self) -> Backend:
-        """Connected when it is first needed: `render` never does."""
+        """Opened when it is first needed; nothing is sent before the first question."""
         return connect(self._backend_name)
 
     async def aclose(self) -> None:
@@ -166,7 +172,7 @@ class Commands:
 
     def _call(self, ref: JobRef) -> str:
         """`ref` as a person would write it in the next command."""
-        return ref.name if ref.namespace == Settings().namespace else str(ref)
+        return ref.name if ref.namespace == self._usual_namespace else str(ref)
 
     def _view(self, hint: str, *, plain: bool, logs: bool) -> View:
         if self.as_json:

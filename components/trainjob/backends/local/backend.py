@@ -39,7 +39,7 @@ class LocalBackend:
         environments: Runtime name -> virtual environment of its ranks; ``TRAINJOB_LOCAL_ENVIRONMENTS`` if left out.
     """
 
-    name = "local"
+    default_namespace = "default"
 
     def __init__(self, home: Path | None = None, environments: Mapping[str, Path] | None = None) -> None:
         settings = Settings()

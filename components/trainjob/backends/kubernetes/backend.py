@@ -1,0 +1,296 @@
+"""`KubernetesBackend`: the `Backend` protocol over the API server's TrainJobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import anyio
+
+from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.backends.kubernetes import pods
+from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.kubernetes.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    ObjectNotFound,
+    Transient,
+)
+from trainjob.backends.kubernetes.hub import WatchHub
+from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
+from trainjob.diagnosis import Evidence
+from trainjob.errors import (
+    AlreadyExists,
+    BackendUnavailable,
+    ConfigurationError,
+    NotFound,
+    Rejected,
+    RetryVerdict,
+    RuntimeNotFound,
+)
+from trainjob.logs import LogLine
+from trainjob.manifest import JobRef, spec_hash
+from trainjob.spec import API_VERSION
+from trainjob.status import observe
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def waiting() -> Patience:
+    """Budgets of an outage while a job is waited for: an upgrade of a control plane takes minutes."""
+    return Patience(failures=20, seconds=900)
+
+
+def asking() -> Patience:
+    """Budgets of an outage while somebody waits for an answer."""
+    return Patience(failures=5, seconds=60)
+
+
+class KubernetesBackend:
+    """TrainJobs of one cluster.
+
+    Args:
+        credentials: Where credentials come from; kubeconfig or service account if left out.
+        shared: Let all waiters of a namespace share one watch (`WatchHub`). A single waiter is better off alone: its
+            requests name its job, so that a Role can be as narrow.
+    """
+
+    def __init__(self, credentials: Credentials | None = None, *, shared: bool = False) -> None:
+        self.credentials = credentials or Credentials()
+        self._client = ApiClient(self.credentials)
+        self._shared = shared
+        self._hubs: dict[str, WatchHub] = {}
+
+    @property
+    def default_namespace(self) -> str:
+        """That of the kubeconfig's context or of the pod, else ``default``."""
+        return self.credentials.namespace() or "default"
+
+    async def create(self, trainjob: TrainJob) -> TrainJob:
+        """See `Backend.create`. A reply that was lost is looked up; the same object is never sent for two jobs."""
+        metadata = trainjob["metadata"]
+        # Strict: a field that this cluster's Trainer does not have is an error, not something to drop in silence.
+        params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
+        request = Request("POST", _path(metadata["namespace"]), params, body=trainjob)
+        patience, lost = asking(), False
+        while True:
+            try:
+                return await self._client.send(request)
+            except Transient as error:
+                if patience.failed():
+                    raise BackendUnavailable(f"TrainJob {metadata['name']} could not be created: {error}") from error
+                lost = True
+                await anyio.sleep(patience.pause(error))
+            except Conflict as error:
+                present = await self.get(metadata["namespace"], metadata["name"]) if lost else None
+                if present is not None and spec_hash(present) == spec_hash(trainjob):
+                    return present  # ours, or one like it: what it is called is all that tells jobs apart
+                raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists") from error
+            except ApiError as error:
+                raise _refusal(error, trainjob) from error
+
+    async def get(self, namespace: str, name: str) -> TrainJob | None:
+        """See `Backend.get`."""
+        try:
+            return await self._insist(lambda: self._client.send(Request("GET", _path(namespace, name))))
+        except ObjectNotFound as error:
+            _refuse_without_trainer(error)
+            return None
+
+    async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
+        """See `Backend.find`."""
+        selector = ",".join(f"{name}={value}" for name, value in labels.items())
+        found: list[TrainJob] = []
+        token = ""
+        while True:
+            params = {"labelSelector": selector, "limit": "250", **({"continue": token} if token else {})}
+            answer = await self._insist(
+                lambda params=params: self._client.send(Request("GET", _path(namespace), params))  # type: ignore[misc]
+            )
+            found += answer.get("items") or []
+            token = (answer.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return found
+
+    async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """See `Backend.watch`."""
+        source = self._hub(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
+        async with aclosing(source) as snapshots:
+            async for snapshot in snapshots:
+                yield snapshot
+
+    def _hub(self, namespace: str) -> WatchHub:
+        if namespace not in self._hubs:
+            self._hubs[namespace] = WatchHub(self._client, _path(namespace), self._confirm, waiting)
+        return self._hubs[namespace]
+
+    async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        mirror = Mirror(self._client, _path(ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"}, waiting())
+        latest: TrainJob | None = None
+        try:
+            async with aclosing(mirror.events()) as events:
+                async for event in events:
+                    match event:
+                        case Change(item) if item["metadata"]["uid"] == ref.uid:
+                            latest = item
+                            yield Snapshot(latest)
+                            if event.deleted and await self._confirm(ref) is None:
+                                yield Snapshot(None)
+                                return
+                        case Synced(uids) if ref.uid not in uids:
+                            latest = await self._confirm(ref)
+                            yield Snapshot(latest)
+                            if latest is None:
+                                return
+                        case Outage(notice) if latest is not None:
+                            yield Snapshot(latest, notice)
+                        case _:
+                            pass
+        except Forbidden:  # a Role that names its jobs allows no list
+            async with aclosing(self._poll(ref)) as snapshots:
+                async for snapshot in snapshots:
+                    yield snapshot
+
+    async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """GET with growing pauses, 2 to 30 s."""
+        pause, patience = 2.0, waiting()
+        while True:
+            try:
+                latest = await self._confirm(ref)
+            except BackendUnavailable as error:
+                if patience.failed():
+                    raise
+                _log.warning("%s", error)
+            else:
+                patience.succeeded()
+                yield Snapshot(latest)
+                if latest is None:
+                    return
+            await anyio.sleep(pause)
+            pause = min(30.0, pause * 1.2)
+
+    async def _confirm(self, ref: JobRef) -> TrainJob | None:
+        found = await self.get(ref.namespace, ref.name)
+        return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+
+    async def evidence(self, ref: JobRef) -> Evidence:
+        """See `Backend.evidence`."""
+        trainjob = await self._confirm(ref)
+        return await self._insist(lambda: pods.gather(self._client, ref, trainjob))
+
+    async def logs(
+        self,
+        ref: JobRef,
+        *,
+        ranks: Sequence[str] = (),
+        follow: bool = False,
+        since: str = "",
+        tail: int | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """See `Backend.logs`."""
+        reader = pods.RankLogs(self._client, ref, ranks, since, tail)
+        if not follow:
+            for line in await self._insist(reader.stored):
+                yield line
+            return
+        finished = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._until_finished, ref, finished)
+            async with aclosing(reader.follow(finished)) as lines:
+                async for line in lines:
+                    yield line
+            tasks.cancel_scope.cancel()
+
+    async def _until_finished(self, ref: JobRef, finished: anyio.Event) -> None:
+        try:
+            async with aclosing(self.watch(ref)) as snapshots:
+                async for snapshot in snapshots:
+                    if observe(snapshot.trainjob).phase.terminal:
+                        return
+        finally:
+            finished.set()
+
+    async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
+        """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""
+        metadata = {**patch.get("metadata", {}), "uid": ref.uid}
+        body = {**patch, "metadata": metadata}
+        params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
+        request = Request("PATCH", _path(ref.namespace, ref.name), params, body=body, content_type=MERGE_PATCH)
+        try:
+            await self._insist(lambda: self._client.send(request))
+        except ApiError as error:
+            other_uid = isinstance(error, Invalid) and "metadata.uid" in error.message
+            if other_uid or isinstance(error, ObjectNotFound | Conflict):
+                raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone") from error
+            raise Rejected(f"TrainJob {ref} could not be changed: {error.message}") from error
+
+    async def delete(self, ref: JobRef) -> None:
+        """See `Backend.delete`."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": ref.uid}}
+        try:
+            await self._insist(lambda: self._client.send(Request("DELETE", _path(ref.namespace, ref.name), body=body)))
+        except (ObjectNotFound, Conflict):
+            return
+
+    async def stopped(self, ref: JobRef) -> bool:
+        """See `Backend.stopped`."""
+        trainjob = await self._confirm(ref)
+        suspended = trainjob is not None and trainjob["spec"].get("suspend")
+        if trainjob is not None and not suspended and not observe(trainjob).phase.terminal:
+            return False
+        found = await self._insist(lambda: pods.list_pods(self._client, ref))
+        return not any(pod["status"].get("phase") in ("Pending", "Running") for pod in found)
+
+    async def aclose(self) -> None:
+        """See `Backend.aclose`."""
+        for hub in self._hubs.values():
+            await hub.aclose()
+        self._hubs.clear()
+        await self._client.aclose()
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Repeat what can be repeated until it is answered, or the outage has lasted too long."""
+        patience = asking()
+        while True:
+            try:
+                return await ask()
+            except Transient as error:
+                if patience.failed():
+                    raise BackendUnavailable(f"the API server gives no answer: {error}") from error
+                await anyio.sleep(patience.pause(error))
+
+
+def _path(namespace: str, name: str = "") -> str:
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/trainjobs" + (f"/{name}" if name else "")
+
+
+def _refuse_without_trainer(error: ObjectNotFound) -> None:
+    """A 404 without a name is about the path, not about the job."""
+    if "could not find the requested resource" in error.message:
+        raise ConfigurationError(f"this cluster has no {API_VERSION} TrainJobs: install Kubeflow Trainer 2.1 or newer")
+
+
+def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
+    """Why a job was refused, as the error that says who has to act."""
+    name = f"TrainJob {trainjob['metadata']['namespace']}/{trainjob['metadata']['name']}"
+    if isinstance(error, ObjectNotFound):
+        try:
+            _refuse_without_trainer(error)
+        except ConfigurationError as missing:
+            return missing
+    runtime = trainjob["spec"]["runtimeRef"]
+    # Said by Trainer's webhook or by Kueue's, whichever answers first.
+    phrases = ("must be created before the TrainJob is created", f"runtime '{runtime['name']}' not found")
+    if any(phrase in error.message for phrase in phrases):
+        return RuntimeNotFound(f"{name}: there is no {runtime.get('kind', 'runtime')} {runtime['name']!r}")
+    refused = Rejected(f"{name} was refused: {error.message}")
+    if "exceeded quota" in error.message:
+        refused.retry = RetryVerdict.QUOTA
+    return refused

@@ -1,0 +1,232 @@
+"""The wire: requests as data, one small asynchronous client, one place where replies become objects or errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import httpx
+
+from trainjob import __version__
+from trainjob.backends.kubernetes.credentials import Access, Credentials
+from trainjob.backends.kubernetes.errors import ApiError, Unreachable, error_of
+
+_log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 30.0
+WATCH_READ_SECONDS = 75.0
+"""A bookmark is due every 60 s (apiserver ``cacher.go``); a connection that is silent for longer is dead."""
+
+MERGE_PATCH = "application/merge-patch+json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    Attributes:
+        method: GET, POST, PATCH or DELETE.
+        path: Below the server's URL.
+        params: Query.
+        body: JSON to send.
+        content_type: Of `body`.
+        read_seconds: How long the server may be silent.
+    """
+
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    content_type: str = "application/json"
+    read_seconds: float = READ_SECONDS
+
+
+class ApiClient:
+    """Sends requests with credentials that are always fresh. Belongs to one event loop.
+
+    Args:
+        credentials: Where they come from.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._access: Access | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._token_file: Path | None = None
+        self._token_stamp = 0
+        self._lock = anyio.Lock()
+
+    async def send(self, request: Request) -> dict[str, Any]:
+        """The reply's JSON object.
+
+        Raises:
+            ApiError: anything but a success.
+        """
+        async with self.stream(request) as response:
+            try:
+                data = await response.aread()
+            except httpx.HTTPError as error:
+                raise _unreachable(request, error) from error
+            loaded: dict[str, Any] = json.loads(data) if data else {}
+            return loaded
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[httpx.Response]:
+        """The open reply, once it is known to be a success. 401 is answered by reading the credentials again, once."""
+        for last in (False, True):
+            response = await self._open(request, fresh=last)
+            if response.status_code == 401 and not last:
+                await response.aclose()
+                continue
+            break
+        try:
+            if response.status_code >= 400:
+                raise await _error(response)
+            for warning in response.headers.get_list("warning"):
+                _log.warning("API server: %s", _warning_text(warning))
+            yield response
+        finally:
+            await response.aclose()
+
+    async def lines(self, request: Request) -> AsyncGenerator[bytes]:
+        """The reply line by line, as it comes. A line that was cut off at the end is not given.
+
+        Raises:
+            ApiError: no success, or the connection broke.
+        """
+        async with self.stream(request) as response:
+            rest = b""
+            try:
+                async for data in response.aiter_bytes():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        yield line
+            except httpx.HTTPError as error:
+                raise _unreachable(request, error) from error
+
+    async def _open(self, request: Request, *, fresh: bool) -> httpx.Response:
+        http, access = await self._connect(fresh=fresh)
+        headers = {"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"}
+        if access.authorization:
+            headers["Authorization"] = access.authorization
+        content = None
+        if request.body is not None:
+            content = json.dumps(request.body).encode()
+            headers["Content-Type"] = request.content_type
+        timeout = httpx.Timeout(CONNECT_SECONDS, read=request.read_seconds)
+        extensions: dict[str, Any] = {"timeout": timeout.as_dict()}
+        if access.server_name:
+            extensions["sni_hostname"] = access.server_name
+        built = http.build_request(
+            request.method,
+            access.host + request.path,
+            params=request.params,
+            headers=headers,
+            content=content,
+            extensions=extensions,
+        )
+        try:
+            return await http.send(built, stream=True)
+        except (httpx.HTTPError, OSError) as error:
+            raise _unreachable(request, error) from error
+
+    async def _connect(self, *, fresh: bool) -> tuple[httpx.AsyncClient, Access]:
+        async with self._lock:
+            stamp = self._stamp()
+            if self._http is None or self._access is None or fresh or stamp != self._token_stamp:
+                access = await anyio.to_thread.run_sync(self._credentials.load)
+                self._token_file = await anyio.to_thread.run_sync(self._credentials.token_file)
+                self._token_stamp = self._stamp()
+                if self._http is None or self._access is None or access.identity != self._access.identity:
+                    old, self._http = self._http, _http(access)
+                    if old is not None:
+                        await old.aclose()
+                self._access = access
+            return self._http, self._access
+
+    def _stamp(self) -> int:
+        try:
+            return self._token_file.stat().st_mtime_ns if self._token_file else 0
+        except OSError:
+            return 0
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+
+def _http(access: Access) -> httpx.AsyncClient:
+    # No limit on connections: each log stream and watch holds one, and a pool that is full makes the next one wait
+    # for ever. No keep-alive limit either: TLS handshakes cost more than idle sockets.
+    return httpx.AsyncClient(
+        verify=access.verify,
+        proxy=access.proxy,
+        trust_env=False,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=60),
+    )
+
+
+async def _error(response: httpx.Response) -> ApiError:
+    try:
+        text = (await response.aread()).decode("utf-8", "replace")
+    except httpx.HTTPError:
+        text = ""
+    try:
+        body: object = json.loads(text)
+    except ValueError:
+        body = text
+    return error_of(response.status_code, body, response.headers.get("retry-after"))
+
+
+def _unreachable(request: Request, error: Exception) -> Unreachable:
+    what = str(error) or type(error).__name__
+    return Unreachable(0, "", f"{request.method} {request.path}: no reply from the API server ({what})")
+
+
+def _warning_text(header: str) -> str:
+    """The text of a ``299 - "…"`` header (RFC 7234, 5.5)."""
+    return header.partition('"')[2].rpartition('"')[0] or header
+
+
+@dataclass
+class Patience:
+    """The two budgets of an outage: given up only after both so many failures and so much time.
+
+    Attributes:
+        failures: Failures in a row.
+        seconds: Seconds since the first of them.
+    """
+
+    failures: int
+    seconds: float
+    count: int = 0
+    since: float = 0.0
+
+    def failed(self) -> bool:
+        """Note one more failure in a row; True once both budgets are used up."""
+        if self.count == 0:
+            self.since = time.monotonic()
+        self.count += 1
+        return self.count >= self.failures and time.monotonic() - self.since >= self.seconds
+
+    def succeeded(self) -> None:
+        """The outage is over."""
+        self.count = 0
+
+    def pause(self, error: ApiError | None = None) -> float:
+        """Seconds until the next try: 0.8 s doubled up to 30 s with full jitter, not before ``Retry-After``."""
+        ceiling = min(30.0, 0.8 * 2 ** min(self.count - 1, 10)) if self.count else 0.8
+        floor = error.retry_after if error is not None and error.retry_after else 0.0
+        return floor + random.uniform(0.05, ceiling)  # noqa: S311 - jitter

@@ -1,0 +1,125 @@
+"""What an API server can answer, as exceptions.
+
+::
+
+    ApiError                 status, reason and message of the server
+      x BadRequest           400
+      x Unauthorized         401: credentials were read again, and are still refused
+      x Forbidden            403
+      x ObjectNotFound       404
+      x Conflict             409
+      x Expired              410: the resource version is older than the server's memory
+      x TooLarge             413
+      x Invalid              422
+      x Transient            worth another try
+        + TooManyRequests    429
+        + ServerError        5xx
+        + Unreachable        no reply at all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainjob.errors import RetryVerdict, TrainJobError
+
+_SHOWN = 1000  # characters of a server's message; a rejected patch can quote a whole pod
+
+
+class ApiError(TrainJobError):
+    """A reply that is not a success.
+
+    Attributes:
+        status: HTTP status; 0 where there was no reply.
+        reason: The server's CamelCase reason.
+        message: The server's message.
+        retry_after: Seconds that the server asked to wait; None if it did not.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        self.status = status
+        self.reason = reason
+        self.message = message[:_SHOWN]
+        self.retry_after = retry_after
+        super().__init__(f"{status} {reason}: {self.message}" if status else self.message)
+
+
+class BadRequest(ApiError):
+    """400."""
+
+
+class Unauthorized(ApiError):
+    """401."""
+
+
+class Forbidden(ApiError):
+    """403."""
+
+
+class ObjectNotFound(ApiError):
+    """404."""
+
+
+class Conflict(ApiError):
+    """409."""
+
+
+class Expired(ApiError):
+    """410."""
+
+
+class TooLarge(ApiError):
+    """413."""
+
+
+class Invalid(ApiError):
+    """422."""
+
+
+class Transient(ApiError):
+    """Worth another try."""
+
+    retry = RetryVerdict.INFRASTRUCTURE
+
+
+class TooManyRequests(Transient):
+    """429."""
+
+
+class ServerError(Transient):
+    """5xx."""
+
+
+class Unreachable(Transient):
+    """No reply: connection refused, cut, or silent for too long."""
+
+
+_BY_STATUS: Mapping[int, type[ApiError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: ObjectNotFound,
+    409: Conflict,
+    410: Expired,
+    413: TooLarge,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+
+def error_of(status: int, body: object, retry_after: str | None = None) -> ApiError:
+    """The exception for a reply.
+
+    Args:
+        status: HTTP status, or the ``code`` of a Status object inside a watch.
+        body: Its JSON; anything but a Status object is quoted only in part, since a proxy may have written it.
+        retry_after: The header of that name.
+    """
+    fields: Mapping[str, Any] = body if isinstance(body, Mapping) and body.get("kind") == "Status" else {}
+    message = str(fields.get("message") or (body if isinstance(body, str) else "") or "no message")
+    seconds = (fields.get("details") or {}).get("retryAfterSeconds")
+    if retry_after and retry_after.isdigit():
+        seconds = float(retry_after)
+    kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
+    return kind(status, str(fields.get("reason") or ""), message.strip()[:_SHOWN], seconds)

@@ -1,0 +1,175 @@
+"""One watch for any number of waiters: one connection per cluster and namespace, whatever happens below it.
+
+A waiter costs a slot in a dictionary. Of each job only what a waiter looks at is kept, and a waiter is woken only when
+that changed. Level-triggered: a waiter that comes late, or was slow, sees the present state and no history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.backends.kubernetes.client import ApiClient, Patience
+from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
+from trainjob.errors import BackendUnavailable, TrainJobError
+from trainjob.manifest import MANAGED_BY, JobRef
+
+_LINGER_SECONDS = 30.0  # a hub without waiters goes on for so long, since the next one often comes soon
+
+Confirm = Callable[[JobRef], Awaitable[TrainJob | None]]
+"""GET by name: the job, or None if it or its UID is gone."""
+
+
+def projection(item: Mapping[str, Any]) -> TrainJob:
+    """What a waiter looks at. A function embedded in a spec can be 100 KB; its state is 1 KB."""
+    metadata = item["metadata"]
+    kept = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "labels", "annotations")
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {name: value for name, value in item["spec"].items() if name in ("suspend", "runtimeRef", "managedBy")},
+        "status": item.get("status") or {},
+    }
+
+
+class _Waiter:
+    """One waiting job: its latest snapshot, and whether it has been looked at."""
+
+    __slots__ = ("fresh", "ref", "snapshot")
+
+    def __init__(self, ref: JobRef) -> None:
+        self.ref = ref
+        self.snapshot: Snapshot | TrainJobError | None = None
+        self.fresh = asyncio.Event()
+
+    def put(self, snapshot: Snapshot | TrainJobError) -> None:
+        self.snapshot = snapshot
+        self.fresh.set()
+
+
+class WatchHub:
+    """All waiters of one namespace on one event loop.
+
+    Args:
+        client: The connection.
+        path: Of the namespace's TrainJobs.
+        confirm: Asks the server about one job; never is a job gone because the watch says so.
+    """
+
+    def __init__(self, client: ApiClient, path: str, confirm: Confirm, patience: Callable[[], Patience]) -> None:
+        self._client = client
+        self._path = path
+        self._confirm = confirm
+        self._patience = patience
+        self._waiters: dict[str, set[_Waiter]] = {}
+        self._known: dict[str, TrainJob] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._synced = asyncio.Event()
+        self._confirming: set[asyncio.Task[None]] = set()
+
+    async def subscribe(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """The job now, and again whenever it changed, until it is gone."""
+        waiter = _Waiter(ref)
+        self._waiters.setdefault(ref.uid, set()).add(waiter)
+        try:
+            if self._task is None or self._task.done():
+                self._synced.clear()
+                self._task = asyncio.create_task(self._run())
+            if ref.uid in self._known:
+                waiter.put(Snapshot(self._known[ref.uid]))
+            elif self._synced.is_set():  # the job is younger than the list, or older than its end
+                self._ask(waiter)
+            while True:
+                await waiter.fresh.wait()
+                waiter.fresh.clear()
+                snapshot = waiter.snapshot
+                if isinstance(snapshot, TrainJobError):
+                    raise snapshot
+                if snapshot is not None:
+                    yield snapshot
+                    if snapshot.trainjob is None:
+                        return
+        finally:
+            left = self._waiters.get(ref.uid)
+            if left is not None:
+                left.discard(waiter)
+                if not left:
+                    del self._waiters[ref.uid]
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        for task in (self._task, *self._confirming):
+            if task is not None:
+                task.cancel()
+
+    async def _run(self) -> None:
+        mirror = Mirror(self._client, self._path, {"labelSelector": f"{MANAGED_BY}=trainjob"}, self._patience())
+        idle_since = 0.0
+        loop = asyncio.get_running_loop()
+        try:
+            async with aclosing(mirror.events()) as events:
+                async for event in events:
+                    self._handle(event)
+                    if self._waiters:
+                        idle_since = 0.0
+                    elif not idle_since:
+                        idle_since = loop.time()
+                    elif loop.time() - idle_since > _LINGER_SECONDS:
+                        return
+        except TrainJobError as error:
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    waiter.put(error if isinstance(error, BackendUnavailable) else BackendUnavailable(str(error)))
+        finally:
+            self._known.clear()
+            self._synced.clear()
+
+    def _handle(self, event: Change | Synced | Outage) -> None:
+        if isinstance(event, Outage):
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
+                    if latest is not None:
+                        waiter.put(Snapshot(latest, event.notice))
+        elif isinstance(event, Synced):
+            for uid in self._known.keys() - event.uids:
+                del self._known[uid]
+            self._synced.set()
+            for uid, waiters in self._waiters.items():
+                if uid not in event.uids:
+                    for waiter in waiters:
+                        self._ask(waiter)
+        else:
+            self._change(event)
+
+    def _change(self, change: Change) -> None:
+        uid = change.item["metadata"]["uid"]
+        waiters = self._waiters.get(uid, ())
+        if change.deleted:
+            self._known.pop(uid, None)
+            for waiter in waiters:
+                # Its last state first: a job that ended and was deleted at once has ended, not vanished.
+                waiter.put(Snapshot(projection(change.item)))
+                self._ask(waiter)
+            return
+        latest = projection(change.item)
+        if self._known.get(uid) != latest:
+            self._known[uid] = latest
+            for waiter in waiters:
+                waiter.put(Snapshot(latest))
+
+    def _ask(self, waiter: _Waiter) -> None:
+        task = asyncio.create_task(self._confirmed(waiter))
+        self._confirming.add(task)
+        task.add_done_callback(self._confirming.discard)
+
+    async def _confirmed(self, waiter: _Waiter) -> None:
+        await asyncio.sleep(0)  # what was put before is looked at first
+        try:
+            found = await self._confirm(waiter.ref)
+        except TrainJobError as error:
+            waiter.put(error)
+        else:
+            waiter.put(Snapshot(projection(found) if found is not None else None))

@@ -1,0 +1,168 @@
+"""One collection kept up to date by LIST and WATCH, through everything that an API server and a network do.
+
+The rules and numbers are those of client-go's reflector and of the API server's watch cache (facts: peers 3.1):
+a bookmark is due every 60 s, events are remembered for 75 s at least, a resumed watch is priced as one small request.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from trainjob.backends.kubernetes.client import WATCH_READ_SECONDS, ApiClient, Patience, Request
+from trainjob.backends.kubernetes.errors import ApiError, Expired, Forbidden, ServerError, Transient, error_of
+from trainjob.errors import BackendUnavailable
+
+PAGE = 250
+"""Objects a page: it bounds how long decoding one holds up the event loop (about 20 ms at 12 KB an object)."""
+
+_RELIST_SECONDS = 600.0
+_POLL_SECONDS = (10.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to one object.
+
+    Attributes:
+        item: The object as it is now, or as it was last.
+        deleted: It is gone.
+    """
+
+    item: Mapping[str, Any]
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
+class Synced:
+    """A LIST is complete: what was not in it was not there at that time.
+
+    Attributes:
+        uids: UIDs of all objects in it.
+    """
+
+    uids: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The server cannot be reached or answers with errors; it is tried again."""
+
+    notice: str
+
+
+class Mirror:
+    """Follows one collection, restricted by a selector.
+
+    Args:
+        client: The connection.
+        path: Of the collection.
+        selector: ``labelSelector`` or ``fieldSelector``.
+        patience: Two budgets of an outage.
+    """
+
+    def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str], patience: Patience) -> None:
+        self._client = client
+        self._path = path
+        self._selector = dict(selector)
+        self._patience = patience
+        self._version = ""
+
+    async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
+        """Everything that happens, for ever.
+
+        Raises:
+            BackendUnavailable: an outage outlasted both budgets.
+            ApiError: the server refuses LIST for good.
+        """
+        while True:
+            try:
+                uids = set()
+                async for page in self._pages():
+                    for item in page:
+                        uids.add(item["metadata"]["uid"])
+                        yield Change(item)
+                self._patience.succeeded()
+                yield Synced(frozenset(uids))
+                relist_at = time.monotonic() + _RELIST_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+                async with aclosing(self._watch(relist_at)) as changes:
+                    async for change in changes:
+                        yield change
+            except Expired:
+                await anyio.sleep(random.uniform(0, 0.5))  # noqa: S311 - not all waiters at once
+            except Transient as error:
+                yield self._outage(error)
+                await anyio.sleep(self._patience.pause(error))
+
+    def _outage(self, error: ApiError) -> Outage:
+        if self._patience.failed():
+            raise BackendUnavailable(
+                f"the API server could not be reached {self._patience.count} times in a row, for "
+                f"{time.monotonic() - self._patience.since:.0f} s: {error}"
+            ) from error
+        return Outage(f"API server unavailable, trying again: {error}")
+
+    async def _pages(self) -> AsyncGenerator[list[Mapping[str, Any]]]:
+        """LIST, page by page; afterwards `_version` is where to watch from."""
+        token = ""
+        while True:
+            params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
+            answer = await self._client.send(Request("GET", self._path, params))
+            yield answer.get("items") or []
+            metadata = answer.get("metadata") or {}
+            self._version = metadata.get("resourceVersion", "")
+            token = metadata.get("continue") or ""
+            if not token:
+                return
+
+    async def _watch(self, relist_at: float) -> AsyncGenerator[Change | Outage]:
+        """Changes since `_version` until it is time to list again; a broken connection is resumed where it broke."""
+        while time.monotonic() < relist_at:
+            began, heard = time.monotonic(), False
+            try:
+                async with aclosing(self._stream()) as changes:
+                    async for change in changes:
+                        heard = True
+                        self._patience.succeeded()
+                        if change is not None:
+                            yield change
+                        if time.monotonic() >= relist_at:
+                            return
+                if not heard and time.monotonic() - began < 1.0:  # a server or proxy that hangs up at once
+                    raise ServerError(0, "", "the watch ended as soon as it had begun")
+            except Forbidden:  # list is allowed, watch is not
+                await anyio.sleep(random.uniform(*_POLL_SECONDS))  # noqa: S311 - jitter
+                return
+            except Transient as error:
+                yield self._outage(error)
+                await anyio.sleep(self._patience.pause(error))
+
+    async def _stream(self) -> AsyncGenerator[Change | None]:
+        """One WATCH connection; None for a bookmark."""
+        seconds = random.uniform(300, 600)  # noqa: S311 - client-go's, so that not all reconnect together
+        params = {
+            **self._selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(seconds)),
+        }
+        request = Request("GET", self._path, params, read_seconds=WATCH_READ_SECONDS)
+        async with aclosing(self._client.lines(request)) as lines:
+            async for line in lines:
+                try:
+                    event = json.loads(line)
+                    kind, item = event["type"], event["object"]
+                except (ValueError, KeyError, TypeError):
+                    raise ServerError(0, "", f"a watch line that is no event: {line[:80]!r}") from None
+                if kind == "ERROR":
+                    raise error_of(int(item.get("code") or 500), item)
+                self._version = item["metadata"]["resourceVersion"]
+                yield None if kind == "BOOKMARK" else Change(item, deleted=kind == "DELETED")

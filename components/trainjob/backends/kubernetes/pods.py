@@ -1,0 +1,219 @@
+"""The pods of a TrainJob: which there are, what they wrote, and what is known when one of them failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+
+from trainjob.backends.base import TrainJob
+from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient
+from trainjob.diagnosis import TAIL_LINES, Evidence, rank_of
+from trainjob.logs import MAX_LINE, LogLine
+from trainjob.manifest import JobRef
+
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+_LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
+_LOOK_SECONDS = 2.0  # for pods that are new
+
+
+def collection(namespace: str, kind: str) -> str:
+    """Path of a core/v1 collection."""
+    return f"/api/v1/namespaces/{namespace}/{kind}"
+
+
+async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
+    """The job's pods; by the JobSet's label, since a TrainJob's own labels do not reach them."""
+    found: list[dict[str, Any]] = []
+    token = ""
+    while True:
+        params = {"labelSelector": f"{JOBSET_NAME}={ref.name}", "limit": "500"}
+        params |= {"continue": token} if token else {}
+        answer = await client.send(Request("GET", collection(ref.namespace, "pods"), params))
+        found += answer.get("items") or []
+        token = (answer.get("metadata") or {}).get("continue") or ""
+        if not token:
+            return found
+
+
+def container_of(pod: Mapping[str, Any]) -> str:
+    """The container that trains: ``node`` in the runtimes that Trainer ships, else the first that is not a sidecar."""
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    labels = pod["metadata"].get("labels") or {}
+    step = labels.get("jobset.sigs.k8s.io/replicatedjob-name", "")
+    return next((name for name in ("node", step) if name in names), names[0])
+
+
+async def tail_of(client: ApiClient, pod: Mapping[str, Any], lines: int, *, previous: bool = False) -> list[LogLine]:
+    """The last lines of a pod; of its container before the latest restart, if `previous`."""
+    metadata = pod["metadata"]
+    params = {
+        "container": container_of(pod),
+        "tailLines": str(lines),
+        "limitBytes": str(lines * 4096 + 65536),
+        "timestamps": "true",
+        **({"previous": "true"} if previous else {}),
+    }
+    path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
+    async with aclosing(client.lines(Request("GET", path, params))) as raw:
+        return [_parse(rank_of(pod), line) async for line in raw]
+
+
+def _parse(rank: str, line: bytes) -> LogLine:
+    time, _, text = line.partition(b" ")
+    return LogLine(time.decode("ascii", "replace"), rank, text[:MAX_LINE].rstrip(b"\r").decode("utf-8", "replace"))
+
+
+class RankLogs:
+    """Follows the logs of all pods of a job at once, new ones and restarted ones included.
+
+    Args:
+        client: The connection.
+        ref: The job.
+        ranks: Ranks to read; all if empty.
+        since: Time of the last line that was read before.
+        tail: Lines of each rank to begin with; all if None.
+    """
+
+    def __init__(self, client: ApiClient, ref: JobRef, ranks: Sequence[str], since: str, tail: int | None) -> None:
+        self._client = client
+        self._ref = ref
+        self._ranks = ranks
+        self._since = since
+        self._tail = tail
+        self._last: dict[str, str] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        # Bounded: a reader waits for its consumer, so memory does not grow with what the ranks write.
+        self._queue: asyncio.Queue[LogLine] = asyncio.Queue(maxsize=1000)
+
+    async def stored(self) -> list[LogLine]:
+        """What is there now, in the order of time; of each rank at most 4 MiB."""
+        lines: list[LogLine] = []
+        for pod in await self._pods():
+            try:
+                async with aclosing(self._stream(pod, follow=False)) as read:
+                    lines += [line async for line in read]
+            except ApiError:
+                continue
+        return sorted(lines, key=lambda line: line.time)
+
+    async def follow(self, finished: anyio.Event) -> AsyncGenerator[LogLine]:
+        """Lines as they are written, until `finished` is set and everything was read."""
+        try:
+            while True:
+                over = finished.is_set()
+                for pod in await self._pods_or_none():
+                    name = pod["metadata"]["name"]
+                    reader = self._readers.get(name)
+                    if _has_output(pod) and (reader is None or (reader.done() and _running(pod))):
+                        self._readers[name] = asyncio.create_task(self._read(pod))
+                async with aclosing(self._drain(finished, over)) as lines:
+                    async for line in lines:
+                        yield line
+                if over:
+                    return
+        finally:
+            for reader in self._readers.values():
+                reader.cancel()
+
+    async def _drain(self, finished: anyio.Event, over: bool) -> AsyncGenerator[LogLine]:
+        """Lines for one look's time; to the last one once the job is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _LOOK_SECONDS
+        while True:
+            reading = any(not reader.done() for reader in self._readers.values())
+            left = end - loop.time()
+            if self._queue.empty() and ((over and not reading) or left <= 0 or (finished.is_set() and not over)):
+                return
+            try:
+                yield await asyncio.wait_for(self._queue.get(), max(0.05, min(left, 0.25)))
+            except TimeoutError:
+                continue
+
+    async def _pods(self) -> list[dict[str, Any]]:
+        pods = await list_pods(self._client, self._ref)
+        wanted = [pod for pod in pods if not self._ranks or rank_of(pod) in self._ranks]
+        return sorted(wanted, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+    async def _pods_or_none(self) -> list[dict[str, Any]]:
+        try:
+            return await self._pods()
+        except ApiError:
+            return []
+
+    async def _read(self, pod: Mapping[str, Any]) -> None:
+        """Move one pod's lines into the queue, resuming where a connection broke."""
+        patience = Patience(failures=5, seconds=60)
+        while True:
+            try:
+                async with aclosing(self._stream(pod, follow=True)) as lines:
+                    async for line in lines:
+                        patience.succeeded()
+                        await self._queue.put(line)
+            except Transient as error:
+                if patience.failed():
+                    return
+                await anyio.sleep(patience.pause(error))
+            except ApiError:  # gone, or not begun: the next look at the pods decides
+                return
+            else:
+                return
+
+    async def _stream(self, pod: Mapping[str, Any], *, follow: bool) -> AsyncGenerator[LogLine]:
+        metadata = pod["metadata"]
+        rank, uid = rank_of(pod), metadata["uid"]
+        params = {"container": container_of(pod), "timestamps": "true"}
+        last = max(self._last.get(uid, ""), self._since)
+        if last:  # whole seconds only; what comes twice is left out below
+            params["sinceTime"] = last[:19] + "Z"
+        elif self._tail is not None:
+            params["tailLines"] = str(self._tail)
+        params |= {"follow": "true"} if follow else {"limitBytes": str(4 << 20)}
+        path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
+        async with aclosing(self._client.lines(Request("GET", path, params, read_seconds=_LOG_READ_SECONDS))) as lines:
+            async for raw in lines:
+                line = _parse(rank, raw)
+                if line.time > last:
+                    self._last[uid] = line.time
+                    yield line
+
+
+def _has_output(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
+
+
+def _running(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running"
+
+
+async def gather(client: ApiClient, ref: JobRef, trainjob: TrainJob | None) -> Evidence:
+    """All evidence there is now: one LIST of pods, and the log tails of those that ended badly."""
+    unseen: list[str] = []
+    pods: list[dict[str, Any]] = []
+    try:
+        pods = await list_pods(client, ref)
+    except Forbidden as error:
+        unseen.append(f"pods: {error.message}")
+    logs: dict[str, list[str]] = {}
+    for pod in pods:
+        statuses = (pod.get("status") or {}).get("containerStatuses") or []
+        crashed = [s for s in statuses if _exit_code(s.get("state")) or _exit_code(s.get("lastState"))]
+        if not crashed or len(logs) >= 5:  # the first few say it; thousands of tails say no more
+            continue
+        previous = not any(_exit_code(status.get("state")) for status in crashed)
+        try:
+            lines = await tail_of(client, pod, TAIL_LINES, previous=previous)
+            logs[pod["metadata"]["name"]] = [line.text for line in lines]
+        except (BadRequest, ObjectNotFound):
+            continue
+        except Forbidden as error:
+            unseen.append(f"logs: {error.message}")
+    return Evidence(trainjob, pods, logs, unseen)
+
+
+def _exit_code(state: Mapping[str, Any] | None) -> int:
+    return int(((state or {}).get("terminated") or {}).get("exitCode") or 0)

@@ -1,0 +1,237 @@
+"""The Kubernetes backend against real controllers: the same flow as on the local backend, by both kinds of watch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.cluster import images, kueue
+from tests.cluster.access import RULES, Access
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import fate
+
+from trainjob import Budgets, JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch
+from trainjob.launch import cancel, launch, mark_delivered, wait
+from trainjob.status import observe
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
+    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)
+    yield opened
+    await opened.aclose()
+
+
+def spec(**fields: Any) -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 2, **fields})
+
+
+async def phases_of(backend: KubernetesBackend, ref: JobRef, budgets: Budgets | None = None) -> list[Phase]:
+    seen: list[Phase] = []
+    with anyio.fail_after(90):
+        await wait(backend, ref, budgets, on_change=lambda observation, _: seen.append(observation.phase))
+    return [phase for i, phase in enumerate(seen) if phase not in seen[:i]]
+
+
+async def until(backend: KubernetesBackend, ref: JobRef, phase: Phase) -> None:
+    with anyio.fail_after(60):
+        async with aclosing(backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if observe(snapshot.trainjob).phase is phase:
+                    return
+
+
+async def test_launch_wait_and_adopt(backend: KubernetesBackend, namespace: str) -> None:
+    asked = spec(env=fate(run="1s"))
+    ref = await launch(backend, asked, "dag/run/train", namespace=namespace)
+    phases = await phases_of(backend, ref)
+    assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
+    assert await launch(backend, asked, "dag/run/train", namespace=namespace) == ref, "complete, not delivered: adopted"
+    with pytest.raises(SpecMismatch, match=r"spec\.trainer\.numNodes: 2 -> 3"):
+        await launch(backend, spec(env=fate(run="1s"), num_nodes=3), "dag/run/train", namespace=namespace)
+    await mark_delivered(backend, ref)
+    again = await launch(backend, asked, "dag/run/train", namespace=namespace)
+    assert (again.attempt, again.name != ref.name) == (2, True)
+
+
+async def test_one_job_from_many_launches_at_once(backend: KubernetesBackend, namespace: str) -> None:
+    found: list[JobRef] = []
+
+    async def one() -> None:
+        found.append(await launch(backend, spec(env=fate(run="never")), "same", namespace=namespace))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(one)
+    assert len({ref.uid for ref in found}) == 1
+    assert len(await backend.find(namespace, {})) == 1
+
+
+async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace: str) -> None:
+    with pytest.raises(RuntimeNotFound, match="no ClusterTrainingRuntime 'nosuch'"):
+        await launch(backend, spec(runtime="nosuch"), "a", namespace=namespace)
+    with pytest.raises(Rejected, match='namespaces "nosuch" not found'):
+        await launch(backend, spec(), "a", namespace="nosuch")
+    unknown = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "spec": {"runtimeRef": {"name": "torch-distributed"}, "podTemplateOverrides": []},
+    }
+    with pytest.raises(Rejected, match=r"unknown field \"spec.podTemplateOverrides\""):
+        await launch(backend, TrainJobSpec.parse(unknown), "a", namespace=namespace)
+    assert await backend.find(namespace, {}) == []
+
+
+async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: str) -> None:
+    asked = spec(env=fate(run="never"), labels={})
+    ref = await launch(backend, asked, "a", namespace=namespace)
+    await until(backend, ref, Phase.RUNNING)
+    await backend.patch(ref, {"spec": {"suspend": True}})
+    await until(backend, ref, Phase.SUSPENDED) if not await _queued(backend, ref) else None
+    await backend.patch(ref, {"spec": {"suspend": False}})
+    await until(backend, ref, Phase.RUNNING)
+
+    other = replace(ref, uid="00000000-0000-0000-0000-000000000000")
+    with pytest.raises(NotFound):
+        await backend.patch(other, {"spec": {"suspend": True}})
+    await backend.delete(other)
+    assert await backend.get(namespace, ref.name) is not None, "a job of another UID is another job"
+
+    assert await cancel(backend, ref)
+    assert await backend.get(namespace, ref.name) is None
+    assert await backend.stopped(ref)
+
+
+async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
+    """Kueue takes jobs of every namespace that has its default queue; there, it decides over suspension."""
+    return observe(await backend.get(ref.namespace, ref.name)).phase is Phase.QUEUED
+
+
+async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: str) -> None:
+    ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
+    await until(backend, ref, Phase.RUNNING)
+
+    async def delete_soon() -> None:
+        await anyio.sleep(0.5)
+        await backend.delete(ref)
+
+    errors: list[TrainJobFailed] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(delete_soon)
+        try:
+            await phases_of(backend, ref)
+        except TrainJobFailed as error:
+            errors.append(error)
+    assert "somebody deleted the job" in str(errors[0])
+
+
+async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
+    ref = await launch(backend, spec(env=fate(run="100ms", exit_code=3)), "a", namespace=namespace)
+    with pytest.raises(TrainJobFailed):
+        await phases_of(backend, ref)
+    next_attempt = await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)
+    assert next_attempt.attempt == 2, "after a failure the next attempt, under a name of its own, even of another spec"
+
+
+async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str, needs: Any) -> None:
+    """More GPUs than the queue has are asked for by two jobs, so that one waits for the other."""
+    needs("kueue")
+    gpus = {"labels": {kueue.QUEUE_LABEL: kueue.QUEUE}, "resources_per_node": {"gpu": 8}}
+    first = await launch(backend, spec(env=fate(run="3s"), **gpus), "a", namespace=namespace)
+    await until(backend, first, Phase.RUNNING)
+    second = await launch(backend, spec(env=fate(run="100ms"), **gpus), "b", namespace=namespace)
+    with pytest.raises(QueueTimeout, match="waiting for admission in queue gpus"):
+        await phases_of(backend, second, Budgets(queue=timedelta(seconds=1)))
+    phases = await phases_of(backend, second)
+    assert phases[0] is Phase.QUEUED
+    assert phases[-1] is Phase.COMPLETE
+
+
+async def test_the_editor_role_of_trainer_suffices(cluster: Access, namespace: str) -> None:
+    """``kubeflow-trainer-edit``: no update, no JobSets, no Jobs."""
+    narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES, namespace))))
+    ref = await launch(narrow, spec(env=fate(run="300ms")), "a", namespace=namespace)
+    assert (await phases_of(narrow, ref))[-1] is Phase.COMPLETE
+    second = await launch(narrow, spec(env=fate(run="never")), "b", namespace=namespace)
+    await until(narrow, second, Phase.RUNNING)
+    assert await cancel(narrow, second)
+    await narrow.aclose()
+
+
+async def test_wrong_credentials_and_no_cluster(cluster: Access, tmp_path: Path) -> None:
+    nowhere = KubernetesBackend(Credentials(kubeconfig=str(tmp_path / "nosuch")))
+    with pytest.raises(ConfigurationError, match="TRAINJOB_BACKEND=local"):
+        await nowhere.get("default", "x")
+
+
+async def test_the_api_server_goes_away_and_comes_back(
+    backend: KubernetesBackend, own_cluster: Cluster, namespace: str
+) -> None:
+    ref = await launch(backend, spec(env=fate(run="2s")), "a", namespace=namespace)
+    await until(backend, ref, Phase.RUNNING)
+    notices: list[str] = []
+    result: list[Any] = []
+
+    async def waiting() -> None:
+        result.append(await wait(backend, ref, on_change=lambda _, notice: notices.append(notice)))
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waiting)
+            await anyio.sleep(0.3)
+            await anyio.to_thread.run_sync(lambda: own_cluster.restart("kube-apiserver"))
+    assert result[0].uid == ref.uid
+    assert any("API server unavailable" in notice for notice in notices)
+
+
+REPORT = {
+    "trainjob": 1,
+    "lastUpdatedTime": "2026-01-31T12:00:00Z",
+    "progressPercentage": 100,
+    "metrics": [{"name": "accuracy", "value": "0.97"}],
+    "outputs": {"model": "s3://models/1"},
+}
+REAL = f"""
+import os, sys, time
+rank = os.environ["PET_NODE_RANK"]
+for n in range(5):
+    print("rank", rank, "line", n, flush=True)
+    time.sleep(0.2)
+if rank == "0":
+    open("/dev/termination-log", "w").write({json.dumps(REPORT)!r})
+"""
+
+
+async def test_logs_and_results_of_real_pods(real_node: Access) -> None:
+    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    with real_node.namespace("real", real=True) as namespace:
+        asked = spec(image=images.PYTHON, command=["python3", "-c", REAL])
+        ref = await launch(connected, asked, "a", namespace=namespace)
+        lines: list[str] = []
+        with anyio.fail_after(120):
+            result = await wait(connected, ref, on_log=lambda line: lines.append(str(line)))
+        assert sorted(lines) == [f"[node-{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(5)]
+        assert result.metrics == {"accuracy": 0.97}
+        assert result.outputs == {"model": "s3://models/1"}
+        stored = [line async for line in connected.logs(ref, ranks=["node-1"], tail=2)]
+        assert [line.text for line in stored] == ["rank 1 line 3", "rank 1 line 4"]
+        later = [line async for line in connected.logs(ref, ranks=["node-1"], since=stored[0].time)]
+        assert [line.text for line in later] == ["rank 1 line 4"]
+    await connected.aclose()
