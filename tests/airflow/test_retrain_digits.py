@@ -24,7 +24,7 @@ def example() -> DAG:
     return dag
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_each_run_starts_from_the_champion(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +66,7 @@ def test_each_run_starts_from_the_champion(
     assert len(jobs(home)) == 8, "one TrainJob for each task of each run"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_the_same_dag_trains_with_torch(run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun and DistributedDataParallel, in an environment of their own, as an image would be on a cluster."""
     python = os.environ.get("TRAINJOB_TORCH_PYTHON")
