@@ -62,7 +62,7 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 # ---------------------------------------------------------------- tests
 
 .PHONY: test
-test: packages lint test-unit test-local test-kfp test-airflow test-docs ## everything
+test: packages lint test-unit test-local test-kfp test-airflow test-docs test-cluster ## everything
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
 		echo "Not installed here, so the tests that need them were skipped: $$(cat .test-output/missing-packages)"; fi
