@@ -13,6 +13,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from trainjob import launch as flow
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
+from trainjob.diagnosis import Diagnosis
 from trainjob.errors import NotFound
 from trainjob.launch import AfterFailure, Budgets, TrainJobResult
 from trainjob.logs import LogLine
@@ -98,9 +99,12 @@ class TrainJobClient:
         *,
         on_change: Callable[[Observation, str], None] | None = None,
         on_log: Callable[[LogLine], None] | None = None,
+        on_crash: Callable[[Diagnosis], None] | None = None,
     ) -> TrainJobResult:
         """See `trainjob.launch.wait`."""
-        return self.call(lambda: flow.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log))
+        return self.call(
+            lambda: flow.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log, on_crash=on_crash)
+        )
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
         """See `trainjob.launch.cancel`."""

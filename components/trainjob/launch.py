@@ -18,7 +18,7 @@ import anyio
 
 from trainjob import progress
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Evidence, diagnose, rank_of
+from trainjob.diagnosis import Diagnosis, Evidence, diagnose, rank_of
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -27,6 +27,7 @@ from trainjob.errors import (
     RunTimeout,
     SpecMismatch,
     StartTimeout,
+    TrainJobError,
     TrainJobFailed,
 )
 from trainjob.logs import LogLine
@@ -238,6 +239,7 @@ async def wait(
     *,
     on_change: Callable[[Observation, str], None] | None = None,
     on_log: Callable[[LogLine], None] | None = None,
+    on_crash: Callable[[Diagnosis], None] | None = None,
 ) -> TrainJobResult:
     """Wait for the end of a job.
 
@@ -247,6 +249,8 @@ async def wait(
         budgets: How long to be patient; forever if left out.
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
+        on_crash: Called with the diagnosis of each rank that crashes while the job goes on: the shipped runtimes start
+            it again, and the job fails minutes later if at all.
 
     Raises:
         TrainJobFailed: with the diagnosis.
@@ -254,6 +258,7 @@ async def wait(
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
     final: Observation | None = None
+    crashes: list[Evidence] = []
     try:
         async with anyio.create_task_group() as tasks:
             read_out = anyio.Event()
@@ -261,6 +266,7 @@ async def wait(
                 read_out.set()
             else:
                 tasks.start_soon(_forward, backend, ref, on_log, read_out)
+            tasks.start_soon(_collect, backend, ref, crashes, on_crash)
             async with aclosing(follow(backend, ref, budgets)) as changes:
                 async for final, notice in changes:
                     if on_change is not None:
@@ -270,25 +276,47 @@ async def wait(
             tasks.cancel_scope.cancel()
     except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
         raise group.exceptions[0] from None
-    return await conclude(backend, ref, final)
+    return await conclude(backend, ref, final, crashes[0] if crashes else None)
 
 
 async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], read_out: anyio.Event) -> None:
     try:
         async with aclosing(backend.logs(ref, follow=True)) as lines:
-            async for line in lines:
+            while True:
+                try:
+                    line = await anext(lines, None)
+                except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
+                    on_log(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
+                    return
+                if line is None:
+                    return
                 on_log(line)
     finally:
         read_out.set()
 
 
-async def conclude(backend: Backend, ref: JobRef, final: Observation | None = None) -> TrainJobResult:
+async def _collect(
+    backend: Backend, ref: JobRef, crashes: list[Evidence], on_crash: Callable[[Diagnosis], None] | None
+) -> None:
+    """Keep the evidence of the first crash, which may be gone when the job has failed."""
+    with suppress(TrainJobError):
+        async with aclosing(backend.crashes(ref)) as found:
+            async for evidence in found:
+                crashes.append(evidence)
+                if on_crash is not None:
+                    on_crash(replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref)))
+
+
+async def conclude(
+    backend: Backend, ref: JobRef, final: Observation | None = None, earlier: Evidence | None = None
+) -> TrainJobResult:
     """The result of a job that has ended.
 
     Args:
         backend: Where it is.
         ref: The job.
         final: The final observation that a waiter made: it stands, also where the job was deleted since.
+        earlier: Evidence of the first crash, taken while the job went on: its pods may be gone.
 
     Raises:
         TrainJobFailed: it failed or is gone; with the diagnosis.
@@ -296,6 +324,9 @@ async def conclude(backend: Backend, ref: JobRef, final: Observation | None = No
     evidence = await backend.evidence(ref)
     observation = observe(evidence.trainjob, final)
     if observation.phase is not Phase.COMPLETE:
+        if earlier is not None:
+            pods, logs = [*earlier.pods, *evidence.pods], {**evidence.logs, **earlier.logs}
+            evidence = replace(evidence, pods=pods, logs=logs)
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
     report = _report(evidence)
     created = observation.created

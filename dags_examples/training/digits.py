@@ -83,6 +83,12 @@ def local(location: str) -> Path:
     return Path(unquote(parts.path))
 
 
+def say(line: str) -> None:
+    """Print in one write: unbuffered, `print` makes two, and the processes of torchrun share one pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 @dataclass(frozen=True)
 class Data:
     """Images as (n, 64) float32 in 0..1, labels as (n,) int32 in 0..9."""
@@ -205,19 +211,19 @@ class Run:
     def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
         self.options, self.rank = options, rank
         self._first_end = 0.0
-        print(f"rank {rank} of {world} starts, process {os.getpid()}", flush=True)
+        say(f"rank {rank} of {world} starts, process {os.getpid()}")
 
     def begin(self, epoch: int) -> None:
         """Epochs count from 1."""
         if epoch == self.options.fail_at_epoch and self.rank == self.options.fail_rank:
-            print(f"rank {self.rank} fails at epoch {epoch} as asked, exit code {self.options.exit_code}", flush=True)
+            say(f"rank {self.rank} fails at epoch {epoch} as asked, exit code {self.options.exit_code}")
             # A crash runs no exit handlers either; they would wait for the other ranks.
             os._exit(self.options.exit_code)
 
     def end(self, epoch: int, loss: float, accuracy: float) -> None:
         if self.rank != 0:
             return
-        print(f"epoch {epoch}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.4f}", flush=True)
+        say(f"epoch {epoch}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.4f}")
         # The first epoch compiles; it says nothing about the others.
         if epoch == 1:
             self._first_end = time.monotonic()
@@ -233,12 +239,12 @@ class Run:
 
     def finish(self, weights: Weights, accuracy: float, framework: str, data: Data) -> None:
         """Say which weights this rank has, which should be the same on all; rank 0 saves them."""
-        print(f"rank {self.rank} ends with weights {digest(weights)}", flush=True)
+        say(f"rank {self.rank} ends with weights {digest(weights)}")
         if self.rank != 0:
             return
         uri = write(weights, accuracy=accuracy, framework=framework, data=data, options=self.options)
         report(progress=100, metrics={"accuracy": accuracy}, outputs={"model": uri})
-        print(f"saved {uri} accuracy {accuracy:.4f}", flush=True)
+        say(f"saved {uri} accuracy {accuracy:.4f}")
 
 
 def main(train: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.cluster import build, images
+from tests.cluster import build, images, kueue
 from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.real_node import unfit
@@ -79,3 +79,14 @@ def namespace(cluster: Access) -> Iterator[str]:
     """A namespace of the test's own, for pods on simulated nodes; with the LocalQueue ``gpus``."""
     with cluster.namespace() as name:
         yield name
+
+
+@pytest.fixture
+def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -> Iterator[str]:
+    """A LocalQueue with room for one job of 8 GPUs."""
+    needs("kueue")
+    needs("simulated-nodes")
+    cluster.api.apply(kueue.cluster_queue(namespace, gpu=8))
+    cluster.api.create(kueue.local_queue(namespace, "small", namespace))
+    yield "small"
+    cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)

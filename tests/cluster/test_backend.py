@@ -17,9 +17,10 @@ from tests.cluster.access import RULES, Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import fate
 
-from trainjob import Budgets, JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis import Category
 from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch
 from trainjob.launch import cancel, launch, mark_delivered, wait
 from trainjob.status import observe
@@ -142,24 +143,37 @@ async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: s
     assert "somebody deleted the job" in str(errors[0])
 
 
+async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, namespace: str) -> None:
+    """With the shipped runtimes a rank is started again in place, and at the end the Job's pods are deleted."""
+    ref = await launch(backend, spec(env=fate(run="200ms", exit_code=3, ranks="1")), "a", namespace=namespace)
+    crashes: list[Diagnosis] = []
+    with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
+        await wait(backend, ref, on_crash=crashes.append)
+    assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
+    diagnosis = failed.value.diagnosis
+    assert (diagnosis.rank, diagnosis.exit_code, diagnosis.category) == ("node-1", 3, Category.USER_CODE)
+    assert failed.value.retry is RetryVerdict.USER
+
+
 async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
     ref = await launch(backend, spec(env=fate(run="100ms", exit_code=3)), "a", namespace=namespace)
-    with pytest.raises(TrainJobFailed):
+    with pytest.raises(TrainJobFailed, match="exited with code 3"):
         await phases_of(backend, ref)
     next_attempt = await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)
     assert next_attempt.attempt == 2, "after a failure the next attempt, under a name of its own, even of another spec"
 
 
-async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str, needs: Any) -> None:
-    """More GPUs than the queue has are asked for by two jobs, so that one waits for the other."""
-    needs("kueue")
-    gpus = {"labels": {kueue.QUEUE_LABEL: kueue.QUEUE}, "resources_per_node": {"gpu": 8}}
-    first = await launch(backend, spec(env=fate(run="3s"), **gpus), "a", namespace=namespace)
+async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+    """The queue has 8 GPUs, and two jobs ask for 8 each, so that one waits for the other."""
+    gpus = {"labels": {kueue.QUEUE_LABEL: small_queue}, "resources_per_node": {"gpu": 4}}
+    first = await launch(backend, spec(env=fate(run="never"), **gpus), "a", namespace=namespace)
     await until(backend, first, Phase.RUNNING)
     second = await launch(backend, spec(env=fate(run="100ms"), **gpus), "b", namespace=namespace)
-    with pytest.raises(QueueTimeout, match="waiting for admission in queue gpus"):
+    with pytest.raises(QueueTimeout, match=f"waiting for admission in queue {small_queue}"):
         await phases_of(backend, second, Budgets(queue=timedelta(seconds=1)))
-    phases = await phases_of(backend, second)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel, backend, first)
+        phases = await phases_of(backend, second)
     assert phases[0] is Phase.QUEUED
     assert phases[-1] is Phase.COMPLETE
 
@@ -199,6 +213,31 @@ async def test_the_api_server_goes_away_and_comes_back(
             await anyio.to_thread.run_sync(lambda: own_cluster.restart("kube-apiserver"))
     assert result[0].uid == ref.uid
     assert any("API server unavailable" in notice for notice in notices)
+
+
+CRASH = """
+import os, sys, time
+if os.environ["PET_NODE_RANK"] == "1":
+    print("ValueError: the answer is not 42", file=sys.stderr, flush=True)
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_node: Access) -> None:
+    """The rank is started again and again, until the deadline: then the JobSet goes, and its pods with their logs."""
+    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    with real_node.namespace("real", real=True) as namespace:
+        asked = spec(image=images.PYTHON, command=["python3", "-c", CRASH], active_deadline_seconds=20)
+        ref = await launch(connected, asked, "a", namespace=namespace)
+        crashes: list[Diagnosis] = []
+        with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
+            await wait(connected, ref, on_crash=crashes.append)
+        assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
+        assert crashes[0].log == ("ValueError: the answer is not 42",)
+        assert failed.value.diagnosis.category is Category.DEADLINE
+        assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
+    await connected.aclose()
 
 
 REPORT = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -96,17 +96,6 @@ def test_an_image_that_cannot_be_pulled(cluster: Access, namespace: str, needs: 
         return dict(statuses[0]["state"]["waiting"]) if statuses else {}
 
     assert wait_until("the pod waits", waiting, 20) == {"reason": "ImagePullBackOff", "message": "no such image"}
-
-
-@pytest.fixture
-def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -> Iterator[str]:
-    """A LocalQueue with room for one job of 8 GPUs."""
-    needs("kueue")
-    needs("simulated-nodes")
-    cluster.api.apply(kueue.cluster_queue(namespace, gpu=8))
-    cluster.api.create(kueue.local_queue(namespace, "small", namespace))
-    yield "small"
-    cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
 
 
 def _queued(name: str, namespace: str, queue: str, run: str, priority: str = "") -> dict[str, Any]:

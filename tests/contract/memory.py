@@ -33,6 +33,7 @@ class MemoryBackend:
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
         self.used: set[tuple[str, str]] = set()
         self.requests: list[str] = []
+        self.crashed: dict[str, list[Evidence]] = {}
         self.lines: list[LogLine] = []
         self.terminated: dict[str, list[dict[str, Any]]] = {}
         self.before: Callable[[str], None] = lambda _: None
@@ -143,6 +144,10 @@ class MemoryBackend:
             return Evidence(None)
         pods = self.terminated.get(ref.uid, [])
         return Evidence(job, pods, {pod["metadata"]["name"]: [line.text for line in self.lines] for pod in pods})
+
+    async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
+        for evidence in self.crashed.get(ref.uid, ()):
+            yield evidence
 
     async def logs(
         self,

@@ -13,7 +13,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import Budgets, InvalidSpec, JobRef, LogLine, Observation, Phase, TrainJobFailed, TrainJobSpec
 from trainjob import launch as flow
-from trainjob.diagnosis import Category
+from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -314,8 +314,13 @@ class Odd(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [BackendUnavailable("out"), Odd("bug")])
-@pytest.mark.parametrize("where", ["look", "lines", "on_log", "on_change"])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        *((where, BackendUnavailable("out")) for where in ("look", "on_log", "on_change")),
+        *((where, Odd("bug")) for where in ("look", "lines", "on_log", "on_change")),
+    ],
+)
 async def test_errors_come_out_bare(backend: MemoryBackend, where: str, error: Exception) -> None:
     ref = await launch(backend)
     backend.lines = [LogLine("1", "node-0", "x")]
@@ -328,6 +333,42 @@ async def test_errors_come_out_bare(backend: MemoryBackend, where: str, error: E
     with pytest.raises(type(error)) as caught:
         await flow.wait(backend, ref, on_change=lambda *_: fail("on_change"), on_log=lambda _: fail("on_log"))
     assert caught.value is error
+
+
+async def test_an_outage_of_the_log_stream_is_no_verdict(backend: MemoryBackend) -> None:
+    ref = await launch(backend)
+    heard: list[str] = []
+
+    def fail(request: str) -> None:
+        if request == "lines":
+            backend.end(ref)
+            raise BackendUnavailable("the kubelet does not answer")
+
+    backend.before = fail
+    await flow.wait(backend, ref, on_log=lambda line: heard.append(str(line)))
+    assert heard == ["[trainjob] no more log lines from here on: the kubelet does not answer"]
+
+
+CRASHED = {
+    "metadata": {"name": "p", "labels": {"batch.kubernetes.io/job-completion-index": "1"}},
+    "status": {"containerStatuses": [{"name": "node", "lastState": {"terminated": {"exitCode": 3}}}]},
+}
+
+
+async def test_the_first_crash_explains_the_end(backend: MemoryBackend) -> None:
+    """A cluster deletes the pods of a job that failed; what was seen of them before is what is left."""
+    ref = await launch(backend)
+    backend.crashed[ref.uid] = [Evidence(None, [CRASHED], {"p": ["ValueError: no"]})]
+    warned: list[Diagnosis] = []
+
+    def crashed(diagnosis: Diagnosis) -> None:
+        warned.append(diagnosis)
+        backend.condition(ref, "Failed", reason="FailedJobs")
+
+    with pytest.raises(TrainJobFailed) as failed:
+        await flow.wait(backend, ref, on_crash=crashed)
+    assert (warned[0].exit_code, warned[0].log, warned[0].job) == (3, ("ValueError: no",), str(ref))
+    assert (failed.value.diagnosis.exit_code, failed.value.diagnosis.log) == (3, ("ValueError: no",))
 
 
 async def test_verdicts_come_out_bare_while_logs_are_followed(backend: MemoryBackend) -> None:

@@ -55,6 +55,13 @@ class Backend(Protocol):
     async def evidence(self, ref: JobRef) -> Evidence:
         """What can be known about the job at this moment: pods, terminations, last log lines."""
 
+    def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
+        """Each container that ended badly, as soon as it did, with its last log lines; ends with the job or before.
+
+        A pod may be started again in its place, and the pods of a job that failed may be deleted with it: what is not
+        taken at the crash is often gone at the end. Yields nothing where `evidence` still has all of it then.
+        """
+
     def logs(
         self,
         ref: JobRef,

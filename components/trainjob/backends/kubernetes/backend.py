@@ -183,7 +183,24 @@ class KubernetesBackend:
     async def evidence(self, ref: JobRef) -> Evidence:
         """See `Backend.evidence`."""
         trainjob = await self._confirm(ref)
-        return await self._insist(lambda: pods.gather(self._client, ref, trainjob))
+        try:
+            found = await self._insist(lambda: pods.list_pods(self._client, ref))
+        except Forbidden as error:
+            return Evidence(trainjob, unseen=(f"pods: {error.message}",))
+        return await self._insist(lambda: pods.gather(self._client, found, trainjob))
+
+    async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
+        """See `Backend.crashes`. One more watch, on the job's pods."""
+        selector = {"labelSelector": f"{pods.JOBSET_NAME}={ref.name}"}
+        mirror = Mirror(self._client, pods.collection(ref.namespace, "pods"), selector, waiting())
+        seen: set[tuple[str, str]] = set()
+        async with aclosing(mirror.events()) as events:
+            async for event in events:
+                if isinstance(event, Change):
+                    fresh = pods.crashes_of(event.item) - seen
+                    seen |= fresh
+                    if fresh:
+                        yield await pods.gather(self._client, [event.item], None)
 
     async def logs(
         self,

@@ -18,6 +18,7 @@ from trainjob.manifest import JobRef
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
+_TAILS = 5  # log tails of one look: the first failing ranks say it, thousands more do not
 _LOOK_SECONDS = 2.0  # for pods that are new
 
 
@@ -190,29 +191,35 @@ def _running(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") == "Running"
 
 
-async def gather(client: ApiClient, ref: JobRef, trainjob: TrainJob | None) -> Evidence:
-    """All evidence there is now: one LIST of pods, and the log tails of those that ended badly."""
+async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob: TrainJob | None) -> Evidence:
+    """What is known about pods that were `found`, with the log tails of those that ended badly."""
     unseen: list[str] = []
-    pods: list[dict[str, Any]] = []
-    try:
-        pods = await list_pods(client, ref)
-    except Forbidden as error:
-        unseen.append(f"pods: {error.message}")
     logs: dict[str, list[str]] = {}
-    for pod in pods:
-        statuses = (pod.get("status") or {}).get("containerStatuses") or []
-        crashed = [s for s in statuses if _exit_code(s.get("state")) or _exit_code(s.get("lastState"))]
-        if not crashed or len(logs) >= 5:  # the first few say it; thousands of tails say no more
+    for pod in found:
+        if not crashes_of(pod) or len(logs) >= _TAILS:
             continue
-        previous = not any(_exit_code(status.get("state")) for status in crashed)
+        statuses = (pod.get("status") or {}).get("containerStatuses") or []
+        previous = not any(_exit_code(status.get("state")) for status in statuses)
         try:
             lines = await tail_of(client, pod, TAIL_LINES, previous=previous)
             logs[pod["metadata"]["name"]] = [line.text for line in lines]
-        except (BadRequest, ObjectNotFound):
+        except (BadRequest, ObjectNotFound):  # its container is gone already
             continue
         except Forbidden as error:
             unseen.append(f"logs: {error.message}")
-    return Evidence(trainjob, pods, logs, unseen)
+    return Evidence(trainjob, found, logs, unseen)
+
+
+def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Containers of a pod that ended badly: container and the id of each such run of it."""
+    found = set()
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        for state in (status.get("state"), status.get("lastState")):
+            if _exit_code(state):
+                ended = (state or {})["terminated"]
+                run = ended.get("containerID") or f"{pod['metadata']['uid']}/{ended.get('finishedAt')}"
+                found.add((status["name"], run))
+    return found
 
 
 def _exit_code(state: Mapping[str, Any] | None) -> int:
