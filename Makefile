@@ -65,10 +65,11 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 test: packages lint test-unit test-local test-kfp test-airflow test-docs test-cluster ## everything
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
-		echo "Not installed here, so the tests that need them were skipped: $$(cat .test-output/missing-packages)"; fi
+		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi
 
 .PHONY: packages
 packages:
+	@rm -f .test-output/missing-packages
 	@sh tests/install-packages.sh tests/apt-packages.txt
 
 .PHONY: lint

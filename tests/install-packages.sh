@@ -1,10 +1,10 @@
 #!/bin/sh
-# Install the Debian packages named in $1 where that is possible; note the others in .test-output/missing-packages.
+# Install the Debian packages named in the lists $@ where that is possible; add the others to
+# .test-output/missing-packages, which `make test` shows at its end.
 set -eu
 mkdir -p .test-output
-: > .test-output/missing-packages
 missing=""
-for package in $(sed 's/#.*//' "$1"); do
+for package in $(sed 's/#.*//' "$@"); do
     dpkg -s "$package" 2>/dev/null | grep -q '^Status: install ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
@@ -17,4 +17,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     fi
 fi
 echo "not installed here:$missing (Debian: apt-get install$missing); the tests that need them will be skipped"
-echo "$missing" > .test-output/missing-packages
+echo "$missing" >> .test-output/missing-packages
