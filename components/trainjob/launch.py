@@ -167,7 +167,7 @@ def _same_spec(present: TrainJob, wanted: TrainJob) -> JobRef:
         changes = differences(wanted, present) or ["(labels or annotations)"]
         raise SpecMismatch(
             f"TrainJob {present['metadata']['namespace']}/{present['metadata']['name']} was launched for the same key "
-            "with another spec; cancel it, or launch under another key. Present -> wanted:"
+            "with another spec; cancel or delete it, or launch under another key. Present -> wanted:"
             + "".join(f"\n  {change}" for change in changes)
         )
     return JobRef.of(present)

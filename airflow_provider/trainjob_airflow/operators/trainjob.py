@@ -73,8 +73,8 @@ class TrainJobOperator(BaseOperator):
         queue_timeout: How long the job may wait for admission (Kueue); for ever if left out. ``timedelta`` or seconds.
         start_timeout: How long its ranks may take to start once it is admitted; for ever if left out.
         on_kill_action: What becomes of the job when the task is killed: ``cancel`` deletes it, ``suspend`` keeps it
-            to be resumed, ``keep`` lets it go on. Without `deferrable`, Airflow also calls a graceful shutdown of a
-            worker a kill: choose ``keep`` where workers come and go, so that the next try goes on with the job.
+            for the next try to go on with, ``keep`` lets it go on. Without `deferrable`, Airflow also calls a graceful
+            shutdown of a worker a kill: choose ``keep`` where workers come and go, so that the next try adopts the job.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is cancelled; else the next try adopts it.
         get_logs: Whether the lines of all ranks go to the task's log while they are written.
         **kwargs: Of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while deferred.
