@@ -103,6 +103,14 @@ test-cluster: $(VENV)/test.stamp ## a real Kubernetes with Trainer, JobSet and K
 	$(BIN)/python -m tests.cluster.build
 	COVERAGE_FILE=.coverage.cluster $(PYTEST) tests/cluster --cov --cov-report=
 
+.PHONY: cluster cluster-down
+cluster: $(VENV)/test.stamp ## start the test cluster for use by hand, as root with a node that runs real pods
+	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
+	@$(BIN)/python -m tests.cluster up $$([ "$$(id -u)" = 0 ] && echo --real-node)
+
+cluster-down: ## stop it; nothing is left behind
+	@$(BIN)/python -m tests.cluster down
+
 .PHONY: test-docs
 test-docs: $(VENV)/test.stamp ## every snippet of README.md and docs/
 	$(PYTEST) tests/docs
