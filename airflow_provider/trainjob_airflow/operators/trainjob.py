@@ -260,7 +260,7 @@ class TrainJobOperator(BaseOperator):
             if defer:
                 self._defer(context, ref)
             deadline = self._deadline(context)
-            seconds = (deadline - datetime.now(UTC)).total_seconds() if deadline else None
+            seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             if seconds is not None and seconds <= 0:
                 seconds = _LAST_LOOK
             budgets = Budgets(queue=_delta(self.queue_timeout), start=_delta(self.start_timeout))
@@ -275,21 +275,24 @@ class TrainJobOperator(BaseOperator):
         """Be busy with the job of `key`: reachable for `on_kill`, and with errors in Airflow's terms."""
         from trainjob.errors import TimedOut, TrainJobError  # noqa: PLC0415
 
-        with self._client(namespace) as client:
-            running = self._running = RunningJob(client, key, ref)
-            try:
-                yield running
-            except AirflowTaskTimeout:  # Airflow's own timer, which starts a moment later than ours
-                self._give_up(running, f"{running} did not end within execution_timeout")
-            except CancelledError:
-                raise TrainJobFailure(f"the task was killed while it waited for {running}") from None
-            except TimedOut as error:
-                self._give_up(running, str(error))
-            except TrainJobError as error:
-                self._tell(str(error))
-                raise airflow_error(error) from None
-            finally:
-                self._running = None
+        try:
+            with self._client(namespace) as client:
+                running = self._running = RunningJob(client, key, ref)
+                try:
+                    yield running
+                except AirflowTaskTimeout:  # Airflow's own timer, which starts a moment later than ours
+                    self._give_up(running, f"{running} did not end within execution_timeout")
+                except CancelledError:
+                    raise TrainJobFailure(f"the task was killed while it waited for {running}") from None
+                except TimedOut as error:
+                    self._give_up(running, str(error))
+                except TrainJobError as error:
+                    self._tell(str(error))
+                    raise airflow_error(error) from None
+                finally:
+                    self._running = None
+        except AirflowTaskTimeout as late:  # went off while a timeout of our own was on its way out
+            raise _earlier(late) from None
 
     def _defer(self, context: Context, ref: JobRef, resumed: int = 0) -> NoReturn:
         from trainjob_airflow.triggers.trainjob import TrainJobTrigger  # noqa: PLC0415
@@ -377,10 +380,22 @@ class TrainJobOperator(BaseOperator):
         start: datetime = context["ti"].start_date or datetime.now(UTC)
         return start.astimezone(UTC) + self.execution_timeout
 
+    def _margin(self) -> float:
+        """Seconds before Airflow's own timer, which interrupts whatever is being done: room to cancel in peace."""
+        return min(1.0, 0.1 * self.execution_timeout.total_seconds()) if self.execution_timeout else 0.0
+
     def _tell(self, text: str) -> None:
         """Each line is a line of the log; the exception's own text would be one long one."""
         for line in text.splitlines():
             self.log.error("%s", line)
+
+
+def _earlier(late: BaseException) -> BaseException:
+    """The timeout that was being raised when Airflow's own timer went off; `late` itself where there was none."""
+    error: BaseException | None = late
+    while error is not None and not isinstance(error, TrainJobTimeout):
+        error = error.__context__
+    return error or late
 
 
 def _is_path(source: str | Path) -> bool:
