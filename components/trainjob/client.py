@@ -50,12 +50,15 @@ class TrainJobClient:
 
     def close(self) -> None:
         """Let go of connections and of the thread; jobs are not touched."""
-        if self._portal is not None and self._thread is not None:
-            self._portal.call(self.backend.aclose)
+        portal, thread, self._portal, self._thread = self._portal, self._thread, None, None
+        if portal is None or thread is None:
+            return
+        try:
+            portal.call(self.backend.aclose)
+        finally:  # also where a signal interrupts that
             # A call that Ctrl-C or a signal interrupted is still going on there; without this it would be waited for.
-            self._portal.call(self._portal.stop, True)
-            self._thread.__exit__(None, None, None)
-            self._portal = self._thread = None
+            portal.call(portal.stop, True)
+            thread.__exit__(None, None, None)
 
     def _loop(self) -> BlockingPortal:
         if self._portal is None:

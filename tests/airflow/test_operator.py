@@ -96,6 +96,23 @@ def test_execution_timeout_is_a_deadline(run: Run, home: Path, deferrable: bool)
     assert time.monotonic() - began < 45
 
 
+def test_airflows_timer_hides_no_timeout_of_ours(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes off at any instant after ours, here while the connection is closed and our error is on its way out."""
+    close = TrainJobClient.close
+
+    def slowly(client: TrainJobClient) -> None:
+        close(client)
+        time.sleep(4)  # the job is cancelled 0.4 s before the timer
+
+    monkeypatch.setattr(TrainJobClient, "close", slowly)
+    with DAG("late-twice") as dag:
+        step(code=SLEEP, execution_timeout=timedelta(seconds=4))
+    error = run(dag).errors["train"]
+    assert isinstance(error, TrainJobTimeout)
+    assert "did not end within execution_timeout; it was cancelled" in str(error)
+    assert jobs(home) == []
+
+
 def test_start_timeout_may_leave_the_job(run: Run, home: Path) -> None:
     with DAG("suspended") as dag:
         step(
