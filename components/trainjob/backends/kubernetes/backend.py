@@ -11,7 +11,7 @@ import anyio
 
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes import pods
-from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -43,16 +43,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def waiting() -> Patience:
-    """Budgets of an outage while a job is waited for: an upgrade of a control plane takes minutes."""
-    return Patience(failures=20, seconds=900)
-
-
-def asking() -> Patience:
-    """Budgets of an outage while somebody waits for an answer."""
-    return Patience(failures=5, seconds=60)
-
-
 class KubernetesBackend:
     """TrainJobs of one cluster.
 
@@ -60,11 +50,14 @@ class KubernetesBackend:
         credentials: Where credentials come from; kubeconfig or service account if left out.
         shared: Let all waiters of a namespace share one watch (`WatchHub`). A single waiter is better off alone: its
             requests name its job, so that a Role can be as narrow.
+        timings: How long is waited for what.
     """
 
-    def __init__(self, credentials: Credentials | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self, credentials: Credentials | None = None, *, shared: bool = False, timings: Timings | None = None
+    ) -> None:
         self.credentials = credentials or Credentials()
-        self._client = ApiClient(self.credentials)
+        self._client = ApiClient(self.credentials, timings)
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}
 
@@ -79,7 +72,7 @@ class KubernetesBackend:
         # Strict: a field that this cluster's Trainer does not have is an error, not something to drop in silence.
         params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
         request = Request("POST", _path(metadata["namespace"]), params, body=trainjob)
-        patience, lost = asking(), False
+        patience, lost = self._asking(), False
         while True:
             try:
                 return await self._client.send(request)
@@ -128,11 +121,11 @@ class KubernetesBackend:
 
     def _hub(self, namespace: str) -> WatchHub:
         if namespace not in self._hubs:
-            self._hubs[namespace] = WatchHub(self._client, _path(namespace), self._confirm, waiting)
+            self._hubs[namespace] = WatchHub(self._client, _path(namespace), self._confirm)
         return self._hubs[namespace]
 
     async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        mirror = Mirror(self._client, _path(ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"}, waiting())
+        mirror = Mirror(self._client, _path(ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"})
         latest: TrainJob | None = None
         try:
             async with aclosing(mirror.events()) as events:
@@ -160,7 +153,7 @@ class KubernetesBackend:
 
     async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """GET with growing pauses, 2 to 30 s."""
-        pause, patience = 2.0, waiting()
+        pause, patience = 2.0, Patience(*self._client.timings.waiting)
         while True:
             try:
                 latest = await self._confirm(ref)
@@ -192,7 +185,7 @@ class KubernetesBackend:
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. One more watch, on the job's pods."""
         selector = {"labelSelector": f"{pods.JOBSET_NAME}={ref.name}"}
-        mirror = Mirror(self._client, pods.collection(ref.namespace, "pods"), selector, waiting())
+        mirror = Mirror(self._client, pods.collection(ref.namespace, "pods"), selector)
         seen: set[tuple[str, str]] = set()
         async with aclosing(mirror.events()) as events:
             async for event in events:
@@ -272,9 +265,12 @@ class KubernetesBackend:
         self._hubs.clear()
         await self._client.aclose()
 
+    def _asking(self) -> Patience:
+        return Patience(*self._client.timings.asking)
+
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat what can be repeated until it is answered, or the outage has lasted too long."""
-        patience = asking()
+        patience = self._asking()
         while True:
             try:
                 return await ask()

@@ -22,12 +22,34 @@ from trainjob.backends.kubernetes.errors import ApiError, Unreachable, error_of
 
 _log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10.0
-READ_SECONDS = 30.0
-WATCH_READ_SECONDS = 75.0
-"""A bookmark is due every 60 s (apiserver ``cacher.go``); a connection that is silent for longer is dead."""
-
 MERGE_PATCH = "application/merge-patch+json"
+
+_LONGEST_WAIT = 60.0  # for what Retry-After asks: the API server says 1 s, something between it and us may say a day
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long is waited for what, in seconds.
+
+    Attributes:
+        connect: For a connection.
+        read: How long the server may be silent over a request.
+        watch_read: The same over a watch: a bookmark is due every 60 s (apiserver ``cacher.go``); a connection that is
+            silent for longer is dead.
+        relist: How often a watched collection is listed all the same, 20 % more or less (kopf #585: silent streams).
+        poll: Shortest and longest pause between two lists where no watch is allowed.
+        waiting: Budgets of an outage, failures in a row and seconds, while a job is waited for: an upgrade of a control
+            plane takes minutes.
+        asking: The same while somebody waits for an answer.
+    """
+
+    connect: float = 10.0
+    read: float = 30.0
+    watch_read: float = 75.0
+    relist: float = 600.0
+    poll: tuple[float, float] = (10.0, 30.0)
+    waiting: tuple[int, float] = (20, 900.0)
+    asking: tuple[int, float] = (5, 60.0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +62,7 @@ class Request:
         params: Query.
         body: JSON to send.
         content_type: Of `body`.
-        read_seconds: How long the server may be silent.
+        read_seconds: How long the server may be silent; `Timings.read` if None.
     """
 
     method: str
@@ -48,7 +70,7 @@ class Request:
     params: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
     content_type: str = "application/json"
-    read_seconds: float = READ_SECONDS
+    read_seconds: float | None = None
 
 
 class ApiClient:
@@ -56,9 +78,11 @@ class ApiClient:
 
     Args:
         credentials: Where they come from.
+        timings: How long is waited for what.
     """
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, timings: Timings | None = None) -> None:
+        self.timings = timings or Timings()
         self._credentials = credentials
         self._access: Access | None = None
         self._http: httpx.AsyncClient | None = None
@@ -123,7 +147,7 @@ class ApiClient:
         if request.body is not None:
             content = json.dumps(request.body).encode()
             headers["Content-Type"] = request.content_type
-        timeout = httpx.Timeout(CONNECT_SECONDS, read=request.read_seconds)
+        timeout = httpx.Timeout(self.timings.connect, read=request.read_seconds or self.timings.read)
         extensions: dict[str, Any] = {"timeout": timeout.as_dict()}
         if access.server_name:
             extensions["sni_hostname"] = access.server_name

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Patience
+from trainjob.backends.kubernetes.client import ApiClient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.manifest import MANAGED_BY, JobRef
@@ -58,11 +58,10 @@ class WatchHub:
         confirm: Asks the server about one job; never is a job gone because the watch says so.
     """
 
-    def __init__(self, client: ApiClient, path: str, confirm: Confirm, patience: Callable[[], Patience]) -> None:
+    def __init__(self, client: ApiClient, path: str, confirm: Confirm) -> None:
         self._client = client
         self._path = path
         self._confirm = confirm
-        self._patience = patience
         self._waiters: dict[str, set[_Waiter]] = {}
         self._known: dict[str, TrainJob] = {}
         self._task: asyncio.Task[None] | None = None
@@ -105,7 +104,7 @@ class WatchHub:
                 task.cancel()
 
     async def _run(self) -> None:
-        mirror = Mirror(self._client, self._path, {"labelSelector": f"{MANAGED_BY}=trainjob"}, self._patience())
+        mirror = Mirror(self._client, self._path, {"labelSelector": f"{MANAGED_BY}=trainjob"})
         idle_since = 0.0
         loop = asyncio.get_running_loop()
         try:

@@ -16,15 +16,12 @@ from typing import Any
 
 import anyio
 
-from trainjob.backends.kubernetes.client import WATCH_READ_SECONDS, ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import ApiError, Expired, Forbidden, ServerError, Transient, error_of
 from trainjob.errors import BackendUnavailable
 
 PAGE = 250
 """Objects a page: it bounds how long decoding one holds up the event loop (about 20 ms at 12 KB an object)."""
-
-_RELIST_SECONDS = 600.0
-_POLL_SECONDS = (10.0, 30.0)
 
 
 @dataclass(frozen=True)
@@ -65,14 +62,14 @@ class Mirror:
         client: The connection.
         path: Of the collection.
         selector: ``labelSelector`` or ``fieldSelector``.
-        patience: Two budgets of an outage.
     """
 
-    def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str], patience: Patience) -> None:
+    def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str]) -> None:
         self._client = client
+        self._timings = client.timings
         self._path = path
         self._selector = dict(selector)
-        self._patience = patience
+        self._patience = Patience(*client.timings.waiting)
         self._version = ""
 
     async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
@@ -91,7 +88,7 @@ class Mirror:
                         yield Change(item)
                 self._patience.succeeded()
                 yield Synced(frozenset(uids))
-                relist_at = time.monotonic() + _RELIST_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+                relist_at = time.monotonic() + self._timings.relist * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
                 async with aclosing(self._watch(relist_at)) as changes:
                     async for change in changes:
                         yield change
@@ -138,7 +135,7 @@ class Mirror:
                 if not heard and time.monotonic() - began < 1.0:  # a server or proxy that hangs up at once
                     raise ServerError(0, "", "the watch ended as soon as it had begun")
             except Forbidden:  # list is allowed, watch is not
-                await anyio.sleep(random.uniform(*_POLL_SECONDS))  # noqa: S311 - jitter
+                await anyio.sleep(random.uniform(*self._timings.poll))  # noqa: S311 - jitter
                 return
             except Transient as error:
                 yield self._outage(error)
@@ -154,7 +151,7 @@ class Mirror:
             "resourceVersion": self._version,
             "timeoutSeconds": str(int(seconds)),
         }
-        request = Request("GET", self._path, params, read_seconds=WATCH_READ_SECONDS)
+        request = Request("GET", self._path, params, read_seconds=self._timings.watch_read)
         async with aclosing(self._client.lines(request)) as lines:
             async for line in lines:
                 try:
