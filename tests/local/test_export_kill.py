@@ -50,18 +50,31 @@ def chance() -> random.Random:
     return random.Random(SEED)
 
 
-def _run(processes: ForkServerContext, arguments: list[str], kill_after: float | None = None) -> float:
-    """Run the program; the seconds that it took."""
+def _run(
+    processes: ForkServerContext, arguments: list[str], kill: tuple[Callable[[], bool], float] | None = None
+) -> float:
+    """Run the program, or kill it so many seconds after something has happened; the seconds that it took."""
     process = processes.Process(target=main, args=(arguments,))
     process.start()
     began = time.monotonic()
-    process.join(kill_after)
-    if kill_after is not None:
+    if kill is not None:
+        happened, seconds = kill
+        while process.is_alive() and not happened():
+            time.sleep(0.001)
+        process.join(seconds)
         process.kill()
     process.join()
-    assert kill_after is not None or process.exitcode == 0
+    assert kill is not None or process.exitcode == 0
     process.close()
     return time.monotonic() - began
+
+
+def _started() -> bool:
+    return True
+
+
+def _any(folder: Path, pattern: str) -> Callable[[], bool]:
+    return lambda: any(folder.glob(pattern))
 
 
 def _typical(run: Callable[[int], float]) -> float:
@@ -94,7 +107,9 @@ def test_initialize(processes: ForkServerContext, chance: random.Random, tmp_pat
     halves = 0
     for number in range(RUNS):
         target = tmp_path / f"target{number}"
-        _run(processes, arguments(number), chance.uniform(0, 1.1 * typical))
+        # Most of the time goes by before the first file: every other kill waits for that.
+        when = (_any(tmp_path, target.name), 0.05) if number % 2 else (_started, 1.1 * typical)
+        _run(processes, arguments(number), (when[0], chance.uniform(0, when[1])))
         halves += target.exists() and not _whole(target)
         _run(processes, arguments(number))
         assert _whole(target)
@@ -156,11 +171,18 @@ def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: P
     for number in range(RUNS):
         database(number).parent.mkdir()
         shutil.copy(empty, database(number))
-        _run(processes, arguments(number), chance.uniform(0, 1.1 * typical))
+        folder = tmp_path / f"{number}"
+        when = [
+            (_started, 1.1 * typical),
+            (_any(folder, "m/*"), 0.05),
+            (_any(folder, f"m/*/{content.NAME}"), 0.1),
+            (_any(folder, "registry.db-journal"), 0.05),
+        ][number % 4]
+        _run(processes, arguments(number), (when[0], chance.uniform(0, when[1])))
         registry = connect(f"mlflow+sqlite:///{database(number)}")
         versions = _consistent(registry)
         assert versions <= 1
-        targets = list((tmp_path / f"{number}" / "m").glob("*"))
+        targets = list((folder / "m").glob("*"))
         if versions:
             left["an alias" if registry.list("m")[0].aliases else "a version"] += 1
         elif targets:
@@ -174,7 +196,7 @@ def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: P
         assert not list((tmp_path / f"{number}").rglob(content.WORK))
         shutil.rmtree(tmp_path / f"{number}" / "m")
     print(f"{RUNS} kills left {left} ({typical:.3f} s)")
-    assert left["half a target"] + left["a target"] + left["a version"] or RUNS < 10
+    assert left["half a target"] + left["a target"] + left["a version"] or RUNS < 10, "no kill hit the export"
 
 
 def test_export_that_creates_the_registry(
@@ -187,7 +209,7 @@ def test_export_that_creates_the_registry(
             "export", "--source", str(model), "--target", str(folder), "--name", "m", "--export-id", "a",
             "--metrics", '{"acc": 0.5}', "--registry", f"mlflow+sqlite:///{folder}/registry.db",
         ]  # fmt: skip
-        _run(processes, arguments, chance.uniform(0, 3))
+        _run(processes, arguments, (_started, chance.uniform(0, 3)))
         _run(processes, arguments)
         assert _consistent(connect(f"mlflow+sqlite:///{folder}/registry.db")) == 1
         assert {path.name for path in folder.iterdir()} == {"m", "registry.db", "registry.db.lock"}

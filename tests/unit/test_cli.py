@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -269,6 +270,25 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_imports_neither_pydantic_nor_rich() -> None:
     script = "import sys, trainjob.cli; print([m for m in ('pydantic', 'rich', 'anyio', 'yaml') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_ctrl_c_is_not_lost_in_an_import() -> None:
+    """Pydantic makes a RuntimeError of it, others catch everything; then a job would be launched all the same."""
+    script = """
+import os, signal, sys
+class Swallowing:
+    def find_spec(self, name, *_):
+        if name == "pydantic":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                pass
+sys.meta_path.insert(0, Swallowing())
+from trainjob.cli import main
+main(["render", "--runtime", "trainjob-step", "--", "true"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 # --- texts

@@ -12,6 +12,23 @@
 Only click is imported before a command runs, so that ``trainjob --help`` and shell completion do not wait for pydantic.
 """
 
-from trainjob.cli.program import main
+import signal
+from collections.abc import Sequence
+from typing import NoReturn
 
-__all__ = ["main"]
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit.
+
+    Until a command handles Ctrl-C itself (`trainjob.cli.commands.Interrupts`), and after it, Ctrl-C ends the process
+    at once: as an exception in the middle of an import it would get lost (pydantic makes a RuntimeError of it).
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        from trainjob.cli import program  # noqa: PLC0415
+
+        program.main(arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -63,13 +63,15 @@ class Interrupts:
         self._stages: list[anyio.CancelScope] = []
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in self._before:
             asyncio.get_running_loop().add_signal_handler(number, self._receive, number)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in self._before.items():
             asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, handler)
 
     def _receive(self, number: int) -> None:
         self._received.append(number)
