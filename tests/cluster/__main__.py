@@ -33,6 +33,12 @@ def main() -> None:
             command.add_argument("--real-node", action="store_true", help="with a node that runs real pods (as root)")
             command.add_argument("--no-kueue", action="store_true", help="without Kueue")
             command.add_argument("--nodes", type=int, default=4, help="simulated nodes of 8 GPUs (%(default)s)")
+            command.add_argument(
+                "--trainer",
+                choices=build.TRAINERS,
+                default=build.NEWEST,
+                help="release of Trainer, with the JobSet that it was made for (%(default)s)",
+            )
     arguments = parser.parse_args()
     arguments.dir = arguments.dir.absolute()
     sys.exit({"up": up, "serve": serve, "down": down, "status": status}[arguments.command](arguments))
@@ -52,8 +58,9 @@ def up(arguments: argparse.Namespace) -> int:
         print(f"a cluster is already up in {arguments.dir}")
         return 1
     clean(arguments.dir)
-    build.ensure("control-plane", *(("node",) if arguments.real_node else ()))
+    build.ensure(*build.groups(arguments.trainer, node=arguments.real_node))
     flags = [*(["--real-node"] if arguments.real_node else []), *(["--no-kueue"] if arguments.no_kueue else [])]
+    flags += ["--trainer", arguments.trainer]
     command = [sys.executable, "-m", __package__, "serve", "--dir", str(arguments.dir), "--nodes", str(arguments.nodes)]
     with tempfile.TemporaryFile() as output:
         server = subprocess.Popen(
@@ -75,6 +82,7 @@ def serve(arguments: argparse.Namespace) -> int:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, _interrupt)
     options: dict[str, Any] = {"kueue": not arguments.no_kueue, "real_node": arguments.real_node}
+    options["trainer"] = arguments.trainer
     with suppress(KeyboardInterrupt), Cluster(arguments.dir, simulated_nodes=arguments.nodes, **options) as cluster:
         state = {
             "pid": os.getpid(),

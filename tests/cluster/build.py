@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.cluster.build [control-plane|node|all]
+    python -m tests.cluster.build [control-plane|node|trainer-2.1|trainer-2.2|all]
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
@@ -115,6 +115,28 @@ CONTAINERD = Module(
 )
 COREDNS = Module("coredns", {"coredns": "github.com/coredns/coredns"})
 
+
+def _pair(**releases: str) -> dict[str, Module]:
+    """Older releases of programs of `CONTROL_PLANE`, each from a Go module of its own."""
+    return {
+        owner: Module(
+            f"{owner}-{release}",
+            {owner: CONTROL_PLANE.programs[owner]},
+            manifests={owner: CONTROL_PLANE.manifests[owner]},
+        )
+        for owner, release in releases.items()
+    }
+
+
+NEWEST = "2.3"
+TRAINERS: Mapping[str, Mapping[str, Module]] = {
+    # Not one module for both: JobSet 0.11 does not compile against the controller-runtime of Trainer 2.2.
+    "2.1": _pair(trainer="2.1", jobset="0.10"),
+    "2.2": _pair(trainer="2.2", jobset="0.11"),
+    NEWEST: {"trainer": CONTROL_PLANE, "jobset": CONTROL_PLANE},
+}
+"""Release of Trainer -> where it and the JobSet that it was made for come from."""
+
 _NODE = ("kubelet", "kube-proxy")
 GROUPS: Mapping[str, Mapping[str, Module]] = {
     "control-plane": {
@@ -126,6 +148,7 @@ GROUPS: Mapping[str, Mapping[str, Module]] = {
         **dict.fromkeys(CONTAINERD.programs, CONTAINERD),
         "coredns": COREDNS,
     },
+    **{f"trainer-{release}": pair for release, pair in TRAINERS.items() if release != NEWEST},
 }
 
 
@@ -135,28 +158,35 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trainjob" / "cluster"
 
 
-def program(name: str) -> Path:
+def groups(trainer: str = NEWEST, *, node: bool = False) -> list[str]:
+    """The groups that a cluster with this release of Trainer, and with a real node or without, is started from."""
+    older = [] if trainer == NEWEST else [f"trainer-{trainer}"]
+    return ["control-plane", *older, *(["node"] if node else [])]
+
+
+def program(name: str, trainer: str = NEWEST) -> Path:
     """Path of a program, whether or not it has been built."""
-    for group in GROUPS.values():
+    return _directory(module_of(name, trainer)) / name
+
+
+def module_of(name: str, trainer: str = NEWEST) -> Module:
+    """Where a program and its manifests come from, in a cluster with this release of Trainer."""
+    for group in (TRAINERS[trainer], GROUPS["control-plane"], GROUPS["node"]):
         if name in group:
-            return _directory(group[name]) / name
+            return group[name]
     raise BuildError(f"no program {name!r} is known")
 
 
-def rendered(owner: str) -> Path:
+def rendered(owner: str, trainer: str = NEWEST) -> Path:
     """Directory of the rendered manifests of jobset, trainer, kueue or kwok."""
-    for module in (CONTROL_PLANE, KUEUE):
-        if owner in module.manifests:
-            renderer = hashlib.sha256(Path(manifests.__file__).read_bytes()).hexdigest()[:12]
-            return _directory(module) / f"manifests-{renderer}" / owner
-    raise BuildError(f"no manifests of {owner!r} are known")
+    return _rendered(owner, module_of(owner, trainer))
 
 
 def missing(group: str) -> list[str]:
     """What of `group` has not been built yet."""
-    wanted = GROUPS[group]
-    owners = {owner for module in wanted.values() for owner in module.manifests}
-    paths = {name: program(name) for name in wanted} | {f"manifests of {owner}": rendered(owner) for owner in owners}
+    paths = {name: _directory(module) / name for name, module in GROUPS[group].items()}
+    for module in GROUPS[group].values():
+        paths |= {f"manifests of {owner}": _rendered(owner, module) for owner in module.manifests}
     return [name for name, path in paths.items() if not path.exists()]
 
 
@@ -166,7 +196,7 @@ def ensure(*groups: str) -> None:
         return
     with lock():
         for group in groups:
-            names = [name for name in GROUPS[group] if not program(name).exists()]
+            names = [name for name, module in GROUPS[group].items() if not (_directory(module) / name).exists()]
             for number, name in enumerate(names, 1):
                 _build(name, GROUPS[group][name], f"{number} of {len(names)}")
             for module in {module.name: module for module in GROUPS[group].values()}.values():
@@ -175,9 +205,9 @@ def ensure(*groups: str) -> None:
 
 def _build(name: str, module: Module, progress: str) -> None:
     package = module.programs[name]
-    target = program(name)
+    target = _directory(module) / name
     target.parent.mkdir(parents=True, exist_ok=True)
-    say(f"building {name} ({progress})")
+    say(f"building {name} of {module.name} ({progress})")
     started = time.monotonic()
     unfinished = target.with_name(f".{name}.unfinished")
     flags = [*_FLAGS, "-ldflags", module.ldflags, "-o", str(unfinished)]
@@ -210,7 +240,7 @@ def _patched(module: Module, package: str) -> Path:
 
 def _render(module: Module) -> None:
     for owner, go_module in module.manifests.items():
-        target = rendered(owner)
+        target = _rendered(owner, module)
         if target.exists():
             continue
         source = Path(_go(module.path, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", go_module).strip())
@@ -221,13 +251,18 @@ def _render(module: Module) -> None:
         unfinished.replace(target)
 
 
+def _rendered(owner: str, module: Module) -> Path:
+    renderer = hashlib.sha256(Path(manifests.__file__).read_bytes()).hexdigest()[:12]
+    return _directory(module) / f"manifests-{renderer}" / owner
+
+
 def _directory(module: Module) -> Path:
     return cache_directory() / f"{module.name}-{_hash(module.name)}"
 
 
 @cache
 def _hash(name: str) -> str:
-    module = next(each for each in (CONTROL_PLANE, KUEUE, CONTAINERD, COREDNS) if each.name == name)
+    module = next(each for group in GROUPS.values() for each in group.values() if each.name == name)
     parts = [(module.path / file).read_text() for file in ("go.mod", "go.sum")]
     parts += [*_FLAGS, module.ldflags, json.dumps({package: dict(texts) for package, texts in module.patches.items()})]
     parts.append(_go_version())

@@ -43,6 +43,7 @@ class Layout:
         api: The API server's certificate.
         client: The administrator's certificate.
         service_accounts: Signs tokens; the certificate is its public half.
+        release: Of Trainer.
     """
 
     directory: Path
@@ -52,9 +53,10 @@ class Layout:
     api: Pair
     client: Pair
     service_accounts: Pair
+    release: str
 
     @classmethod
-    def make(cls, directory: Path, gateway: str) -> Layout:
+    def make(cls, directory: Path, gateway: str, release: str) -> Layout:
         """Choose ports and issue certificates."""
         (directory / "logs").mkdir()
         authority = Authority(directory / "certificates")
@@ -68,6 +70,7 @@ class Layout:
             authority.issue("kube-apiserver", addresses=addresses),
             authority.issue("admin", "system:masters"),
             authority.issue("service-accounts"),
+            release,
         )
 
     @property
@@ -90,7 +93,7 @@ class Layout:
 
     def component(self, program: str, *flags: str, **environment: str) -> Component:
         """A program of this cluster with its flags."""
-        command = [str(build.program(program)), *flags]
+        command = [str(build.program(program, self.release)), *flags]
         return Component(program, command, self.directory / "logs", environment)
 
     def configuration(self, program: str, *documents: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ class Cluster(Access):
         simulated_nodes: How many.
         gpus_per_node: GPUs of each.
         real_node: Whether a node that runs real pods is started, too (`start_real_node`).
+        trainer: Release of Trainer, which comes with the JobSet that it was made for: 2.1, 2.2 or 2.3.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Cluster(Access):
         simulated_nodes: int = 4,
         gpus_per_node: int = 8,
         real_node: bool = False,
+        trainer: str = build.NEWEST,
     ) -> None:
         self._given = directory.absolute() if directory else None
         self._kueue = kueue
         self._nodes = [nodes.node(index, gpus_per_node) for index in range(simulated_nodes)]
         self._quota = simulated_nodes * gpus_per_node
         self._with_real_node = real_node
+        self._trainer = trainer
         self._lock: IO[str] | None = None
         self.components: dict[str, Component] = {}
         self.real_node: RealNode | None = None
@@ -78,7 +81,7 @@ class Cluster(Access):
 
     def start(self) -> None:
         """Build what is missing, start everything, and return once a TrainJob can be created."""
-        build.ensure("control-plane", *(("node",) if self._with_real_node else ()))
+        build.ensure(*build.groups(self._trainer, node=self._with_real_node))
         started = time.monotonic()
         sweep()
         self._directory = directory = self._given or Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -92,7 +95,7 @@ class Cluster(Access):
         self._lock = lock
         # A /30 network of its own between this machine and the real node.
         number = secrets.randbelow(16384)
-        self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}")
+        self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}", self._trainer)
         user = client_user(self.layout.client.certificate, self.layout.client.key)
         authority = self.layout.authority.certificate.read_bytes()
         write_kubeconfig(self.layout.kubeconfig, self.layout.server, authority, user)
@@ -133,7 +136,7 @@ class Cluster(Access):
             return [
                 each
                 for owner in owners
-                for each in point(load(build.rendered(owner), kind), self.layout.ports[owner], bundle)
+                for each in point(load(build.rendered(owner, self._trainer), kind), self.layout.ports[owner], bundle)
             ]
 
         definitions = objects("crds")
@@ -159,7 +162,7 @@ class Cluster(Access):
     def _admit(self) -> None:
         """Runtimes, queues, and the wait until their webhooks let them through."""
         among = [each for name, each in self.components.items() if name in ("trainer", "kueue", "jobset")]
-        runtimes = load(build.rendered("trainer"), "runtimes")
+        runtimes = load(build.rendered("trainer", self._trainer), "runtimes")
         queues = [kueue.flavor(), kueue.cluster_queue(gpu=self._quota)] if self._kueue else []
         for each in (*runtimes, *queues):
             what = f"{each['kind']} {each['metadata']['name']} is admitted"
@@ -258,13 +261,14 @@ class Cluster(Access):
 
     def versions(self) -> dict[str, str]:
         """Component -> version."""
-        pinned = {
-            "etcd": build.CONTROL_PLANE.version("go.etcd.io/etcd/server/v3"),
-            "jobset": build.CONTROL_PLANE.version("sigs.k8s.io/jobset"),
-            "trainer": build.CONTROL_PLANE.version("github.com/kubeflow/trainer/v2"),
-            "kwok": build.CONTROL_PLANE.version("sigs.k8s.io/kwok"),
-            "kueue": build.KUEUE.version("sigs.k8s.io/kueue"),
+        sources = {
+            "etcd": "go.etcd.io/etcd/server/v3",
+            "jobset": "sigs.k8s.io/jobset",
+            "trainer": "github.com/kubeflow/trainer/v2",
+            "kwok": "sigs.k8s.io/kwok",
+            "kueue": "sigs.k8s.io/kueue",
         }
+        pinned = {name: build.module_of(name, self._trainer).version(source) for name, source in sources.items()}
         return {**super().versions(), **pinned}
 
 

@@ -84,14 +84,16 @@ def _jobset(source: Path) -> dict[str, list[Object]]:
 
 def _trainer(source: Path) -> dict[str, list[Object]]:
     base = source / "manifests" / "base"
+    webhook = base / "webhook"
     return {
         "crds": _read(*sorted((base / "crds").glob("trainer.kubeflow.org_*.yaml"))),
         "webhooks": _own_names(
             "trainer",
-            _read(base / "webhook" / "manifests.yaml"),
-            {
-                "MutatingWebhookConfiguration": _read(base / "webhook" / "patch_mutating.yaml")[0],
-                "ValidatingWebhookConfiguration": _read(base / "webhook" / "patch_validating.yaml")[0],
+            _read(webhook / "manifests.yaml"),
+            {  # 2.1 has none that matter here
+                f"{kind.capitalize()}WebhookConfiguration": patch
+                for kind in ("mutating", "validating")
+                for patch in _read(*webhook.glob(f"patch_{kind}.yaml"))
             },
         ),
         "runtimes": [

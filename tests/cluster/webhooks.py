@@ -44,7 +44,8 @@ def _jobset(api: Api) -> bool:
 
 def _trainer(api: Api) -> bool:
     # Not an unknown runtime: that one is refused by Trainer's or by Kueue's webhook, whichever answers first.
-    reserved = {"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "1"}]}
+    # 2.1 looks at the environment only where numProcPerNode is given.
+    reserved = {"numNodes": 1, "numProcPerNode": 1, "env": [{"name": "PET_NNODES", "value": "1"}]}
     return "validator.trainjob.trainer.kubeflow.org" in _refusal(api, trainjob("probe", "default", trainer=reserved))
 
 
