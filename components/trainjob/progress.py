@@ -281,7 +281,7 @@ class _Reporter:
 
     def _send(self) -> None:
         # Under the lock: a slower thread must not overwrite a newer message with an older one.
-        if path := _termination_log():
+        if path := termination_log():
             try:
                 _write(path, self._fitting())
             except OSError as error:
@@ -350,7 +350,8 @@ def _rank(*names: str) -> int:
     return 0
 
 
-def _termination_log() -> str | None:
+def termination_log() -> str | None:
+    """Path of this process's termination message; None where it has none to write."""
     if _rank("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") != 0:
         return None
     if path := os.environ.get("TRAINJOB_TERMINATION_LOG"):

@@ -270,3 +270,18 @@ def render(
     fields = fields_of(options, command)
     require_work(spec, fields)
     return target.do(lambda commands: commands.render(spec, fields, key))
+
+
+@program.command("exec", cls=WithCommand)
+def exec_(command: tuple[str, ...]) -> int:
+    """Inside a job: run COMMAND on local copies of the job's inputs and outputs.
+
+    Inputs that are elsewhere (s3://, models:/, ...) are brought first, on every node. COMMAND finds the copies where
+    its arguments, TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME> name URIs. After its success node 0 takes the
+    outputs to where they belong. The exit code is that of COMMAND.
+    """
+    from trainjob.data import staging  # noqa: PLC0415 - needs nothing that a training image may lack
+
+    if not command:
+        raise click.UsageError("say what to run: trainjob exec -- COMMAND [ARG]...")
+    return staging.run(command, click.echo)
