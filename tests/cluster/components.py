@@ -118,7 +118,7 @@ def etcd(layout: Layout) -> Component:
     )
 
 
-def api_server(layout: Layout) -> Component:
+def api_server(layout: Layout, *flags: str) -> Component:
     """The API server."""
     return layout.component(
         "kube-apiserver",
@@ -141,6 +141,7 @@ def api_server(layout: Layout) -> Component:
         "--allow-privileged=true",
         # A namespace's annotations say on which kind of node its pods run, whatever made them.
         "--enable-admission-plugins=PodNodeSelector,PodTolerationRestriction",
+        *flags,
     )
 
 

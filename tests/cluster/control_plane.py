@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +39,9 @@ class Cluster(Access):
         kueue: Whether there is Kueue, with the ClusterQueue ``gpus`` over all simulated GPUs.
         simulated_nodes: How many.
         gpus_per_node: GPUs of each.
+        controllers: Whether there is more than etcd, the API server and the definitions of Trainer and JobSet. Without,
+            nothing but the test changes an object; there are no runtimes, service accounts and webhooks.
+        api_server_flags: More of them.
         real_node: Whether a node that runs real pods is started, too (`start_real_node`).
         trainer: Release of Trainer, which comes with the JobSet that it was made for: 2.1, 2.2 or 2.3.
     """
@@ -50,6 +53,8 @@ class Cluster(Access):
         kueue: bool = True,
         simulated_nodes: int = 4,
         gpus_per_node: int = 8,
+        controllers: bool = True,
+        api_server_flags: Sequence[str] = (),
         real_node: bool = False,
         trainer: str = build.NEWEST,
     ) -> None:
@@ -57,6 +62,8 @@ class Cluster(Access):
         self._kueue = kueue
         self._nodes = [nodes.node(index, gpus_per_node) for index in range(simulated_nodes)]
         self._quota = simulated_nodes * gpus_per_node
+        self._with_controllers = controllers
+        self._api_server_flags = api_server_flags
         self._with_real_node = real_node
         self._trainer = trainer
         self._lock: IO[str] | None = None
@@ -100,13 +107,13 @@ class Cluster(Access):
         authority = self.layout.authority.certificate.read_bytes()
         write_kubeconfig(self.layout.kubeconfig, self.layout.server, authority, user)
         super().__init__(self.layout.kubeconfig, directory)
-        self._run(components.etcd(self.layout), components.api_server(self.layout))
+        self._run(components.etcd(self.layout), components.api_server(self.layout, *self._api_server_flags))
         self._api_ready()
         self.seconds["api"] = time.monotonic() - started
-        self._run(components.controller_manager(self.layout), components.scheduler(self.layout))
         self._controllers()
-        self._simulated_nodes()
-        self._admit()
+        if self._with_controllers:
+            self._simulated_nodes()
+            self._admit()
         self.seconds["control-plane"] = time.monotonic() - started
         if self._with_real_node:
             self.start_real_node()
@@ -143,6 +150,8 @@ class Cluster(Access):
         self._apply(definitions)
         names = [each["metadata"]["name"] for each in definitions]
         wait_until("the definitions are established", lambda: all(map(self._established, names)), 30)
+        if not self._with_controllers:
+            return
         self._run(*(make(self.layout) for make in owners.values()))
         self._apply(objects("webhooks"))
 
