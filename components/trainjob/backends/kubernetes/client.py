@@ -22,6 +22,9 @@ from trainjob.backends.kubernetes.errors import ApiError, Unreachable, error_of
 
 _log = logging.getLogger(__name__)
 
+PAGE = 250
+"""Objects a page: it bounds how long decoding one holds up the event loop (about 20 ms at 12 KB an object)."""
+
 MERGE_PATCH = "application/merge-patch+json"
 
 _LONGEST_WAIT = 60.0  # for what Retry-After asks: the API server says 1 s, something between it and us may say a day
@@ -103,6 +106,22 @@ class ApiClient:
                 raise _unreachable(request, error) from error
             loaded: dict[str, Any] = json.loads(data) if data else {}
             return loaded
+
+    async def items(self, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
+        """All objects of a collection, page by page.
+
+        Raises:
+            ApiError: anything but a success.
+        """
+        found: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            more = {"continue": token} if token else {}
+            answer = await self.send(Request("GET", path, {**params, "limit": str(PAGE), **more}))
+            found += answer.get("items") or []
+            token = (answer.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return found
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[httpx.Response]:

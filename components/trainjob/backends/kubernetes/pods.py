@@ -29,16 +29,7 @@ def collection(namespace: str, kind: str) -> str:
 
 async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
     """The job's pods; by the JobSet's label, since a TrainJob's own labels do not reach them."""
-    found: list[dict[str, Any]] = []
-    token = ""
-    while True:
-        params = {"labelSelector": f"{JOBSET_NAME}={ref.name}", "limit": "500"}
-        params |= {"continue": token} if token else {}
-        answer = await client.send(Request("GET", collection(ref.namespace, "pods"), params))
-        found += answer.get("items") or []
-        token = (answer.get("metadata") or {}).get("continue") or ""
-        if not token:
-            return found
+    return await client.items(collection(ref.namespace, "pods"), {"labelSelector": f"{JOBSET_NAME}={ref.name}"})
 
 
 def container_of(pod: Mapping[str, Any]) -> str:
