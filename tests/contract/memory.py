@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -121,6 +121,12 @@ class MemoryBackend:
             for (where, _), job in self.jobs.items()
             if where == namespace and labels.items() <= (job["metadata"].get("labels") or {}).items()
         ]
+
+    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
+        await self._request("refs")
+        return {
+            name: JobRef.of(job) for (where, name), job in self.jobs.items() if where == namespace and name in names
+        }
 
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         await self._request("watch")

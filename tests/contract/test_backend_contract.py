@@ -108,6 +108,13 @@ async def test_nothing_there(harness: Harness) -> None:
     assert await harness.backend.find("nosuch", {}) == []
 
 
+async def test_references_by_name(harness: Harness) -> None:
+    first, _, third = [await harness.create(key) for key in ("one", "two", "three")]
+    names = {first.name, third.name, "nosuch"}
+    assert await harness.backend.refs("default", names) == {first.name: first, third.name: third}
+    assert await harness.backend.refs("other", names) == {}
+
+
 async def test_find_by_all_labels(harness: Harness) -> None:
     first = await harness.create("one", labels={"team": "x"})
     second = await harness.create("one", 2, labels={"team": "y"})

@@ -152,6 +152,66 @@ def test_a_good_run_shows_phases_logs_and_the_result(trainjob: Shell) -> None:
     assert "jax-distributed, 2 nodes" in status
 
 
+def test_waiting_for_many(trainjob: Shell) -> None:
+    """Each is told as soon as it has ended, whatever the others do."""
+    slow, bad, quick = [
+        trainjob("run", "--detach", *STEP, "--", "sh", "-c", f"{command}").strip()
+        for command in ("while ! [ -e go ]; do sleep 0.05; done", "exit 3", "true")
+    ]
+    process = subprocess.Popen(
+        [TRAINJOB, "wait", "--stdin"],
+        env=trainjob.environment,
+        cwd=trainjob.home,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{slow}\ndefault/{bad}\nnosuch\n\n{quick}\n{quick}\n")
+    process.stdin.close()
+    first = {line.split("\t")[0]: float(line.split("\t")[1]) for line in (next(process.stdout), next(process.stdout))}
+    assert first.keys() == {f"default/{bad}", quick}
+    assert time.time() - 20 < min(first.values()) <= max(first.values()) <= time.time()
+    Path(trainjob.home, "go").touch()
+    assert next(process.stdout).startswith(f"{slow}\t")
+    assert process.wait(20) == 1
+    assert process.stdout.read() == ""
+    assert process.stderr is not None
+    told = process.stderr.read()
+    assert "there is no TrainJob default/nosuch" in told
+    assert f"TrainJob default/{bad} is Failed" in told
+    process.stdout.close()
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "code"),
+    [
+        ("{good}", (), 0),
+        ("{good} nosuch", (), 5),
+        ("{good} {endless} nosuch", ("--run-timeout", "0.1s"), 4),
+        ("", (), 0),
+    ],
+)
+def test_exit_codes_of_waiting_for_many(trainjob: Shell, names: str, words: tuple[str, ...], code: int) -> None:
+    good = trainjob("run", "--detach", *STEP, "--", "true").strip()
+    endless = trainjob("run", "--detach", *STEP, *FOREVER).strip()
+    done = subprocess.run(
+        [TRAINJOB, "wait", "--stdin", "--json", *words],
+        env=trainjob.environment,
+        input=names.format(good=good, endless=endless),
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    ended = [event for event in events(done.stdout) if event["event"] == "ended"]
+    assert [(event["name"], event["phase"]) for event in ended] == ([(good, "Complete")] if names else [])
+
+
 def test_a_run_as_json_lines(trainjob: Shell) -> None:
     said = events(trainjob("run", "--json", "--key", "nightly/digits", *trainjob.training(2)))
     launched, *_, result = said

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from trainjob.backends.base import Backend
 
 
-def connect(backend: str | None = None) -> Backend:
+def connect(backend: str | None = None, *, shared: bool = False) -> Backend:
     """The backend of that name; without one, the one that ``TRAINJOB_BACKEND`` names, else ``kubernetes``.
 
     The local backend is never chosen by itself: training on the machine that happens to run the workflow is something
-    to be asked for.
+    to be asked for. `shared` is for those who wait for many jobs at once: on a cluster they share one watch.
 
     Nothing is sent yet: that no cluster is configured shows at the first question.
 
@@ -32,5 +32,5 @@ def connect(backend: str | None = None) -> Backend:
             from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
-        return KubernetesBackend()
+        return KubernetesBackend(shared=shared)
     raise ConfigurationError(f"there is no backend {name!r}; there are: kubernetes, local")

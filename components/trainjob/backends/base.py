@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +48,9 @@ class Backend(Protocol):
 
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
         """All jobs of `namespace` that have all `labels`, in no particular order."""
+
+    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
+        """The jobs of those names, by name; what is not there is left out."""
 
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """The job now, and again whenever it changed, until it is gone. Transient errors become notices."""

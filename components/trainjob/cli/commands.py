@@ -139,9 +139,13 @@ class Commands:
         backend: Name of the backend; ``TRAINJOB_BACKEND`` if left out.
         namespace: Namespace; ``TRAINJOB_NAMESPACE`` if left out.
         as_json: Whether answers are JSON.
+
+    Attributes:
+        many: Whether many jobs will be waited for at once; to be set before `backend` is used.
     """
 
     def __init__(self, backend: str | None, namespace: str | None, *, as_json: bool) -> None:
+        self.many = False
         self._namespace = namespace
         self.as_json = as_json
         self._backend_name = backend
@@ -158,7 +162,7 @@ class Commands:
     @cached_property
     def backend(self) -> Backend:
         """Opened when it is first needed; nothing is sent before the first question."""
-        return connect(self._backend_name)
+        return connect(self._backend_name, shared=self.many)
 
     async def aclose(self) -> None:
         """Let go of connections."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import aclosing
 
-from trainjob.cli.commands import PIPE_CLOSED, Commands, Interrupts, Patience
+from trainjob.cli.commands import Commands, Interrupts, Patience
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
 from trainjob.errors import TimedOut
@@ -17,11 +16,11 @@ from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
 
 FAILED, BUDGET, NOT_FOUND = 1, 4, 5
-_SLICE = 100  # waits begun in one turn of the event loop, which has others to look after
+_SLICE = 100  # waits begun in one turn of the event loop, which has a connection to look after
 
 
 class ManyWaits:
-    """Waits for many jobs.
+    """Waits for many jobs. `run` exits with the first that applies to any of them: failed, budget, not found.
 
     Args:
         commands: Backend and namespace.
@@ -30,29 +29,69 @@ class ManyWaits:
     """
 
     def __init__(self, commands: Commands, names: Iterable[tuple[str, str]], patience: Patience) -> None:
+        commands.many = True
         self._commands = commands
         self._budgets = Budgets(*patience)
         # As they were written: that is how whoever asked knows them.
         self._given = {
-            (space or commands.namespace, name): f"{space}/{name}" if space else name for space, name in names
+            (where or commands.namespace, name): f"{where}/{name}" if where else name for where, name in names
         }
         self._show = JsonView() if commands.as_json else PlainView()
         self._codes: set[int] = set()
-        self._noticed = ""
+        self._notice = ""
 
     async def run(self) -> int:
         """Wait for all of them and return the exit code."""
-        with Interrupts() as interrupts, interrupts.stage() as stage:
-            refs = await self._refs()
+        with Interrupts() as interrupts, interrupts.stage():
+            refs = await self._find()
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for i, (key, ref) in enumerate(refs.items(), 1):
-                        tasks.create_task(self._wait(ref, self._given[key], stage.cancel))
+                    for i, ref in enumerate(refs, 1):
+                        tasks.create_task(self._wait(ref))
                         if i % _SLICE == 0:
                             await asyncio.sleep(0)
-                    await asyncio.sleep(0)
             except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
                 raise group.exceptions[0] from None
-        if self._show.closed:
-            return PIPE_CLOSED
         return interrupts.exit_code or min(self._codes, default=0)
+
+    async def _find(self) -> list[JobRef]:
+        wanted: dict[str, set[str]] = {}
+        for namespace, name in self._given:
+            wanted.setdefault(namespace, set()).add(name)
+        refs: list[JobRef] = []
+        for namespace, names in wanted.items():
+            found = await self._commands.backend.refs(namespace, names)
+            refs += found.values()
+            for name in sorted(names - found.keys()):
+                self._bad(NOT_FOUND, f"there is no TrainJob {namespace}/{name}")
+        return refs
+
+    async def _wait(self, ref: JobRef) -> None:
+        try:
+            async with aclosing(follow(self._commands.backend, ref, self._budgets)) as changes:
+                async for now, notice in changes:
+                    if now.phase.terminal:
+                        self._ended(ref, now, time.time())
+                        return
+                    if notice and notice != self._notice:  # all of them have the same outage
+                        self._notice = notice
+                        self._show.notice(notice)
+        except TimedOut as error:
+            self._bad(BUDGET, str(error))
+
+    def _ended(self, ref: JobRef, final: Observation, seen: float) -> None:
+        name = self._given[ref.namespace, ref.name]
+        if isinstance(self._show, JsonView):
+            reached = {"phase": str(final.phase), "reason": final.reason, "message": final.message}
+            self._show.write(as_json({"event": "ended", "name": name, "uid": ref.uid, "time": seen, **reached}))
+        else:
+            self._show.write(f"{name}\t{seen:.6f}")
+        if self._show.closed:
+            raise BrokenPipeError  # nobody is left to tell
+        if final.phase is not Phase.COMPLETE:
+            code = FAILED if final.phase is Phase.FAILED else NOT_FOUND
+            self._bad(code, f"TrainJob {ref} is {final.phase}: {final.message}")
+
+    def _bad(self, code: int, text: str) -> None:
+        self._codes.add(code)
+        self._show.notice(text)

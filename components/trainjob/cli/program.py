@@ -163,7 +163,14 @@ def run(
 
 
 @program.command(epilog=EXIT_CODES)
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, required=False)
+@click.option(
+    "--stdin",
+    "many",
+    is_flag=True,
+    help="Wait for all jobs whose names stdin has, one a line, in one process; print NAME, a tab and the Unix time for"
+    " each as soon as it has ended.",
+)
 @live_options
 @common_options
 @click.pass_obj
@@ -171,7 +178,8 @@ def wait(
     target: Target,
     /,
     *,
-    name: tuple[str, str],
+    name: tuple[str, str] | None,
+    many: bool,
     queue_timeout: timedelta | None,
     start_timeout: timedelta | None,
     run_timeout: timedelta | None,
@@ -180,7 +188,14 @@ def wait(
 ) -> int:
     """Wait for the end of a job that is there. Ctrl-C leaves it running."""
     patience = (queue_timeout, start_timeout, run_timeout)
-    return target.do(lambda commands: commands.wait(name, patience=patience, plain=plain, logs=not no_logs))
+    if many == (name is not None):
+        raise click.UsageError("say what to wait for: the NAME of a job, or --stdin")
+    if name is not None:
+        return target.do(lambda commands: commands.wait(name, patience=patience, plain=plain, logs=not no_logs))
+    from trainjob.cli.many import ManyWaits  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+    names = [job_name(word) for word in sys.stdin.read().split()]
+    return target.do(lambda commands: ManyWaits(commands, names, patience).run())
 
 
 @program.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -111,6 +111,13 @@ class KubernetesBackend:
             token = (answer.get("metadata") or {}).get("continue") or ""
             if not token:
                 return found
+
+    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
+        """See `Backend.refs`. With a shared watch its list is asked, so that 10,000 names are no 10,000 requests."""
+        if self._shared:
+            return await self._hub(namespace).refs(names)
+        found = [await self.get(namespace, name) for name in names]
+        return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
 
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """See `Backend.watch`."""

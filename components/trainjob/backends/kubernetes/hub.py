@@ -7,7 +7,7 @@ that changed. Level-triggered: a waiter that comes late, or was slow, sees the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -15,9 +15,10 @@ from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.client import ApiClient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
 from trainjob.errors import BackendUnavailable, TrainJobError
-from trainjob.manifest import MANAGED_BY, JobRef
+from trainjob.manifest import JobRef
 
 _LINGER_SECONDS = 30.0  # a hub without waiters goes on for so long, since the next one often comes soon
+_SLICE = 100  # waiters woken in one turn of the event loop: each takes 0.1 ms of it
 
 Confirm = Callable[[JobRef], Awaitable[TrainJob | None]]
 """GET by name: the job, or None if it or its UID is gone."""
@@ -37,16 +38,26 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
 class _Waiter:
     """One waiting job: its latest snapshot, and whether it has been looked at."""
 
-    __slots__ = ("fresh", "ref", "snapshot")
+    __slots__ = ("_fresh", "_woken", "ref", "snapshot")
 
     def __init__(self, ref: JobRef) -> None:
         self.ref = ref
         self.snapshot: Snapshot | TrainJobError | None = None
-        self.fresh = asyncio.Event()
+        self._fresh = False
+        self._woken: asyncio.Future[None] | None = None  # an asyncio.Event would cost 0.8 KB
 
     def put(self, snapshot: Snapshot | TrainJobError) -> None:
         self.snapshot = snapshot
-        self.fresh.set()
+        self._fresh = True
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    async def take(self) -> Snapshot | TrainJobError | None:
+        while not self._fresh:
+            self._woken = asyncio.get_running_loop().create_future()
+            await self._woken
+        self._fresh, self._woken = False, None
+        return self.snapshot
 
 
 class WatchHub:
@@ -62,28 +73,25 @@ class WatchHub:
         self._client = client
         self._path = path
         self._confirm = confirm
-        self._waiters: dict[str, set[_Waiter]] = {}
+        self._waiters: dict[str, list[_Waiter]] = {}
         self._known: dict[str, TrainJob] = {}
         self._task: asyncio.Task[None] | None = None
         self._synced = asyncio.Event()
+        self._error: BackendUnavailable | None = None
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def subscribe(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """The job now, and again whenever it changed, until it is gone."""
         waiter = _Waiter(ref)
-        self._waiters.setdefault(ref.uid, set()).add(waiter)
+        self._waiters.setdefault(ref.uid, []).append(waiter)
         try:
-            if self._task is None or self._task.done():
-                self._synced.clear()
-                self._task = asyncio.create_task(self._run())
+            self._ensure_running()
             if ref.uid in self._known:
                 waiter.put(Snapshot(self._known[ref.uid]))
             elif self._synced.is_set():  # the job is younger than the list, or older than its end
                 self._ask(waiter)
             while True:
-                await waiter.fresh.wait()
-                waiter.fresh.clear()
-                snapshot = waiter.snapshot
+                snapshot = await waiter.take()
                 if isinstance(snapshot, TrainJobError):
                     raise snapshot
                 if snapshot is not None:
@@ -91,11 +99,27 @@ class WatchHub:
                     if snapshot.trainjob is None:
                         return
         finally:
-            left = self._waiters.get(ref.uid)
-            if left is not None:
-                left.discard(waiter)
-                if not left:
-                    del self._waiters[ref.uid]
+            self._waiters[ref.uid].remove(waiter)
+            if not self._waiters[ref.uid]:
+                del self._waiters[ref.uid]
+
+    async def refs(self, names: Collection[str]) -> dict[str, JobRef]:
+        """The jobs of those names, by name, as of the latest change that was seen."""
+        task = self._ensure_running()
+        synced = asyncio.create_task(self._synced.wait())
+        await asyncio.wait({task, synced}, return_when=asyncio.FIRST_COMPLETED)
+        synced.cancel()
+        if self._error is not None:
+            raise self._error
+        refs = map(JobRef.of, self._known.values())
+        return {ref.name: ref for ref in refs if ref.name in names}
+
+    def _ensure_running(self) -> asyncio.Task[None]:
+        if self._task is None or self._task.done():
+            self._synced.clear()
+            self._error = None
+            self._task = asyncio.create_task(self._run())
+        return self._task
 
     async def aclose(self) -> None:
         """End the watch."""
@@ -104,13 +128,14 @@ class WatchHub:
                 task.cancel()
 
     async def _run(self) -> None:
-        mirror = Mirror(self._client, self._path, {"labelSelector": f"{MANAGED_BY}=trainjob"})
+        # All jobs, not only those with our label: one that was made by other means can be waited for, too.
+        mirror = Mirror(self._client, self._path, {})
         idle_since = 0.0
         loop = asyncio.get_running_loop()
         try:
             async with aclosing(mirror.events()) as events:
                 async for event in events:
-                    self._handle(event)
+                    await self._handle(event)
                     if self._waiters:
                         idle_since = 0.0
                     elif not idle_since:
@@ -118,30 +143,33 @@ class WatchHub:
                     elif loop.time() - idle_since > _LINGER_SECONDS:
                         return
         except TrainJobError as error:
-            for waiters in self._waiters.values():
-                for waiter in waiters:
-                    waiter.put(error if isinstance(error, BackendUnavailable) else BackendUnavailable(str(error)))
+            self._error = error if isinstance(error, BackendUnavailable) else BackendUnavailable(str(error))
+            for waiter in self._all():
+                waiter.put(self._error)
         finally:
             self._known.clear()
             self._synced.clear()
 
-    def _handle(self, event: Change | Synced | Outage) -> None:
-        if isinstance(event, Outage):
-            for waiters in self._waiters.values():
-                for waiter in waiters:
-                    latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
-                    if latest is not None:
-                        waiter.put(Snapshot(latest, event.notice))
-        elif isinstance(event, Synced):
+    def _all(self) -> list[_Waiter]:
+        return [waiter for waiters in self._waiters.values() for waiter in waiters]
+
+    async def _handle(self, event: Change | Synced | Outage) -> None:
+        if isinstance(event, Change):
+            self._change(event)
+        elif isinstance(event, Outage):
+            for i, waiter in enumerate(self._all(), 1):
+                latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
+                if latest is not None:
+                    waiter.put(Snapshot(latest, event.notice))
+                if i % _SLICE == 0:
+                    await asyncio.sleep(0)
+        else:
             for uid in self._known.keys() - event.uids:
                 del self._known[uid]
             self._synced.set()
-            for uid, waiters in self._waiters.items():
-                if uid not in event.uids:
-                    for waiter in waiters:
-                        self._ask(waiter)
-        else:
-            self._change(event)
+            for waiter in self._all():
+                if waiter.ref.uid not in event.uids:
+                    self._ask(waiter)
 
     def _change(self, change: Change) -> None:
         uid = change.item["metadata"]["uid"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,11 @@ class LocalBackend:
             if trainjob is not None and labels.items() <= (trainjob["metadata"].get("labels") or {}).items():
                 found.append(trainjob)
         return found
+
+    async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
+        """See `Backend.refs`."""
+        found = [await self.get(namespace, name) for name in names]
+        return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
 
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """See `Backend.watch`."""
