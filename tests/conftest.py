@@ -13,7 +13,7 @@ from tests.contract.processes import marked
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``TRAINJOB_HOME`` of this test; no other setting is there."""
-    for name in ("BACKEND", "NAMESPACE", "REGISTRY", "LOCAL_ENVIRONMENTS"):
+    for name in ("BACKEND", "NAMESPACE", "REGISTRY", "WORKSPACE", "LOCAL_ENVIRONMENTS"):
         monkeypatch.delenv(f"TRAINJOB_{name}", raising=False)
     directory = tmp_path / "trainjob-home"
     monkeypatch.setenv("TRAINJOB_HOME", str(directory))

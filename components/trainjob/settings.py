@@ -34,6 +34,10 @@ class Settings(BaseSettings):
     registry: str | None = None
     """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host`` (``TRAINJOB_REGISTRY``)."""
 
+    workspace: str | None = None
+    """Where jobs that kfp.local launches on a cluster write their artifacts, such as ``s3://bucket/prefix``
+    (``TRAINJOB_WORKSPACE``); without it, or with a ``file://`` one, below kfp.local's own pipeline root."""
+
     local_environments: dict[str, Path] = Field(default_factory=dict)
     """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, as the image
     decides on a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""

@@ -12,8 +12,8 @@ replaces it only if the new model reads more digits. On this machine, without a 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
     airflow dags test retrain_digits
 
-On a cluster the same file runs unchanged: leave TRAINJOB_BACKEND out (or make a connection ``trainjob_default``), and
-let the params below point to storage that the cluster's nodes can read.
+On a cluster the same file runs unchanged: make a connection ``trainjob_default``, or leave TRAINJOB_BACKEND out, and let
+the variables below name what the cluster's nodes can reach; docs/on-a-cluster.md goes through it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ from trainjob_airflow.operators.data import (
 )
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
-EXAMPLES = Path(__file__).resolve().parents[1]
+# As the nodes see it: on a cluster, where their image has this directory.
+EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
+WORKSPACE = os.environ.get("TRAINJOB_WORKSPACE", (HOME / "workspace").as_uri())
+MODELS = os.environ.get("TRAINJOB_MODELS", (HOME / "models").as_uri())
+RUNTIME = os.environ.get("TRAINJOB_RUNTIME", "")
 
 with DAG(
     "retrain_digits",
@@ -47,11 +51,12 @@ with DAG(
             type="string",
             description="Its SHA-256; a dataset that changed without notice is refused.",
         ),
-        "workspace": Param((HOME / "workspace").as_uri(), type="string", description="Where tasks meet."),
-        "models": Param((HOME / "models").as_uri(), type="string", description="Where finished models are kept."),
+        "workspace": Param(WORKSPACE, type="string", description="Where tasks meet."),
+        "models": Param(MODELS, type="string", description="Where finished models are kept."),
         "registry": Param("", type="string", description="Model registry; TRAINJOB_REGISTRY if empty."),
         "training": Param(str(EXAMPLES / "training"), type="string", description="Directory of the scripts."),
         "framework": Param("jax", enum=["jax", "torch"]),
+        "runtime": Param(RUNTIME, type="string", description="Of the training; <framework>-distributed if empty."),
         "epochs": Param(20, type="integer", minimum=1),
         "num_nodes": Param(2, type="integer", minimum=1),
     },
@@ -77,9 +82,10 @@ with DAG(
 
     train = TrainJobOperator(
         task_id="train",
-        runtime="{{ params.framework }}-distributed",
+        runtime="{{ params.runtime or params.framework ~ '-distributed' }}",
         num_nodes="{{ params.num_nodes }}",
         command=[
+            *("trainjob", "exec", "--"),  # the scripts read and write local paths; the workspace may be elsewhere
             "{{ 'torchrun' if params.framework == 'torch' else 'python' }}",
             "{{ params.training }}/digits_{{ params.framework }}.py",
         ],

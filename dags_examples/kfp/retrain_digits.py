@@ -10,6 +10,7 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 
 The same four steps as ``dags_examples/airflow/retrain_digits.py``. Where the Airflow DAG has a workspace, here every
 step writes below the URIs that KFP gives to its artifacts; with ``--local`` these are below ``TRAINJOB_WORKSPACE``.
+``--local`` can also launch on a cluster: ``TRAINJOB_BACKEND=kubernetes`` and a kubeconfig; docs/on-a-cluster.md.
 """
 
 import argparse
@@ -23,12 +24,18 @@ from kfp import compiler, dsl, local
 from trainjob_kfp import export_model, initialize_dataset, initialize_model, train
 
 EXAMPLES = Path(__file__).resolve().parents[1]
-DATASET = EXAMPLES / "data" / "digits.csv.gz"
 DATASET_DIGEST = (EXAMPLES / "data" / "SHA256SUMS").read_text().split()[0]
-TRAINING = EXAMPLES / "training"
+# As the nodes see it: on a cluster, where their image has this directory.
+ON_NODES = Path(os.environ.get("TRAINJOB_EXAMPLES", EXAMPLES))
+DATASET = ON_NODES / "data" / "digits.csv.gz"
+# The scripts read and write local paths; their inputs and outputs may be elsewhere.
+EXEC = ["trainjob", "exec", "--"]
 FRAMEWORKS: dict[str, dict[str, Any]] = {
-    "jax": {"runtime": "jax-distributed", "command": ["python", str(TRAINING / "digits_jax.py")]},
-    "torch": {"runtime": "torch-distributed", "command": ["torchrun", str(TRAINING / "digits_torch.py")]},
+    framework: {
+        "runtime": os.environ.get("TRAINJOB_RUNTIME") or f"{framework}-distributed",
+        "command": [*EXEC, program, str(ON_NODES / "training" / f"digits_{framework}.py")],
+    }
+    for framework, program in {"jax": "python", "torch": "torchrun"}.items()
 }
 
 
@@ -100,8 +107,10 @@ def main() -> None:
     os.environ.setdefault("TRAINJOB_BACKEND", "local")
     # The steps run in this environment and not in their image, about which kfp.local warns.
     warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
-    workspace = os.environ.get("TRAINJOB_WORKSPACE", "local_outputs").removeprefix("file://")
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=workspace)
+    workspace = os.environ.get("TRAINJOB_WORKSPACE", "")
+    # KFP's own files are on this machine, wherever the jobs write.
+    root = workspace.removeprefix("file://") if workspace.startswith("file://") else "local_outputs"
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root)
     retrain_digits(**parameters)
 
 

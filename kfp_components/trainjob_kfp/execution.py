@@ -12,6 +12,7 @@ from typing import Any
 
 from trainjob.errors import ConfigurationError
 from trainjob.launch import AfterFailure
+from trainjob.settings import Settings
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ADDED = "pipelinechannel--"  # name prefix of what a pipeline passes on into its step's constants
@@ -111,6 +112,18 @@ def _text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def artifact_location(uri: str) -> str:
+    """Where a job writes the artifact with this URI.
+
+    That of kfp.local is a path on the machine that runs the pipeline, which a cluster's nodes cannot reach: there it is
+    ``<TRAINJOB_WORKSPACE>/<pipeline>-<time>/<task>/<output>``.
+    """
+    workspace = Settings().workspace or "file://"
+    if uri.startswith("/") and not workspace.startswith("file://"):
+        return "/".join([workspace.rstrip("/"), *Path(uri).parts[-3:]])
+    return location(uri)
 
 
 def location(uri: str) -> str:

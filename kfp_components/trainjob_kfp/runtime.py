@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_snake
 from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
 from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
-from trainjob_kfp.execution import Execution, location
+from trainjob_kfp.execution import Execution, artifact_location, location
 from trainjob_kfp.jobs import failures_explained, run_job, say
 
 Parameters = Mapping[str, Any]
@@ -33,7 +33,7 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         model, metrics = given["model"], given["metrics"]
         inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
         outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
-        uri = outputs.setdefault("model", location(model.uri))
+        uri = outputs.setdefault("model", artifact_location(model.uri))
         own = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
         words = {name: [_word(value) for value in parameters[name]] for name in ("command", "args")}
         env = {name: _word(value) for name, value in parameters["env"].items()}
@@ -56,7 +56,7 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict
         artifact = given[what]
         in_pod = parameters["in_pod"]
         # In the pod, the launcher uploads what lies at the artifact's path: that needs no rights to the bucket.
-        own = artifact.path if in_pod else location(artifact.uri)
+        own = artifact.path if in_pod else artifact_location(artifact.uri)
         options = {
             "source": location(parameters["source"]),
             "target": location(parameters["target"]) or own,
@@ -91,7 +91,7 @@ def run_export(given: Parameters) -> dict[str, str]:
             metrics = {name: value for name, value in metrics["metrics"].items() if isinstance(value, float | int)}
         options = {
             "source": location(parameters["source"]),
-            "target": location(parameters["target"] or artifact.uri),
+            "target": location(parameters["target"]) or artifact_location(artifact.uri),
             "name": parameters["name"],
             "export_id": execution.key,
             "registry": parameters["registry"],

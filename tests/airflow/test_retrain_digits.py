@@ -80,7 +80,7 @@ def test_the_same_dag_trains_with_torch(run: Run, home: Path, tmp_path: Path, mo
     assert "rank 1 of 2 starts" in done.log
     with TrainJobClient("local") as client:
         (job,) = [job for job in client.list() if job["spec"]["runtimeRef"]["name"] == "torch-distributed"]
-    assert job["spec"]["trainer"]["command"][0] == "torchrun"
+    assert job["spec"]["trainer"]["command"][:4] == ["trainjob", "exec", "--", "torchrun"]
     (version,) = connect().list("digits")
     assert version.metrics["accuracy"] > 0.95
     assert version.aliases == ("champion",)

@@ -23,6 +23,8 @@ PAUSE = "trainjob.test/pause:1"
 PYTHON = "trainjob.test/python:3.11"
 """Debian 12 with Python: what a command of a real pod can use."""
 
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 _RELEASE = "bookworm"
 _VERSION = "1"  # of what is below; another one builds the images anew
 
@@ -126,7 +128,7 @@ def write_image(target: Path, reference: str, layers: Sequence[Path], config: Ma
     image = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], **config},
+        "config": {"Env": [PATH], **config},
         "rootfs": {"type": "layers", "diff_ids": [blob["digest"] for blob in blobs]},
     }
     small: list[bytes] = [json.dumps(image).encode()]

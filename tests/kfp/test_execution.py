@@ -9,7 +9,7 @@ import pytest
 
 from trainjob.errors import ConfigurationError
 from trainjob.manifest import job_name
-from trainjob_kfp.execution import Execution, location
+from trainjob_kfp.execution import Execution, artifact_location, location
 
 RUN, UUID = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11", "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"
 REMOTE = f"minio://mlpipeline/v2/artifacts/retrain/{RUN}/train/{UUID}"
@@ -110,3 +110,19 @@ def test_kfp_local_writes_whole_numbers_as_floats_into_texts(given: str, meant: 
 )
 def test_locations(given: str, meant: str) -> None:
     assert location(given) == meant
+
+
+@pytest.mark.parametrize(
+    ("workspace", "root", "meant"),
+    [
+        ("s3://bucket/w/", LOCAL, "s3://bucket/w/retrain-2026-11-21-10-10-10-123456/train/model"),
+        ("s3://bucket/w", REMOTE, REMOTE.replace("minio", "s3") + "/model"),
+        ("file:///elsewhere", LOCAL, f"file://{LOCAL}/model"),
+        ("", LOCAL, f"file://{LOCAL}/model"),
+    ],
+)
+def test_what_kfp_local_keeps_on_its_machine_goes_to_the_workspace(
+    workspace: str, root: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINJOB_WORKSPACE", workspace)
+    assert artifact_location(f"{root}/model") == meant
