@@ -110,6 +110,8 @@ class Cluster(Access):
         self._run(components.etcd(self.layout), components.api_server(self.layout, *self._api_server_flags))
         self._api_ready()
         self.seconds["api"] = time.monotonic() - started
+        if self._with_controllers:
+            self._run(components.controller_manager(self.layout), components.scheduler(self.layout))
         self._controllers()
         if self._with_controllers:
             self._simulated_nodes()
