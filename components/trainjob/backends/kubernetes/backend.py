@@ -23,6 +23,7 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.backends.kubernetes.hub import WatchHub
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
+from trainjob.backends.kubernetes.served import AdaptingClient
 from trainjob.diagnosis import Evidence
 from trainjob.errors import (
     AlreadyExists,
@@ -58,6 +59,7 @@ class KubernetesBackend:
     ) -> None:
         self.credentials = credentials or Credentials()
         self._client = ApiClient(self.credentials, timings)
+        self._adapting = AdaptingClient(self._client)
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}
 
@@ -75,7 +77,7 @@ class KubernetesBackend:
         patience, lost = self._asking(), False
         while True:
             try:
-                return await self._client.send(request)
+                return await self._adapting.create(request)
             except Transient as error:
                 if patience.failed():
                     raise BackendUnavailable(f"TrainJob {metadata['name']} could not be created: {error}") from error
