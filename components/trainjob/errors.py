@@ -16,6 +16,7 @@
         + QueueTimeout
         + StartTimeout
         + RunTimeout
+        + Stuck                     it would wait for something that only a person can change
       x TrainJobFailed              the job ended without success; carries the diagnosis
       x DataError                   a dataset or model could not be moved or is not what it should be
         + SourceNotFound
@@ -154,6 +155,12 @@ class RunTimeout(TimedOut):
     """Not finished within ``run_timeout`` of its admission."""
 
     retry = RetryVerdict.USER
+
+
+class Stuck(TimedOut):
+    """Something is in its way that will not go away by itself, and the waiter was asked to wait for no such thing."""
+
+    retry = RetryVerdict.CONFIGURATION
 
 
 class TrainJobFailed(TrainJobError):

@@ -27,6 +27,7 @@ from trainjob.errors import (
     RunTimeout,
     SpecMismatch,
     StartTimeout,
+    Stuck,
     TrainJobError,
     TrainJobFailed,
 )
@@ -52,11 +53,14 @@ class Budgets:
         queue: From creation, or from being suspended again, to admission.
         start: From admission to the first running rank.
         run: From admission to the end, as ``activeDeadlineSeconds`` counts.
+        fail_fast: No patience at all with what will not change by itself: a queue that does not exist, more GPUs than
+            the queue will ever have, an image that is not there, a JobSet that is refused.
     """
 
     queue: timedelta | None = None
     start: timedelta | None = None
     run: timedelta | None = None
+    fail_fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ async def follow(
     The last observation is final. An outage is never one: it shows as notices, until the backend gives up.
 
     Raises:
-        QueueTimeout, StartTimeout, RunTimeout: a budget ran out; the job goes on.
+        QueueTimeout, StartTimeout, RunTimeout, Stuck: a budget ran out; the job goes on.
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
     budgets = budgets or Budgets()
@@ -195,13 +199,15 @@ async def follow(
                 raise _timeout(ref, observation, budgets)
             if snapshot is None:
                 raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
-            latest = observe(snapshot.trainjob, observation)
+            latest = observe(snapshot.trainjob, observation, snapshot.obstacle)
             changed = latest != observation
             observation = latest
             if changed or snapshot.notice:
                 yield observation, snapshot.notice
             if observation.phase.terminal:
                 return
+            if observation.stuck and budgets.fail_fast:
+                raise Stuck(f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}")
 
 
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:

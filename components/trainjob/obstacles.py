@@ -9,25 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from trainjob.status import mapping, mappings
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why a job does not get on.
-
-    Attributes:
-        reason: In CamelCase, as the cluster gives it.
-        message: The same for people.
-        lasting: It does not go away by itself: a person has to change the spec or the cluster.
-    """
-
-    reason: str
-    message: str
-    lasting: bool = False
+from trainjob.status import Obstacle, mapping, mappings
 
 
 def in_workload(workload: Mapping[str, Any]) -> Obstacle | None:

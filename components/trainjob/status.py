@@ -40,6 +40,26 @@ class Phase(StrEnum):
         """True for phases that no job leaves."""
         return self in (Phase.COMPLETE, Phase.FAILED, Phase.DELETED)
 
+    @property
+    def idle(self) -> bool:
+        """True for phases in which a job should get on and something may be in its way."""
+        return self in (Phase.NOT_STARTED, Phase.QUEUED, Phase.INITIALIZING, Phase.STARTING, Phase.RESTARTING)
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a job does not get on.
+
+    Attributes:
+        reason: In CamelCase, as the cluster gives it.
+        message: The same for people.
+        lasting: It does not go away by itself: a person has to change the spec or the cluster.
+    """
+
+    reason: str
+    message: str
+    lasting: bool = False
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -47,7 +67,7 @@ class Observation:
 
     Attributes:
         phase: Where the job stands.
-        reason: CamelCase reason of the condition that decided it; empty where no condition did.
+        reason: CamelCase reason of the condition that decided it, or of what is in the job's way; empty for neither.
         message: The same for people.
         created: When the object was created.
         admitted: When it last became free to run (creation, or the latest resume); None while queued or suspended.
@@ -57,6 +77,7 @@ class Observation:
         remaining_seconds: The script's own estimate.
         metrics: The script's metrics, by name, as text.
         has_run: Whether its pods were seen running, now or earlier.
+        stuck: Whether it cannot get on unless a person changes something; `message` says what.
     """
 
     phase: Phase
@@ -70,6 +91,7 @@ class Observation:
     remaining_seconds: float | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     has_run: bool = False
+    stuck: bool = False
 
 
 def parse_time(text: object) -> datetime | None:
@@ -93,8 +115,12 @@ def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
 
 
-def observe(trainjob: Mapping[str, Any] | None, previous: Observation | None = None) -> Observation:
+def observe(
+    trainjob: Mapping[str, Any] | None, previous: Observation | None = None, obstacle: Obstacle | None = None
+) -> Observation:
     """Judge `trainjob` (None: it is gone), given the latest earlier observation of the same UID.
+
+    What is in its way, which the object does not say, becomes the message of a phase in which it should get on.
 
     The first final phase of a UID stays: Trainer up to 2.3 can take ``Failed`` back and train again
     (kubeflow/trainer#3891).
@@ -122,9 +148,14 @@ def observe(trainjob: Mapping[str, Any] | None, previous: Observation | None = N
                 **common,
             )
     if mapping(trainjob, "spec").get("suspend"):
-        return _suspended(trainjob, mapping(conditions, "Suspended"), common)
-    phase, has_run = _progressing(mappings(trainjob, "status", "jobsStatus"), previous)
-    return Observation(phase, admitted=_admitted(conditions, created), **common | {"has_run": has_run})
+        observation = _suspended(trainjob, mapping(conditions, "Suspended"), common)
+    else:
+        phase, has_run = _progressing(mappings(trainjob, "status", "jobsStatus"), previous)
+        observation = Observation(phase, admitted=_admitted(conditions, created), **common | {"has_run": has_run})
+    if obstacle is None or not observation.phase.idle:
+        return observation
+    message = f"{observation.message}: {obstacle.message}" if observation.message else obstacle.message
+    return replace(observation, reason=obstacle.reason, message=message, stuck=obstacle.lasting)
 
 
 def _text(condition: Mapping[str, Any], name: str) -> str:

@@ -394,7 +394,7 @@ SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 
 
-async def budget_of(backend: MemoryBackend, ref: JobRef, **budgets: timedelta) -> type[Exception] | None:
+async def budget_of(backend: MemoryBackend, ref: JobRef, **budgets: Any) -> type[Exception] | None:
     """Which budget has run out by now; None if none does within a moment."""
     with pytest.raises((TimedOut, TimeoutError)) as caught, anyio.fail_after(0.1):
         await flow.wait(backend, ref, Budgets(**budgets))

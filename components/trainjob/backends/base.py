@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from trainjob.diagnosis import Evidence
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
+from trainjob.status import Obstacle
 
 TrainJob = Mapping[str, Any]
 """A TrainJob object as JSON."""
@@ -21,10 +22,12 @@ class Snapshot:
     Attributes:
         trainjob: The object; None once it is certain that the job of this UID is gone.
         notice: What a person should know that is not in the object: an outage that is being waited out, …
+        obstacle: What is in the way of a job that does not get on, where that is known.
     """
 
     trainjob: TrainJob | None
     notice: str = ""
+    obstacle: Obstacle | None = None
 
 
 class Backend(Protocol):

@@ -22,8 +22,9 @@ from trainjob.backends.kubernetes.errors import (
     Transient,
 )
 from trainjob.backends.kubernetes.hub import WatchHub
-from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
+from trainjob.backends.kubernetes.mirror import Change, Mirror
 from trainjob.backends.kubernetes.served import AdaptingClient
+from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.diagnosis import Evidence
 from trainjob.errors import (
     AlreadyExists,
@@ -102,17 +103,7 @@ class KubernetesBackend:
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
         """See `Backend.find`."""
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        found: list[TrainJob] = []
-        token = ""
-        while True:
-            params = {"labelSelector": selector, "limit": "250", **({"continue": token} if token else {})}
-            answer = await self._insist(
-                lambda params=params: self._client.send(Request("GET", _path(namespace), params))  # type: ignore[misc]
-            )
-            found += answer.get("items") or []
-            token = (answer.get("metadata") or {}).get("continue") or ""
-            if not token:
-                return found
+        return [*await self._insist(lambda: self._client.items(_path(namespace), {"labelSelector": selector}))]
 
     async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
         """See `Backend.refs`. With a shared watch its list is asked, so that 10,000 names are no 10,000 requests."""
@@ -123,60 +114,24 @@ class KubernetesBackend:
 
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """See `Backend.watch`."""
-        source = self._hub(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
-        async with aclosing(source) as snapshots:
-            async for snapshot in snapshots:
-                yield snapshot
+        hub = self._hub(ref.namespace) if self._shared else self._new_hub(ref.namespace, f"metadata.name={ref.name}")
+        try:
+            async with aclosing(hub.subscribe(ref)) as snapshots:
+                async for snapshot in snapshots:
+                    yield snapshot
+        finally:
+            if not self._shared:
+                await hub.aclose()
 
     def _hub(self, namespace: str) -> WatchHub:
         if namespace not in self._hubs:
-            self._hubs[namespace] = WatchHub(self._client, _path(namespace), self._confirm)
+            self._hubs[namespace] = self._new_hub(namespace)
         return self._hubs[namespace]
 
-    async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        mirror = Mirror(self._client, _path(ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"})
-        latest: TrainJob | None = None
-        try:
-            async with aclosing(mirror.events()) as events:
-                async for event in events:
-                    match event:
-                        case Change(item) if item["metadata"]["uid"] == ref.uid:
-                            latest = item
-                            yield Snapshot(latest)
-                            if event.deleted and await self._confirm(ref) is None:
-                                yield Snapshot(None)
-                                return
-                        case Synced(uids) if ref.uid not in uids:
-                            latest = await self._confirm(ref)
-                            yield Snapshot(latest)
-                            if latest is None:
-                                return
-                        case Outage(notice) if latest is not None:
-                            yield Snapshot(latest, notice)
-                        case _:
-                            pass
-        except Forbidden:  # a Role that names its jobs allows no list
-            async with aclosing(self._poll(ref)) as snapshots:
-                async for snapshot in snapshots:
-                    yield snapshot
-
-    async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        """GET with growing pauses, 2 to 30 s."""
-        pause, patience = 2.0, Patience(*self._client.timings.waiting)
-        while True:
-            try:
-                latest = await self._confirm(ref)
-            except BackendUnavailable as error:
-                if patience.failed():
-                    raise
-                _log.warning("%s", error)
-            else:
-                patience.succeeded()
-                yield Snapshot(latest)
-                if latest is None:
-                    return
-            await anyio.sleep(pause)
-            pause = min(30.0, pause * 1.2)
+    def _new_hub(self, namespace: str, fields: str = "") -> WatchHub:
+        selector = {"fieldSelector": fields} if fields else {}
+        surroundings = Surroundings(self._client, namespace)
+        return WatchHub(self._client, _path(namespace), selector, self._confirm, surroundings)
 
     async def _confirm(self, ref: JobRef) -> TrainJob | None:
         found = await self.get(ref.namespace, ref.name)

@@ -2,23 +2,38 @@
 
 A waiter costs a slot in a dictionary. Of each job only what a waiter looks at is kept, and a waiter is woken only when
 that changed. Level-triggered: a waiter that comes late, or was slow, sees the present state and no history.
+
+Beside the watch, what is in the way of jobs that do not get on is looked up from time to time, for all in one go.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes.client import ApiClient
+from trainjob.backends.kubernetes.client import ApiClient, Patience
+from trainjob.backends.kubernetes.errors import ApiError, Forbidden, Transient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
+from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.manifest import JobRef
+from trainjob.status import Obstacle, Phase, observe
+
+_log = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 30.0  # a hub without waiters goes on for so long, since the next one often comes soon
 _SLICE = 100  # waiters woken in one turn of the event loop: each takes 0.1 ms of it
+
+# Looking around costs three lists of 250 objects a page: with 60 ms of pause for each waiter that is less than a
+# request in 5 s, however many there are.
+_LOOK_SECONDS = (3.0, 60.0)
+_LOOK_SECONDS_EACH = 0.06
+
+_POLL_SECONDS = (2.0, 30.0)
 
 Confirm = Callable[[JobRef], Awaitable[TrainJob | None]]
 """GET by name: the job, or None if it or its UID is gone."""
@@ -38,46 +53,59 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
 class _Waiter:
     """One waiting job: its latest snapshot, and whether it has been looked at."""
 
-    __slots__ = ("_fresh", "_woken", "ref", "snapshot")
+    __slots__ = ("_woken", "fresh", "ref", "snapshot")
 
     def __init__(self, ref: JobRef) -> None:
         self.ref = ref
         self.snapshot: Snapshot | TrainJobError | None = None
-        self._fresh = False
+        self.fresh = False
         self._woken: asyncio.Future[None] | None = None  # an asyncio.Event would cost 0.8 KB
 
     def put(self, snapshot: Snapshot | TrainJobError) -> None:
         self.snapshot = snapshot
-        self._fresh = True
+        self.fresh = True
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     async def take(self) -> Snapshot | TrainJobError | None:
-        while not self._fresh:
+        while not self.fresh:
             self._woken = asyncio.get_running_loop().create_future()
             await self._woken
-        self._fresh, self._woken = False, None
+        self.fresh, self._woken = False, None
         return self.snapshot
 
 
 class WatchHub:
-    """All waiters of one namespace on one event loop.
+    """All waiters of one namespace, or of one job, on one event loop.
 
     Args:
         client: The connection.
         path: Of the namespace's TrainJobs.
+        selector: Which of them: ``fieldSelector`` for one; none for all, since one that was made by other means than
+            ours can be waited for, too.
         confirm: Asks the server about one job; never is a job gone because the watch says so.
+        surroundings: Knows what is in the way of jobs.
     """
 
-    def __init__(self, client: ApiClient, path: str, confirm: Confirm) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        selector: Mapping[str, str],
+        confirm: Confirm,
+        surroundings: Surroundings,
+    ) -> None:
         self._client = client
         self._path = path
+        self._selector = selector
         self._confirm = confirm
+        self._surroundings = surroundings
         self._waiters: dict[str, list[_Waiter]] = {}
         self._known: dict[str, TrainJob] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._obstacles: dict[str, tuple[Phase, Obstacle]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self._synced = asyncio.Event()
-        self._error: BackendUnavailable | None = None
+        self._error: TrainJobError | None = None
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def subscribe(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
@@ -87,11 +115,16 @@ class WatchHub:
         try:
             self._ensure_running()
             if ref.uid in self._known:
-                waiter.put(Snapshot(self._known[ref.uid]))
+                waiter.put(self._snapshot(self._known[ref.uid]))
             elif self._synced.is_set():  # the job is younger than the list, or older than its end
                 self._ask(waiter)
             while True:
                 snapshot = await waiter.take()
+                if isinstance(snapshot, Forbidden):  # a Role that names its jobs allows no list
+                    async with aclosing(self._poll(ref)) as snapshots:
+                        async for found in snapshots:
+                            yield found
+                    return
                 if isinstance(snapshot, TrainJobError):
                     raise snapshot
                 if snapshot is not None:
@@ -115,21 +148,19 @@ class WatchHub:
         return {ref.name: ref for ref in refs if ref.name in names}
 
     def _ensure_running(self) -> asyncio.Task[None]:
-        if self._task is None or self._task.done():
+        if not self._tasks or self._tasks[0].done():
             self._synced.clear()
             self._error = None
-            self._task = asyncio.create_task(self._run())
-        return self._task
+            self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._look_around())]
+        return self._tasks[0]
 
     async def aclose(self) -> None:
         """End the watch."""
-        for task in (self._task, *self._confirming):
-            if task is not None:
-                task.cancel()
+        for task in (*self._tasks, *self._confirming):
+            task.cancel()
 
     async def _run(self) -> None:
-        # All jobs, not only those with our label: one that was made by other means can be waited for, too.
-        mirror = Mirror(self._client, self._path, {})
+        mirror = Mirror(self._client, self._path, self._selector)
         idle_since = 0.0
         loop = asyncio.get_running_loop()
         try:
@@ -143,12 +174,14 @@ class WatchHub:
                     elif loop.time() - idle_since > _LINGER_SECONDS:
                         return
         except TrainJobError as error:
-            self._error = error if isinstance(error, BackendUnavailable) else BackendUnavailable(str(error))
+            known = isinstance(error, BackendUnavailable | Forbidden)
+            self._error = error if known else BackendUnavailable(str(error))
             for waiter in self._all():
                 waiter.put(self._error)
         finally:
             self._known.clear()
             self._synced.clear()
+            self._tasks[1].cancel()
 
     def _all(self) -> list[_Waiter]:
         return [waiter for waiters in self._waiters.values() for waiter in waiters]
@@ -160,7 +193,7 @@ class WatchHub:
             for i, waiter in enumerate(self._all(), 1):
                 latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
                 if latest is not None:
-                    waiter.put(Snapshot(latest, event.notice))
+                    waiter.put(self._snapshot(latest, event.notice))
                 if i % _SLICE == 0:
                     await asyncio.sleep(0)
         else:
@@ -176,6 +209,7 @@ class WatchHub:
         waiters = self._waiters.get(uid, ())
         if change.deleted:
             self._known.pop(uid, None)
+            self._obstacles.pop(uid, None)
             for waiter in waiters:
                 # Its last state first: a job that ended and was deleted at once has ended, not vanished.
                 waiter.put(Snapshot(projection(change.item)))
@@ -184,8 +218,14 @@ class WatchHub:
         latest = projection(change.item)
         if self._known.get(uid) != latest:
             self._known[uid] = latest
+            if uid in self._obstacles and self._obstacles[uid][0] is not observe(latest).phase:
+                del self._obstacles[uid]
             for waiter in waiters:
-                waiter.put(Snapshot(latest))
+                waiter.put(self._snapshot(latest))
+
+    def _snapshot(self, trainjob: TrainJob, notice: str = "") -> Snapshot:
+        _, obstacle = self._obstacles.get(trainjob["metadata"]["uid"], (None, None))
+        return Snapshot(trainjob, notice, obstacle)
 
     def _ask(self, waiter: _Waiter) -> None:
         task = asyncio.create_task(self._confirmed(waiter))
@@ -193,10 +233,69 @@ class WatchHub:
         task.add_done_callback(self._confirming.discard)
 
     async def _confirmed(self, waiter: _Waiter) -> None:
-        await asyncio.sleep(0)  # what was put before is looked at first
+        # What was put before has to be looked at first; an event in each waiter would be for this one moment.
+        while waiter.fresh:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         try:
             found = await self._confirm(waiter.ref)
         except TrainJobError as error:
             waiter.put(error)
         else:
             waiter.put(Snapshot(projection(found) if found is not None else None))
+
+    async def _look_around(self) -> None:
+        """Find out what is in the way of jobs that do not get on; the less often the longer nothing changes."""
+        least, most = _LOOK_SECONDS
+        pause, before = least, dict[JobRef, Phase]()
+        while True:
+            await asyncio.sleep(max(pause, len(self._waiters) * _LOOK_SECONDS_EACH))
+            waiting = await self._idle()
+            pause = min(most, pause * 1.5) if waiting == before else least
+            before = waiting
+            if not waiting:
+                continue
+            try:
+                found = await self._surroundings.obstacles(waiting)
+            except Transient:  # the watch meets the same outage, and tells
+                continue
+            except ApiError as error:
+                _log.warning("why jobs of %s wait cannot be seen: %s", self._path, error)
+                return
+            for ref, phase in waiting.items():
+                now = (phase, found[ref.uid]) if ref.uid in found else None
+                if now != self._obstacles.get(ref.uid) and ref.uid in self._known:
+                    self._obstacles.pop(ref.uid, None)
+                    if now is not None:
+                        self._obstacles[ref.uid] = now
+                    for waiter in self._waiters.get(ref.uid, ()):
+                        waiter.put(self._snapshot(self._known[ref.uid]))
+
+    async def _idle(self) -> dict[JobRef, Phase]:
+        """The jobs that are waited for and do not get on."""
+        found = {}
+        for i, waiter in enumerate(self._all(), 1):
+            trainjob = self._known.get(waiter.ref.uid)
+            if trainjob is not None and (phase := observe(trainjob).phase).idle:
+                found[waiter.ref] = phase
+            if i % _SLICE == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """GET with growing pauses."""
+        patience = Patience(*self._client.timings.waiting)
+        pause, longest = _POLL_SECONDS
+        while True:
+            try:
+                latest = await self._confirm(ref)
+            except BackendUnavailable as error:
+                if patience.failed():
+                    raise
+                _log.warning("%s", error)
+            else:
+                patience.succeeded()
+                yield Snapshot(latest)
+                if latest is None:
+                    return
+            await asyncio.sleep(pause)
+            pause = min(longest, pause * 1.2)

@@ -1,0 +1,104 @@
+"""What stands in the way of jobs that wait: looked up in few requests, for one job or for all of a namespace."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainjob import obstacles
+from trainjob.backends.kubernetes.client import ApiClient
+from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection
+from trainjob.manifest import JobRef
+from trainjob.status import Obstacle, Phase
+
+_log = logging.getLogger(__name__)
+
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # since Kueue 0.14; before
+_JOB_UID = "kueue.x-k8s.io/job-uid"
+
+
+@dataclass
+class Surroundings:
+    """Asks for what is around the jobs of one namespace. What may not be seen is said once, and then left alone.
+
+    Args:
+        client: The connection.
+        namespace: Of the jobs.
+    """
+
+    client: ApiClient
+    namespace: str
+    _hidden: set[str] = field(default_factory=set)
+
+    async def obstacles(self, waiting: Mapping[JobRef, Phase]) -> dict[str, Obstacle]:
+        """By UID, what is in the way of those of the `waiting` jobs that cannot get on: at most three lists.
+
+        Raises:
+            Transient: the server could not answer.
+        """
+        only = next(iter(waiting)) if len(waiting) == 1 else None
+        phases = set(waiting.values())
+        found: dict[str, Obstacle | None] = {}
+        if Phase.QUEUED in phases:
+            for workload in await self.workloads(only):
+                found[workload["metadata"]["labels"].get(_JOB_UID, "")] = obstacles.in_workload(workload)
+        if phases - {Phase.QUEUED}:
+            names = {ref.name for ref in waiting}
+            pods, events = defaultdict(list), defaultdict(list)
+            for pod in await self._pending_pods(only):
+                pods[pod["metadata"]["labels"][JOBSET_NAME]].append(pod)
+            for event in await self.warnings():
+                events[_owner(event, names)].append(event)
+            for ref, phase in waiting.items():
+                if phase is not Phase.QUEUED:
+                    found[ref.uid] = obstacles.in_pods(pods[ref.name]) or obstacles.in_events(events[ref.name])
+        return {ref.uid: obstacle for ref in waiting if (obstacle := found.get(ref.uid)) is not None}
+
+    async def events(self, ref: JobRef) -> list[dict[str, Any]]:
+        """The warnings about one job and all that belongs to it."""
+        return [event for event in await self.warnings() if _owner(event, {ref.name}) == ref.name]
+
+    async def workloads(self, ref: JobRef | None = None) -> list[dict[str, Any]]:
+        """Kueue's Workloads, or that of one job; none where there is no Kueue."""
+        params = {"labelSelector": f"{_JOB_UID}={ref.uid}" if ref else _JOB_UID}
+        for version in _KUEUE_VERSIONS:
+            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self.namespace}/workloads"
+            try:
+                return await self._list("workloads.kueue.x-k8s.io", path, params)
+            except ObjectNotFound:
+                continue
+        return []
+
+    async def warnings(self) -> list[dict[str, Any]]:
+        """The namespace's Events of type Warning, which the server keeps for an hour."""
+        return await self._list("events", collection(self.namespace, "events"), {"fieldSelector": "type=Warning"})
+
+    async def _pending_pods(self, ref: JobRef | None) -> list[dict[str, Any]]:
+        selector = f"{JOBSET_NAME}={ref.name}" if ref else JOBSET_NAME
+        params = {"labelSelector": selector, "fieldSelector": "status.phase=Pending"}
+        return await self._list("pods", collection(self.namespace, "pods"), params)
+
+    async def _list(self, what: str, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
+        if what in self._hidden:
+            return []
+        try:
+            return await self.client.items(path, params)
+        except Forbidden as error:
+            self._hidden.add(what)
+            _log.warning("why jobs wait cannot be seen without the right to list %s: %s", what, error.message)
+            return []
+
+
+def _owner(event: Mapping[str, Any], names: Collection[str]) -> str:
+    """Which of the jobs an Event is about: what belongs to a job is called by its name, ``-`` and more.
+
+    A name is never used twice, so that no older job's Events can be meant.
+    """
+    name = str((event.get("involvedObject") or {}).get("name") or "")
+    while name and name not in names:
+        name = name.rpartition("-")[0]
+    return name
