@@ -137,6 +137,10 @@ TRAINERS: Mapping[str, Mapping[str, Module]] = {
 }
 """Release of Trainer -> where it and the JobSet that it was made for come from."""
 
+OLDER: Mapping[str, Mapping[str, Module]] = {
+    f"trainer-{release}": pair for release, pair in TRAINERS.items() if release != NEWEST
+}
+
 _NODE = ("kubelet", "kube-proxy")
 GROUPS: Mapping[str, Mapping[str, Module]] = {
     "control-plane": {
@@ -148,7 +152,7 @@ GROUPS: Mapping[str, Mapping[str, Module]] = {
         **dict.fromkeys(CONTAINERD.programs, CONTAINERD),
         "coredns": COREDNS,
     },
-    **{f"trainer-{release}": pair for release, pair in TRAINERS.items() if release != NEWEST},
+    **OLDER,
 }
 
 

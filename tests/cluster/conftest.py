@@ -16,14 +16,21 @@ from tests.cluster.real_node import unfit
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Clusters of a module's own come and go before that of the session starts."""
+    items.sort(key=lambda item: "older" not in getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build now what the collected tests need: a quarter of an hour the first time, for which no test has the time."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if "cluster" not in wanted or KUBECONFIG in os.environ or session.config.option.collectonly:
+    if not wanted & {"cluster", "older"} or KUBECONFIG in os.environ or session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled(), suppress(build.BuildError):  # the fixture will meet it again
         build.ensure("control-plane")
+        if "older" in wanted:
+            build.ensure(*build.OLDER)
         if "real_node" in wanted and not unfit():
             build.ensure("node")
             images.ensure()

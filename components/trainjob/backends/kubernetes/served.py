@@ -166,16 +166,20 @@ class AdaptingClient:
             ApiError: See `ApiClient.send`.
         """
         trainjob = _with_probe(request.body)
-        body, problems = (trainjob, []) if self._served is None else adapt(trainjob, self._served)
-        refusal: ApiError | None = None
-        if not problems:
+        # What is remembered may be from before an upgrade, so that only the author's own shape is refused for good.
+        for served in [self._served, None] if self._served is not None else [None]:
+            body, problems = (trainjob, []) if served is None else adapt(trainjob, served)
+            if problems:
+                continue
             try:
-                return await self._client.send(replace(request, body=body))
+                created = await self._client.send(replace(request, body=body))
             except BadRequest as error:
                 if "strict decoding error" not in error.message:
                     raise
                 refusal = error
-        # Also after problems: what was remembered may be from before an upgrade.
+            else:
+                self._served = served
+                return created
         name = f"TrainJob {trainjob['metadata']['namespace']}/{trainjob['metadata']['name']}"
         self._served = await self._ask(name, refusal)
         body, problems = adapt(trainjob, self._served)
@@ -183,16 +187,15 @@ class AdaptingClient:
             raise Rejected(f"{name} cannot run here as asked for:" + "".join(f"\n  - {each}" for each in problems))
         return await self._client.send(replace(request, body=body))
 
-    async def _ask(self, name: str, refusal: ApiError | None) -> Served:
+    async def _ask(self, name: str, refusal: ApiError) -> Served:
         try:
             spec = await self._spec_schema(API_VERSION, KIND)
             return Served(spec, "runtimePatches" not in _fields(spec) and await self._kueue_patches())
         except Transient:
             raise
         except ApiError as error:
-            why = refusal.message if refusal is not None else "this cluster had no place for some of it"
             raise Rejected(
-                f"{name} was refused: {why}. What is served instead cannot be read ({error}): "
+                f"{name} was refused: {refusal.message}. What is served instead cannot be read ({error}): "
                 "leave those fields out, or bind the ClusterRole system:discovery"
             ) from error
 

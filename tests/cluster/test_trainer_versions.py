@@ -1,0 +1,302 @@
+"""Trainer 2.1 and 2.2: the same flow as on 2.3, with what they can do, and a refusal for what they cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from tests.cluster import build
+from tests.cluster.access import RULES, TRAINER, refused, trainjob
+from tests.cluster.api import Api, ApiError
+from tests.cluster.conftest import KUBECONFIG
+from tests.cluster.control_plane import Cluster
+from tests.cluster.kueue import QUEUE, QUEUE_LABEL
+from tests.cluster.manifests import load, point
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+from tests.unit.served import cut, recorded
+
+from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import Rejected
+from trainjob.launch import cancel, launch, wait
+from trainjob.status import observe
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+OPENAPI = f"/openapi/v3/apis/{TRAINER}"
+RUNTIME = "never-restarting-with-sidecar"
+
+
+class Older(Cluster):
+    """A cluster with an older Trainer, two simulated nodes, and a runtime that has a sidecar and fails at once."""
+
+    def __init__(self, release: str) -> None:
+        super().__init__(simulated_nodes=2, trainer=release)
+        self.release = release
+
+    def start(self) -> None:
+        super().start()
+        containers = [{"name": name, "image": "none"} for name in ("node", "sidecar")]
+        job = {"backoffLimit": 0, "template": {"spec": {"restartPolicy": "Never", "containers": containers}}}
+        labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+        node = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": job}}
+        self.api.apply(
+            {
+                "apiVersion": TRAINER,
+                "kind": "ClusterTrainingRuntime",
+                "metadata": {"name": RUNTIME, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+                "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [node]}}},
+            }
+        )
+
+
+@pytest.fixture(scope="module", params=[release for release in build.TRAINERS if release != build.NEWEST])
+def older(request: pytest.FixtureRequest) -> Iterator[Older]:
+    if KUBECONFIG in os.environ:
+        pytest.skip(f"{KUBECONFIG} names one cluster, with one Trainer; these tests start their own")
+    with Older(request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def namespace(older: Older) -> Iterator[str]:
+    with older.namespace() as name:
+        yield name
+
+
+@pytest.fixture
+async def backend(older: Older, namespace: str) -> AsyncIterator[KubernetesBackend]:
+    """With the rights of an editor only."""
+    opened = KubernetesBackend(Credentials(kubeconfig=str(older.kubeconfig_for(RULES, namespace))))
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Method and path of every request of the backends of this test."""
+    requests: list[str] = []
+    send = httpx.AsyncClient.send
+
+    async def counting(self: httpx.AsyncClient, request: httpx.Request, **options: Any) -> httpx.Response:
+        requests.append(f"{request.method} {request.url.path}")
+        return await send(self, request, **options)
+
+    monkeypatch.setattr(httpx.AsyncClient, "send", counting)
+    return requests
+
+
+def spec(**fields: Any) -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": RUNTIME, "num_nodes": 2, **fields})
+
+
+def patches(pod: dict[str, Any] | None = None, **template: Any) -> list[dict[str, Any]]:
+    """One patch of the pods of `node`, and of the JobSet."""
+    labels = {"labels": {"team": "a"}, "annotations": {"note": "b"}}
+    node = {"name": "node", "template": {"spec": {"template": {"metadata": labels, "spec": pod or {}}}}}
+    template = {"metadata": {"labels": {"jobset-label": "c"}}, "spec": {"replicatedJobs": [node]}, **template}
+    return [{"manager": "example.com/team", "trainingRuntimeSpec": {"template": template}}]
+
+
+POD: dict[str, Any] = {
+    "nodeSelector": {"kubernetes.io/hostname": "simulated-1"},
+    "tolerations": [{"key": "gpus", "operator": "Exists", "effect": "NoSchedule"}],
+    "containers": [{"name": "sidecar", "env": [{"name": "LEVEL", "value": "debug"}]}],
+    "volumes": [{"name": "scratch", "emptyDir": {}}],
+}
+
+
+async def phases_of(backend: KubernetesBackend, ref: JobRef, seen: list[Phase]) -> None:
+    with anyio.fail_after(90):
+        await wait(backend, ref, on_change=lambda observation, _: seen.append(observation.phase))
+
+
+async def until(backend: KubernetesBackend, ref: JobRef, phase: Phase) -> None:
+    with anyio.fail_after(60):
+        async with aclosing(backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if observe(snapshot.trainjob).phase is phase:
+                    return
+
+
+def pods_of(older: Older, ref: JobRef) -> list[dict[str, Any]]:
+    return older.api.find("v1", "Pod", ref.namespace, labels=f"jobset.sigs.k8s.io/jobset-name={ref.name}")
+
+
+def posts(namespace: str) -> str:
+    return f"POST /apis/{TRAINER}/namespaces/{namespace}/trainjobs"
+
+
+async def test_it_is_the_release_it_is_taken_for(older: Older) -> None:
+    assert older.versions()["trainer"].startswith(f"v{older.release}.")
+    document = older.api.request("GET", OPENAPI)
+    schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]["properties"]["spec"]
+    assert cut(schema) == recorded(older.release), "tests/unit/served is what this server serves"
+
+
+async def test_a_job_runs_to_its_end_and_is_adopted(
+    backend: KubernetesBackend, namespace: str, sent: list[str]
+) -> None:
+    asked = spec(env=fate(start="500ms", run="1s"))
+    ref = await launch(backend, asked, "a", namespace=namespace)
+    assert sent == [posts(namespace)]
+    seen: list[Phase] = []
+    await phases_of(backend, ref, seen)
+    assert [phase for phase in dict.fromkeys(seen) if phase is not Phase.NOT_STARTED] == [
+        Phase.STARTING,
+        Phase.RUNNING,
+        Phase.COMPLETE,
+    ]
+    assert await launch(backend, asked, "a", namespace=namespace) == ref
+
+
+async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
+    ref = await launch(backend, spec(env=fate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
+    seen: list[Phase] = []
+    with pytest.raises(TrainJobFailed, match="exited with code 3") as failed:
+        await phases_of(backend, ref, seen)
+    assert list(dict.fromkeys(seen))[-2:] == [Phase.RUNNING, Phase.FAILED]
+    assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-1", 3)
+    assert (await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)).attempt == 2
+
+
+async def test_patches_reach_the_pods_and_a_second_launch_is_one_request(
+    older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
+) -> None:
+    asked = spec(env=fate(run="never"), runtime_patches=patches(POD))
+    first = await launch(backend, asked, "a", namespace=namespace)
+    learnt = {"2.1": [OPENAPI, "/openapi/v3/apis/kueue.x-k8s.io/v1beta2"], "2.2": []}[older.release]
+    again = [posts(namespace)] if learnt else []
+    assert sent == [posts(namespace), *(f"GET {path}" for path in learnt), *again]
+    sent.clear()
+    assert await launch(backend, asked, "a", namespace=namespace) == first, "the same spec, so the same job"
+    sent.clear()
+    second = await launch(backend, asked, "b", namespace=namespace)
+    assert sent == [posts(namespace)]
+    for ref in (first, second):
+        await until(backend, ref, Phase.RUNNING)
+        pods = pods_of(older, ref)
+        assert len(pods) == 2
+        for pod in pods:
+            assert pod["spec"]["nodeName"] == "simulated-1"
+            assert (
+                POD["tolerations"][0].items()
+                <= next(t for t in pod["spec"]["tolerations"] if t["key"] == "gpus").items()
+            )
+            assert {"name": "scratch", "emptyDir": {}} in pod["spec"]["volumes"]
+            sidecar = next(each for each in pod["spec"]["containers"] if each["name"] == "sidecar")
+            assert {"name": "LEVEL", "value": "debug"} in sidecar["env"]
+            assert pod["metadata"]["labels"]["team"] == "a"
+            assert pod["metadata"]["annotations"]["note"] == "b"
+        jobset = older.api.get("jobset.x-k8s.io/v1alpha2", "JobSet", namespace, ref.name) or {}
+        assert jobset["metadata"]["labels"]["jobset-label"] == "c"
+
+
+async def test_what_cannot_be_honoured_is_refused_before_anything_is_created(
+    older: Older, backend: KubernetesBackend, namespace: str
+) -> None:
+    pod = "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec"
+    grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}), active_deadline_seconds=600)
+    for _ in ("first", "with what was learnt"):
+        with pytest.raises(Rejected) as error:
+            await launch(backend, grace, "a", namespace=namespace)
+        lines = str(error.value).splitlines()[1:]
+        named = [line.removeprefix("  - ").partition(": ")[0] for line in lines]
+        deadline = ["spec.activeDeadlineSeconds"] if older.release == "2.1" else []
+        assert named == [*deadline, f"{pod}.terminationGracePeriodSeconds"]
+        assert all("which has here: " in line for line in lines)
+        assert error.value.retry is RetryVerdict.CONFIGURATION
+    assert await backend.find(namespace, {}) == []
+
+
+async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend, namespace: str) -> None:
+    """Also with patches: 2.1 lets nobody change `podTemplateOverrides` of a job that is not suspended."""
+    asked = spec(env=fate(run="never"), runtime_patches=patches(POD))
+    ref = await launch(backend, asked, "a", namespace=namespace)
+    await until(backend, ref, Phase.RUNNING)
+    assert await cancel(backend, ref, "suspend")
+    await until(backend, ref, Phase.SUSPENDED)
+    assert pods_of(older, ref) == []
+    assert await launch(backend, asked, "a", namespace=namespace) == ref, "the same key goes on"
+    await until(backend, ref, Phase.RUNNING)
+    assert await cancel(backend, ref)
+    assert await backend.get(namespace, ref.name) is None
+    assert await backend.stopped(ref)
+
+
+async def test_a_queue(older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]) -> None:
+    """Kueue 0.18 admits a job of Trainer 2.1 and never starts it; it would be suspended for ever, without an event."""
+    queued = spec(env=fate(run="1s"), labels={QUEUE_LABEL: QUEUE}, resources_per_node={"gpu": 1})
+    if older.release == "2.1":
+        with pytest.raises(Rejected, match=f"the job would wait in queue {QUEUE} for ever: this cluster's Kueue"):
+            await launch(backend, queued, "a", namespace=namespace)
+        assert await backend.find(namespace, {}) == []
+    else:
+        ref = await launch(backend, queued, "a", namespace=namespace)
+        assert sent == [posts(namespace)]
+        seen: list[Phase] = []
+        await phases_of(backend, ref, seen)
+        assert (seen[0], seen[-1]) == (Phase.QUEUED, Phase.COMPLETE)
+
+
+@contextmanager
+def undiscoverable(older: Older) -> Iterator[None]:
+    """Nobody may read what the API server serves."""
+    kind = ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "", "system:discovery")
+    subjects = (older.api.get(*kind) or {})["subjects"]
+    older.api.patch(*kind, {"subjects": []})
+    try:
+        yield
+    finally:
+        older.api.patch(*kind, {"subjects": subjects})
+
+
+async def test_a_schema_that_may_not_be_read(older: Older, namespace: str) -> None:
+    narrow = older.kubeconfig_for(RULES, namespace)
+    backend, asking = KubernetesBackend(Credentials(kubeconfig=str(narrow))), Api(narrow)
+
+    with undiscoverable(older):
+        wait_until("the schema is out of reach", lambda: "403" in refused(lambda: asking.request("GET", OPENAPI)), 20)
+        grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
+        with pytest.raises(Rejected, match=r"unknown field .* cannot be read \(403 .*system:discovery"):
+            await launch(backend, grace, "a", namespace=namespace)
+        ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
+        assert await cancel(backend, ref)
+    asking.close()
+    await backend.aclose()
+
+
+async def test_after_an_upgrade_everything_is_served(
+    older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
+) -> None:
+    """The last test: the definitions are those of 2.3 from here on."""
+    grace = spec(env=fate(run="never"), runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
+    with pytest.raises(Rejected):
+        await launch(backend, grace, "a", namespace=namespace)
+    plain = spec(env=fate(run="never"), runtime_patches=patches(POD))
+    before = await launch(backend, plain, "b", namespace=namespace)
+
+    definitions = point(load(build.rendered("trainer"), "crds"), older.layout.ports["trainer"], "")
+    older.api.apply(next(each for each in definitions if each["spec"]["names"]["kind"] == "TrainJob"))
+    probe = trainjob("probe", namespace, runtime=RUNTIME, activeDeadlineSeconds=5)
+    path, strict = older.api.path(TRAINER, "TrainJob", namespace), {"fieldValidation": "Strict", "dryRun": "All"}
+    upgraded = lambda: older.api.request("POST", path, probe, params=strict)  # noqa: E731
+    wait_until("the new definition is in force", upgraded, 20, ignore=(ApiError,))
+    assert await launch(backend, plain, "b", namespace=namespace) == before, "the spec is the same, so is the job"
+    sent.clear()
+    ref = await launch(backend, grace, "c", namespace=namespace)
+    assert sent == [posts(namespace)]
+    stored = await backend.get(namespace, ref.name) or {}
+    assert stored["spec"]["runtimePatches"][0]["manager"] == "example.com/team"
