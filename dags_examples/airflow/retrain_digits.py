@@ -12,8 +12,8 @@ replaces it only if the new model reads more digits. On this machine, without a 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
     airflow dags test retrain_digits
 
-On a cluster the same file runs unchanged: make a connection ``trainjob_default``, or leave TRAINJOB_BACKEND out, and let
-the variables below name what the cluster's nodes can reach; docs/on-a-cluster.md goes through it.
+On a cluster the same file runs unchanged: make a connection ``trainjob_default``, or leave TRAINJOB_BACKEND out, and
+let the variables below name what the cluster's nodes can reach; docs/on-a-cluster.md goes through it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import build, images, kueue
+from tests.cluster import step_image as steps
 from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.real_node import unfit
@@ -34,6 +35,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if "real_node" in wanted and not unfit():
             build.ensure("node")
             images.ensure()
+            if "step_image" in wanted:
+                steps.dependencies()
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +71,16 @@ def real_node(cluster: Access) -> Access:
     elif why := cluster.lacks("real-node"):
         pytest.skip(why)
     return cluster
+
+
+@pytest.fixture(scope="session")
+def step_image(real_node: Access, own_cluster: Cluster) -> str:
+    """The step image on the real node, with this checkout's source; its reference."""
+    assert own_cluster.real_node
+    archive = steps.build(own_cluster.directory)
+    own_cluster.real_node.load(archive)
+    archive.unlink()
+    return steps.IMAGE
 
 
 @pytest.fixture

@@ -90,7 +90,9 @@ def build(target: Path) -> Path:
         below = images.layers_of(images.ensure()[images.PYTHON], Path(scratch))
         archive = target / "trainjob-step.tar"
         layers = [*below, dependencies(), Path(scratch) / "top.layer"]
-        images.write_image(archive, IMAGE, layers, {"Env": [images.PATH, "PYTHONUNBUFFERED=1"]})
+        # The base has no ca-certificates; `certifi` comes with MLflow's client.
+        environment = [images.PATH, "PYTHONUNBUFFERED=1", f"SSL_CERT_FILE=/{_SITE}/certifi/cacert.pem"]
+        images.write_image(archive, IMAGE, layers, {"Env": environment})
     return archive
 
 

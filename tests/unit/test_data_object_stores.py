@@ -13,7 +13,7 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 from moto.server import ThreadedMotoServer
 
-from trainjob.data import content, copy, read_manifest
+from trainjob.data import content, copy, read_manifest, transfer
 from trainjob.errors import (
     ChecksumMismatch,
     ConfigurationError,
@@ -144,6 +144,13 @@ def test_plain_http_has_to_be_asked_for(bucket: Any, tmp_path: Path, monkeypatch
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     with pytest.raises(ConfigurationError, match="AWS_ALLOW_HTTP"):
         copy("s3://models/x", str(tmp_path / "t"))
+
+
+def test_an_image_without_certificates_is_told_from_plain_http(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, "/nonexistent")
+    with pytest.raises(ConfigurationError, match="ca-certificates"):
+        transfer.scan("s3://models/x")
 
 
 def test_errors_hold_no_secret(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

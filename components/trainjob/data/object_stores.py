@@ -254,6 +254,11 @@ def _errors(location: Location, path: str) -> Iterator[None]:
         if "Range request not supported" in text:
             # object_store had to resume after a cut, and could not.
             text = "the connection was cut, and the server cannot resume"
+        if "No CA certificates" in str(error):  # also for plain http: the client is made for both
+            raise ConfigurationError(
+                f"{where} cannot be opened: there are no CA certificates here; install ca-certificates in the image, "
+                "or set SSL_CERT_FILE"
+            ) from None
         if "builder error" in text and location.scheme == "s3":
             raise ConfigurationError(
                 "the S3 endpoint is plain http: set AWS_ALLOW_HTTP=true if that is meant, or use https"
