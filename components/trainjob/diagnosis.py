@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainjob.errors import RetryVerdict
+from trainjob.obstacles import in_events, in_pods
 from trainjob.status import Observation, Phase, mapping, mappings, observe
 
 TAIL_LINES = 20
@@ -40,12 +41,16 @@ class Evidence:
         trainjob: The TrainJob; None if it is gone.
         pods: Its pods, finished ones included.
         logs: Pod name -> last lines of its log.
+        events: The warnings about it and all that belongs to it.
+        workload: Kueue's object for it, where it is queued.
         unseen: What could not be looked at, a line each (rights, objects that are gone).
     """
 
     trainjob: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]] = ()
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    workload: Mapping[str, Any] | None = None
     unseen: Sequence[str] = ()
 
 
@@ -153,10 +158,12 @@ def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
         )
     if crashes:
         return _of_crash(crashes[0], evidence)
+    obstacle = in_pods(evidence.pods) or in_events(evidence.events)
+    said = [text for text in (observation.message, obstacle.message if obstacle else "") if text]
     return Diagnosis(
         Category.UNKNOWN,
         RetryVerdict.INFRASTRUCTURE,
-        observation.message or "it failed, and nothing is left that says why",
+        "; ".join(said) or "it failed, and nothing is left that says why",
         advice="look at the job's events and at its nodes",
     )
 

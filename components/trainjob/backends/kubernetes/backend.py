@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import anyio
@@ -140,11 +141,17 @@ class KubernetesBackend:
     async def evidence(self, ref: JobRef) -> Evidence:
         """See `Backend.evidence`."""
         trainjob = await self._confirm(ref)
+        around = Surroundings(self._client, ref.namespace)
+        unseen = []
         try:
             found = await self._insist(lambda: pods.list_pods(self._client, ref))
         except Forbidden as error:
-            return Evidence(trainjob, unseen=(f"pods: {error.message}",))
-        return await self._insist(lambda: pods.gather(self._client, found, trainjob))
+            found, unseen = [], [f"pods: {error.message}"]
+        evidence = await self._insist(lambda: pods.gather(self._client, found, trainjob))
+        events = await self._insist(lambda: around.events(ref))
+        workloads = await self._insist(lambda: around.workloads(ref))
+        unseen += [*evidence.unseen, *(f"{what}: {said}" for what, said in around.hidden.items())]
+        return replace(evidence, events=events, workload=next(iter(workloads), None), unseen=unseen)
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. One more watch, on the job's pods."""

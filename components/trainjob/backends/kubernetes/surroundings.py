@@ -25,14 +25,15 @@ _JOB_UID = "kueue.x-k8s.io/job-uid"
 class Surroundings:
     """Asks for what is around the jobs of one namespace. What may not be seen is said once, and then left alone.
 
-    Args:
+    Attributes:
         client: The connection.
         namespace: Of the jobs.
+        hidden: What may not be seen -> what the server said to that.
     """
 
     client: ApiClient
     namespace: str
-    _hidden: set[str] = field(default_factory=set)
+    hidden: dict[str, str] = field(default_factory=dict)
 
     async def obstacles(self, waiting: Mapping[JobRef, Phase]) -> dict[str, Obstacle]:
         """By UID, what is in the way of those of the `waiting` jobs that cannot get on: at most three lists.
@@ -83,12 +84,12 @@ class Surroundings:
         return await self._list("pods", collection(self.namespace, "pods"), params)
 
     async def _list(self, what: str, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
-        if what in self._hidden:
+        if what in self.hidden:
             return []
         try:
             return await self.client.items(path, params)
         except Forbidden as error:
-            self._hidden.add(what)
+            self.hidden[what] = error.message
             _log.warning("why jobs wait cannot be seen without the right to list %s: %s", what, error.message)
             return []
 
