@@ -95,6 +95,11 @@ class TrainJobClient:
             )
         )
 
+    def dry_run(self, spec: TrainJobSpec | Mapping[str, Any] | str | Path, key: str) -> TrainJob:
+        """See `trainjob.launch.dry_run`."""
+        parsed = TrainJobSpec.parse(spec)
+        return self.call(lambda: flow.dry_run(self.backend, parsed, key, namespace=self.namespace))
+
     def wait(
         self,
         ref: JobRef,

@@ -23,7 +23,7 @@ def in_workload(workload: Mapping[str, Any]) -> Obstacle | None:
     if _is(conditions, "Admitted"):
         return Obstacle(
             "AdmittedButSuspended",
-            "Kueue has admitted it, and it is still suspended (Kueue 0.17 and newer cannot start TrainJobs of Trainer 2.1)",
+            "Kueue has admitted it, and it is still suspended (Kueue since 0.17 cannot start TrainJobs of Trainer 2.1)",
         )
     for check in mappings(workload, "status", "admissionChecks"):
         if _is(conditions, "QuotaReserved") and check.get("state") != "Ready":

@@ -22,7 +22,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
 from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch
-from trainjob.launch import cancel, launch, mark_delivered, wait
+from trainjob.launch import cancel, dry_run, launch, mark_delivered, wait
 from trainjob.status import observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -98,6 +98,17 @@ async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace
     with pytest.raises(Rejected, match=r"spec\.podTemplateOverrides: is not served.* which has here: active"):
         await launch(backend, TrainJobSpec.parse(unknown), "a", namespace=namespace)
     assert await backend.find(namespace, {}) == []
+
+
+async def test_a_dry_run_creates_nothing(backend: KubernetesBackend, namespace: str) -> None:
+    ref = await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)
+    stored = await dry_run(backend, spec(num_nodes=3), "a", namespace=namespace)
+    assert (stored["metadata"]["name"], stored["spec"]["trainer"]["numNodes"]) == (ref.name, 3)
+    assert stored["spec"]["managedBy"] == "trainer.kubeflow.org/trainjob-controller", "with the server's defaults"
+    with pytest.raises(RuntimeNotFound):
+        await dry_run(backend, spec(runtime="nosuch"), "a", namespace=namespace)
+    jobs = await backend.find(namespace, {})
+    assert [job["metadata"]["name"] for job in jobs] == [ref.name]
 
 
 async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: str) -> None:

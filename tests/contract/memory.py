@@ -94,7 +94,7 @@ class MemoryBackend:
         self.requests.append(name)
         self.before(name)
 
-    async def create(self, trainjob: TrainJob) -> TrainJob:
+    async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         await self._request("create")
         name = (trainjob["metadata"]["namespace"], trainjob["metadata"]["name"])
         if trainjob["spec"]["runtimeRef"]["name"] == "nosuch":
@@ -103,8 +103,10 @@ class MemoryBackend:
             raise Rejected("no command")
         if name in self.used:
             raise AlreadyExists(f"{name} exists or existed")
-        self.used.add(name)
         metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now()}
+        if dry_run:
+            return {**trainjob, "metadata": metadata}
+        self.used.add(name)
         self.jobs[name] = {**copy.deepcopy(dict(trainjob)), "metadata": metadata, "status": {}}
         stored = copy.deepcopy(self.jobs[name])
         self.after("create")

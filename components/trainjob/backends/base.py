@@ -37,8 +37,8 @@ class Backend(Protocol):
     def default_namespace(self) -> str:
         """Namespace of jobs that name none."""
 
-    async def create(self, trainjob: TrainJob) -> TrainJob:
-        """Create `trainjob` and return it as it was stored.
+    async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
+        """Create `trainjob` and return it as it was stored; with `dry_run`, as it would be stored.
 
         Raises:
             AlreadyExists: a job of that name exists, or existed and was deleted.

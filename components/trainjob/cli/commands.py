@@ -312,10 +312,16 @@ class Commands:
         self._answer({"jobs": jobs}, lambda: texts.table(jobs))
         return 0
 
-    async def render(self, source: IO[bytes] | None, fields: Mapping[str, Any], key: str | None) -> int:
+    async def render(
+        self, source: IO[bytes] | None, fields: Mapping[str, Any], key: str | None, *, dry_run: bool
+    ) -> int:
         """The manifest."""
         spec = parse_spec(source, fields)
-        trainjob = render(spec, key or slug_of(source, spec.command), 1, self.namespace)
+        key = key or slug_of(source, spec.command)
+        if dry_run:
+            trainjob = await flow.dry_run(self.backend, spec, key, namespace=self.namespace)
+        else:
+            trainjob = render(spec, key, 1, self.namespace)
         self._answer(trainjob, lambda: texts.as_yaml(trainjob))
         return 0
 

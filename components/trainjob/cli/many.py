@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -43,6 +44,9 @@ class ManyWaits:
     async def run(self) -> int:
         """Wait for all of them and return the exit code."""
         with Interrupts() as interrupts, interrupts.stage():
+            # All that is made here stays to the end: to look through 10,000 waits for garbage, again and again, would
+            # hold up the event loop for 0.1 s each time.
+            gc.disable()
             refs = await self._find()
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -50,6 +54,8 @@ class ManyWaits:
                         tasks.create_task(self._wait(ref))
                         if i % _SLICE == 0:
                             await asyncio.sleep(0)
+                    gc.freeze()
+                    gc.enable()
             except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
                 raise group.exceptions[0] from None
         return interrupts.exit_code or min(self._codes, default=0)

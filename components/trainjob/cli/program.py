@@ -276,15 +276,23 @@ def delete(target: Target, /, *, name: tuple[str, str]) -> int:
 
 @program.command(cls=WithCommand)
 @spec_options
+@click.option("--dry-run", is_flag=True, help="Have the server check it, and print what it would store.")
 @common_options
 @click.pass_obj
 def render(
-    target: Target, /, *, spec: IO[bytes] | None, key: str | None, command: tuple[str, ...], **options: Any
+    target: Target,
+    /,
+    *,
+    spec: IO[bytes] | None,
+    key: str | None,
+    dry_run: bool,
+    command: tuple[str, ...],
+    **options: Any,
 ) -> int:
-    """Print the TrainJob that `run` would create, as YAML. Needs no cluster."""
+    """Print the TrainJob that `run` would create, as YAML. Needs no cluster, unless with --dry-run."""
     fields = fields_of(options, command)
     require_work(spec, fields)
-    return target.do(lambda commands: commands.render(spec, fields, key))
+    return target.do(lambda commands: commands.render(spec, fields, key, dry_run=dry_run))
 
 
 @program.command("exec", cls=WithCommand)

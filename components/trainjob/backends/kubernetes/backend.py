@@ -70,11 +70,11 @@ class KubernetesBackend:
         """That of the kubeconfig's context or of the pod, else ``default``."""
         return self.credentials.namespace() or "default"
 
-    async def create(self, trainjob: TrainJob) -> TrainJob:
+    async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. A reply that was lost is looked up; the same object is never sent for two jobs."""
         metadata = trainjob["metadata"]
         # Strict: a field that this cluster's Trainer does not have is an error, not something to drop in silence.
-        params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
+        params = {"fieldValidation": "Strict", "fieldManager": "trainjob", **({"dryRun": "All"} if dry_run else {})}
         request = Request("POST", _path(metadata["namespace"]), params, body=trainjob)
         patience, lost = self._asking(), False
         while True:
@@ -113,16 +113,18 @@ class KubernetesBackend:
         found = [await self.get(namespace, name) for name in names]
         return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
 
-    async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+    def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """See `Backend.watch`."""
-        hub = self._hub(ref.namespace) if self._shared else self._new_hub(ref.namespace, f"metadata.name={ref.name}")
+        return self._hub(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
+
+    async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        hub = self._new_hub(ref.namespace, f"metadata.name={ref.name}")
         try:
             async with aclosing(hub.subscribe(ref)) as snapshots:
                 async for snapshot in snapshots:
                     yield snapshot
         finally:
-            if not self._shared:
-                await hub.aclose()
+            await hub.aclose()
 
     def _hub(self, namespace: str) -> WatchHub:
         if namespace not in self._hubs:

@@ -198,7 +198,7 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
             continue
         except Forbidden as error:
             unseen.append(f"logs: {error.message}")
-    return Evidence(trainjob, found, logs, unseen)
+    return Evidence(trainjob, found, logs, unseen=unseen)
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:

@@ -46,7 +46,7 @@ class LocalBackend:
         self.home = (home or settings.home).expanduser().absolute()
         self.environments = settings.local_environments if environments is None else environments
 
-    async def create(self, trainjob: TrainJob) -> TrainJob:
+    async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. A job is refused here if this machine could never run it."""
         runtime = trainjob["spec"]["runtimeRef"]["name"]
         if runtime not in runtimes.FRAMEWORKS:
@@ -58,6 +58,8 @@ class LocalBackend:
         metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
         stored = {**trainjob, "metadata": metadata}
         directory = self._files(metadata["namespace"], metadata["name"]).directory
+        if dry_run:
+            return stored
         try:
             files = await anyio.to_thread.run_sync(JobFiles.create, directory, stored, start)
         except FileExistsError:
