@@ -22,8 +22,8 @@ from trainjob.backends.kubernetes.errors import ApiError, Unreachable, error_of
 
 _log = logging.getLogger(__name__)
 
-PAGE = 250
-"""Objects a page: it bounds how long decoding one holds up the event loop (about 20 ms at 12 KB an object)."""
+PAGE = 500
+"""Objects a page, as client-go has it: decoding one holds up the event loop for 10 ms at 3 KB an object."""
 
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -101,7 +101,8 @@ class ApiClient:
         """
         async with self.stream(request) as response:
             try:
-                data = await response.aread()
+                # Not `aread`: httpx's reply is part of a cycle, and would keep a page until the next full collection.
+                data = b"".join([part async for part in response.aiter_bytes()])
             except httpx.HTTPError as error:
                 raise _unreachable(request, error) from error
             loaded: dict[str, Any] = json.loads(data) if data else {}

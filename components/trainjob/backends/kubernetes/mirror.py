@@ -17,8 +17,19 @@ from typing import Any
 import anyio
 
 from trainjob.backends.kubernetes.client import PAGE, ApiClient, Patience, Request
-from trainjob.backends.kubernetes.errors import ApiError, Expired, Forbidden, ServerError, Transient, error_of
-from trainjob.errors import BackendUnavailable
+from trainjob.backends.kubernetes.errors import (
+    ApiError,
+    Expired,
+    Forbidden,
+    ServerError,
+    Transient,
+    Unauthorized,
+    error_of,
+)
+from trainjob.errors import BackendUnavailable, ConfigurationError
+
+_UNHEARD = 2
+"""After so many watches that brought nothing, not even a bookmark, a list says what is the matter."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ class Mirror:
         self._path = path
         self._selector = dict(selector)
         self._patience = Patience(*client.timings.waiting)
+        self._doubt = Patience(*client.timings.asking)
         self._version = ""
 
     async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
@@ -74,7 +86,8 @@ class Mirror:
 
         Raises:
             BackendUnavailable: an outage outlasted both budgets.
-            ApiError: the server refuses LIST for good.
+            ApiError: the server refuses LIST for good, or credentials for longer than a renewal can take.
+            ConfigurationError: there are no credentials.
         """
         while True:
             try:
@@ -83,25 +96,32 @@ class Mirror:
                     for item in page:
                         uids.add(item["metadata"]["uid"])
                         yield Change(item)
-                self._patience.succeeded()
+                self._patience.reached()
+                self._doubt.succeeded()
                 yield Synced(frozenset(uids))
                 relist_at = time.monotonic() + self._timings.relist * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
                 async with aclosing(self._watch(relist_at)) as changes:
                     async for change in changes:
                         yield change
-            except Expired:
-                await anyio.sleep(random.uniform(0, 0.5))  # noqa: S311 - not all waiters at once
-            except Transient as error:
-                yield self._outage(error)
+            except (Expired, Transient) as error:
+                for outage in self._outages(error):
+                    yield outage
                 await anyio.sleep(self._patience.pause(error))
+            except (Unauthorized, ConfigurationError) as error:  # a token is renewed late, a plugin has its own outage
+                if not self._version or self._doubt.failed():
+                    raise
+                yield Outage(f"the API server could not be asked, trying again: {error}")
+                await anyio.sleep(self._doubt.pause())
 
-    def _outage(self, error: ApiError) -> Outage:
+    def _outages(self, error: ApiError) -> list[Outage]:
+        """Note a failure; the first in a row is no news: watches end, and resource versions get old."""
         if self._patience.failed():
             raise BackendUnavailable(
                 f"the API server could not be reached {self._patience.count} times in a row, for "
                 f"{time.monotonic() - self._patience.since:.0f} s: {error}"
             ) from error
-        return Outage(f"API server unavailable, trying again: {error}")
+        first = self._patience.count == 1
+        return [] if first else [Outage(f"API server unavailable, trying again: {error}")]
 
     async def _pages(self) -> AsyncGenerator[list[Mapping[str, Any]]]:
         """LIST, page by page; afterwards `_version` is where to watch from."""
@@ -117,8 +137,13 @@ class Mirror:
                 return
 
     async def _watch(self, relist_at: float) -> AsyncGenerator[Change | Outage]:
-        """Changes since `_version` until it is time to list again; a broken connection is resumed where it broke."""
-        while time.monotonic() < relist_at:
+        """Changes since `_version`; a broken connection is resumed where it broke, which costs the server little.
+
+        Ends when it is time to list again: now and then, and where watches bring nothing. Where only lists get through,
+        lists alone have to do.
+        """
+        unheard = 0
+        while unheard < _UNHEARD and time.monotonic() < relist_at:
             began, heard = time.monotonic(), False
             try:
                 async with aclosing(self._stream()) as changes:
@@ -129,14 +154,18 @@ class Mirror:
                             yield change
                         if time.monotonic() >= relist_at:
                             return
-                if not heard and time.monotonic() - began < 1.0:  # a server or proxy that hangs up at once
+                if not heard and time.monotonic() - began < self._timings.sound:
                     raise ServerError(0, "", "the watch ended as soon as it had begun")
             except Forbidden:  # list is allowed, watch is not
                 await anyio.sleep(random.uniform(*self._timings.poll))  # noqa: S311 - jitter
                 return
             except Transient as error:
-                yield self._outage(error)
+                if time.monotonic() - began >= self._timings.sound:
+                    self._patience.succeeded()
+                for outage in self._outages(error):
+                    yield outage
                 await anyio.sleep(self._patience.pause(error))
+            unheard = 0 if heard else unheard + 1
 
     async def _stream(self) -> AsyncGenerator[Change | None]:
         """One WATCH connection; None for a bookmark."""
@@ -154,9 +183,10 @@ class Mirror:
                 try:
                     event = json.loads(line)
                     kind, item = event["type"], event["object"]
-                except (ValueError, KeyError, TypeError):
+                    version = (item.get("metadata") or {}).get("resourceVersion")
+                except (ValueError, KeyError, TypeError, AttributeError):
                     raise ServerError(0, "", f"a watch line that is no event: {line[:80]!r}") from None
                 if kind == "ERROR":
                     raise error_of(int(item.get("code") or 500), item)
-                self._version = item["metadata"]["resourceVersion"]
+                self._version = version or self._version
                 yield None if kind == "BOOKMARK" else Change(item, deleted=kind == "DELETED")
