@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import yaml
 from tests.cluster import images, kueue
 from tests.cluster.access import RULES, Access
 from tests.cluster.control_plane import Cluster
@@ -19,9 +21,10 @@ from tests.cluster.nodes import fate
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
-from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch
+from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch, Stuck
 from trainjob.launch import cancel, dry_run, launch, mark_delivered, wait
 from trainjob.status import observe
 
@@ -197,6 +200,41 @@ async def test_the_editor_role_of_trainer_suffices(cluster: Access, namespace: s
     second = await launch(narrow, spec(env=fate(run="never")), "b", namespace=namespace)
     await until(narrow, second, Phase.RUNNING)
     assert await cancel(narrow, second)
+    await narrow.aclose()
+
+
+ROLE = yaml.safe_load((resources.files("trainjob") / "install" / "role.yaml").read_text())
+
+
+async def test_the_shipped_role_is_needed_and_suffices(
+    cluster: Access, namespace: str, small_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[tuple[str, str]] = set()
+    stream = ApiClient.stream
+
+    def noting(self: ApiClient, request: Request) -> Any:
+        collection, _, rest = request.path.partition(f"/namespaces/{namespace}/")[2].partition("/")
+        resource = f"{collection}/log" if rest.endswith("/log") else collection
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "get" if rest else "list")
+        used.add((resource, "watch" if "watch" in request.params else verb))
+        return stream(self, request)
+
+    monkeypatch.setattr(ApiClient, "stream", noting)
+    narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(ROLE["rules"], namespace))))
+    asked = spec(env=fate(run="300ms"), labels={kueue.QUEUE_LABEL: small_queue})
+    ref = await launch(narrow, asked, "a", namespace=namespace)
+    assert await launch(narrow, asked, "a", namespace=namespace) == ref
+    lines: list[str] = []
+    await wait(narrow, ref, on_log=lambda line: lines.append(line.text))
+    assert lines
+    await mark_delivered(narrow, ref)
+    assert (await narrow.evidence(ref)).unseen == []
+    waiting = await launch(narrow, spec(labels={kueue.QUEUE_LABEL: "nosuch"}), "b", namespace=namespace)
+    with pytest.raises(Stuck, match="LocalQueue nosuch doesn't exist"):
+        await wait(narrow, waiting, Budgets(fail_fast=True))
+    assert await cancel(narrow, waiting)
+    allowed = {(name, verb) for rule in ROLE["rules"] for name in rule["resources"] for verb in rule["verbs"]}
+    assert used == allowed
     await narrow.aclose()
 
 
