@@ -22,7 +22,7 @@ from trainjob.backends.kubernetes.client import ApiClient, Patience
 from trainjob.backends.kubernetes.errors import ApiError, Forbidden, Transient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
 from trainjob.backends.kubernetes.surroundings import Surroundings
-from trainjob.errors import BackendUnavailable, TrainJobError
+from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.manifest import ATTEMPT, JobRef
 from trainjob.status import QUEUE_LABEL, Obstacle, Phase, observe
 
@@ -195,9 +195,13 @@ class WatchHub:
                         idle_since = loop.time()
                     elif loop.time() - idle_since > _LINGER_SECONDS:
                         return
-        except TrainJobError as error:
-            known = isinstance(error, BackendUnavailable | Forbidden)
-            self._error = error if known else BackendUnavailable(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for it for ever
+            if not isinstance(error, TrainJobError):
+                _log.exception("the watch of %s has ended", self._path)
+            if isinstance(error, BackendUnavailable | ConfigurationError | Forbidden):
+                self._error = error
+            else:
+                self._error = BackendUnavailable(f"{type(error).__name__}: {error}")
             for waiter in self._all():
                 waiter.put(self._error)
         finally:
