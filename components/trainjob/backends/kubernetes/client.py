@@ -66,6 +66,7 @@ class Request:
         body: JSON to send.
         content_type: Of `body`.
         read_seconds: How long the server may be silent; `Timings.read` if None.
+        last: Nothing like it will be asked soon, so that the connection is not kept: a process that waits has one.
     """
 
     method: str
@@ -74,6 +75,7 @@ class Request:
     body: Any = None
     content_type: str = "application/json"
     read_seconds: float | None = None
+    last: bool = False
 
 
 class ApiClient:
@@ -108,8 +110,8 @@ class ApiClient:
             loaded: dict[str, Any] = json.loads(data) if data else {}
             return loaded
 
-    async def items(self, path: str, params: Mapping[str, str]) -> list[dict[str, Any]]:
-        """All objects of a collection, page by page.
+    async def items(self, path: str, params: Mapping[str, str], *, last: bool = False) -> list[dict[str, Any]]:
+        """All objects of a collection, page by page; `last` as in `Request`.
 
         Raises:
             ApiError: anything but a success.
@@ -118,7 +120,7 @@ class ApiClient:
         token = ""
         while True:
             more = {"continue": token} if token else {}
-            answer = await self.send(Request("GET", path, {**params, "limit": str(PAGE), **more}))
+            answer = await self.send(Request("GET", path, {**params, "limit": str(PAGE), **more}, last=last))
             found += answer.get("items") or []
             token = (answer.get("metadata") or {}).get("continue") or ""
             if not token:
@@ -163,6 +165,8 @@ class ApiClient:
         headers = {"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"}
         if access.authorization:
             headers["Authorization"] = access.authorization
+        if request.last:
+            headers["Connection"] = "close"
         content = None
         if request.body is not None:
             content = json.dumps(request.body).encode()

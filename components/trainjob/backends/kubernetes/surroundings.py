@@ -87,7 +87,7 @@ class Surroundings:
         if what in self.hidden:
             return []
         try:
-            return await self.client.items(path, params)
+            return await self.client.items(path, params, last=True)
         except Forbidden as error:
             self.hidden[what] = error.message
             _log.warning("why jobs wait cannot be seen without the right to list %s: %s", what, error.message)
