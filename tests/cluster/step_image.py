@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import yaml
 from tests.cluster import images
 from tests.cluster.build import BuildError, lock, say
 
@@ -27,6 +29,7 @@ EXAMPLES = "/opt/dags_examples"
 """Where the image has them."""
 
 _ROOT = Path(__file__).parents[2]
+STEP_RUNTIME = _ROOT / "components" / "trainjob" / "install" / "trainjob-step.yaml"
 _EXTRAS = ("mlflow", "storage", "examples")
 _SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python looks for what is not Debian's
 _PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
@@ -70,6 +73,15 @@ def _install(site: Path) -> None:
     for tests in [each for each in site.rglob("tests") if each.is_dir()]:
         shutil.rmtree(tests, ignore_errors=True)
     _compile(site)
+
+
+def runtime(file: Path, image: str) -> dict[str, Any]:
+    """The ClusterTrainingRuntime in `file`, with another image."""
+    loaded: dict[str, Any] = yaml.safe_load(file.read_text())
+    (job,) = loaded["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    container["image"] = image
+    return loaded
 
 
 def build(target: Path) -> Path:

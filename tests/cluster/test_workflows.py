@@ -21,7 +21,6 @@ from pathlib import Path
 
 import boto3  # type: ignore[import-untyped]
 import pytest
-import yaml
 from moto.server import ThreadedMotoServer
 from tests.cluster import step_image as steps
 from tests.cluster.access import TRAINER, Access
@@ -34,10 +33,6 @@ from trainjob.registry import ModelVersion, Registry, connect
 pytestmark = pytest.mark.timeout(400)
 
 ROOT = Path(__file__).parents[2]
-RUNTIMES = (
-    Path(trainjob.__file__).parent / "install" / "trainjob-step.yaml",
-    ROOT / "dags_examples" / "cluster" / "digits-jax.yaml",
-)
 STORAGE = "trainjob-storage"
 KEYS = {"AWS_ACCESS_KEY_ID": "pods", "AWS_SECRET_ACCESS_KEY": "of-the-bucket"}
 
@@ -93,12 +88,8 @@ class Platform:
 
 @pytest.fixture(scope="module")
 def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    for file in RUNTIMES:
-        runtime = yaml.safe_load(file.read_text())
-        (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-        container["image"] = step_image
-        own_cluster.api.apply(runtime)
+    for file in (steps.STEP_RUNTIME, ROOT / "dags_examples" / "cluster" / "digits-jax.yaml"):
+        own_cluster.api.apply(steps.runtime(file, step_image))
 
     gateway = own_cluster.layout.gateway  # this machine, for pods and for launchers
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -259,4 +250,4 @@ def test_a_training_that_fails_is_explained_in_airflow(
 
 
 def test_shipped_runtimes_name_the_image_of_this_version() -> None:
-    assert f"image: trainjob-step:{trainjob.__version__}\n" in RUNTIMES[0].read_text()
+    assert f"image: trainjob-step:{trainjob.__version__}\n" in steps.STEP_RUNTIME.read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,18 @@ class Harness:
         end: Makes a job of `fields` end with an exit code.
         until_told: Fields of a spec whose one node runs until `end` is called.
         shell: Whether ranks run real shell scripts, and so write logs.
+        refused: Fields of a spec that the backend refuses.
+        namespace: Where jobs are created.
+        other: Another namespace.
     """
 
     backend: Backend
     end: Callable[[JobRef, int], Awaitable[None]]
     until_told: dict[str, Any]
     shell: bool
+    refused: dict[str, Any] = field(default_factory=lambda: {"command": []})
     namespace: str = "default"
+    other: str = "other"
 
     def manifest(self, key: str = "key", attempt: int = 1, **fields: Any) -> TrainJob:
         spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_told, **fields})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -184,12 +185,16 @@ class KubernetesBackend:
                 yield line
             return
         finished = anyio.Event()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._until_finished, ref, finished)
+        # No task group: a reader who has seen enough would leave it as an ExceptionGroup of GeneratorExit.
+        watching = asyncio.create_task(self._until_finished(ref, finished))
+        try:
             async with aclosing(reader.follow(finished)) as lines:
                 async for line in lines:
                     yield line
-            tasks.cancel_scope.cancel()
+            await watching
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
 
     async def _until_finished(self, ref: JobRef, finished: anyio.Event) -> None:
         try:
@@ -224,7 +229,9 @@ class KubernetesBackend:
 
     async def stopped(self, ref: JobRef) -> bool:
         """See `Backend.stopped`."""
-        trainjob = await self._confirm(ref)
+        trainjob = await self.get(ref.namespace, ref.name)
+        if trainjob is not None and trainjob["metadata"]["uid"] != ref.uid:
+            return True  # the pods are those of another job of this name
         suspended = trainjob is not None and trainjob["spec"].get("suspend")
         if trainjob is not None and not suspended and not observe(trainjob).phase.terminal:
             return False

@@ -144,8 +144,8 @@ class ApiClient:
         finally:
             await response.aclose()
 
-    async def lines(self, request: Request) -> AsyncGenerator[bytes]:
-        """The reply line by line, as it comes. A line that was cut off at the end is not given.
+    async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
+        """The reply line by line, as it comes. What stands behind the last line's end is given if it may be `unended`.
 
         Raises:
             ApiError: no success, or the connection broke.
@@ -157,6 +157,8 @@ class ApiClient:
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
                         yield line
+                if unended and rest:
+                    yield rest
             except httpx.HTTPError as error:
                 raise _unreachable(request, error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -51,13 +51,17 @@ async def tail_of(client: ApiClient, pod: Mapping[str, Any], lines: int, *, prev
         **({"previous": "true"} if previous else {}),
     }
     path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
-    async with aclosing(client.lines(Request("GET", path, params))) as raw:
-        return [_parse(rank_of(pod), line) async for line in raw]
+    async with aclosing(client.lines(Request("GET", path, params), unended=True)) as raw:
+        return [part async for line in raw for part in _parse(rank_of(pod), line)]
 
 
-def _parse(rank: str, line: bytes) -> LogLine:
-    time, _, text = line.partition(b" ")
-    return LogLine(time.decode("ascii", "replace"), rank, text[:MAX_LINE].rstrip(b"\r").decode("utf-8", "replace"))
+def _parse(rank: str, line: bytes) -> Iterator[LogLine]:
+    """A line in the parts in which the container runtime wrote it: the kubelet joins them again."""
+    time, _, whole = line.partition(b" ")
+    text = whole.rstrip(b"\r")
+    for start in range(0, max(1, len(text)), MAX_LINE):
+        part = text[start : start + MAX_LINE].decode("utf-8", "replace")
+        yield LogLine(time.decode("ascii", "replace"), rank, part)
 
 
 class RankLogs:
@@ -166,12 +170,13 @@ class RankLogs:
             params["tailLines"] = str(self._tail)
         params |= {"follow": "true"} if follow else {"limitBytes": str(4 << 20)}
         path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
-        async with aclosing(self._client.lines(Request("GET", path, params, read_seconds=_LOG_READ_SECONDS))) as lines:
+        request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
+        async with aclosing(self._client.lines(request, unended=True)) as lines:
             async for raw in lines:
-                line = _parse(rank, raw)
-                if line.time > last:
-                    self._last[uid] = line.time
-                    yield line
+                for line in _parse(rank, raw):
+                    if line.time > last:
+                        self._last[uid] = line.time
+                        yield line
 
 
 def _has_output(pod: Mapping[str, Any]) -> bool:

@@ -1,0 +1,121 @@
+"""What `trainjob.launch` relies on, of the Kubernetes backend: the tests of every backend, on a real cluster.
+
+Jobs that end when they are told to run on simulated nodes, whose kubelet the test plays; those that run scripts, and so
+have logs, run on the real node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.cluster import images
+from tests.cluster import step_image as steps
+from tests.cluster.access import Access, Object
+from tests.cluster.nodes import fate
+from tests.contract import test_backend_contract as contract
+from tests.contract.conftest import Harness
+
+from trainjob import JobRef
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+ABSENT = {
+    "test_a_name_is_not_free_again_after_deletion": "an API server forgets the names of what was deleted; that an "
+    "attempt's name is not used twice is for those who count the attempts",
+    "test_evidence_of_a_failure": "the Job controller deletes the ranks that still run, with their exit codes and "
+    "logs; the rank that failed is left (test_evidence_of_the_rank_that_failed)",
+}
+assert ABSENT.keys() <= vars(contract).keys()
+globals().update(
+    {name: test for name, test in vars(contract).items() if name.startswith("test_") and name not in ABSENT}
+)
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(cluster: Access) -> Path:
+    """Of somebody with the rights of Trainer's own role for users, in all namespaces."""
+    cluster.api.apply(steps.runtime(steps.STEP_RUNTIME, images.PYTHON))
+    return cluster.kubeconfig_for(cluster_wide=True)
+
+
+@pytest.fixture(scope="module")
+def other(cluster: Access) -> Iterator[str]:
+    with cluster.namespace("other") as name:
+        yield name
+
+
+@contextmanager
+def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared: bool) -> Iterator[Harness]:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), shared=shared)
+
+    async def end(ref: JobRef, code: int) -> None:
+        """As the kubelet of the node where the job's only pod runs."""
+        with anyio.fail_after(20):
+            while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - nobody but the server knows
+                await anyio.sleep(0.05)
+        name = pods[0]["metadata"]["name"]
+        path = f"{cluster.api.path('v1', 'Pod', ref.namespace, name)}/status"
+        container = pods[0]["status"]["containerStatuses"][0]
+        terminated = {"exitCode": code, "reason": "Error" if code else "Completed"}
+        ended = {**container, "ready": False, "state": {"terminated": terminated}}
+        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [ended]}
+        cluster.api.request("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
+
+    refused = {"initializer": {"dataset": {"storage_uri": "hf://a/b"}}}  # the runtime has no job for it
+    until_told: dict[str, Any] = {"command": ["sleep"], "env": fate(run="never")}
+    with cluster.namespace("contract", real=real) as namespace:
+        yield Harness(backend, end, until_told, shell=False, refused=refused, namespace=namespace, other=other)
+
+
+def running(cluster: Access, ref: JobRef) -> list[Object]:
+    pods = cluster.api.find("v1", "Pod", ref.namespace, labels=f"jobset.sigs.k8s.io/jobset-name={ref.name}")
+    return [pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+async def harness(
+    request: pytest.FixtureRequest, cluster: Access, kubeconfig: Path, other: str
+) -> AsyncIterator[Harness]:
+    with opened(cluster, kubeconfig, other, real=False, shared=request.param) as given:
+        yield given
+        await leave_empty(given)
+
+
+@pytest.fixture
+async def shell(real_node: Access, kubeconfig: Path, other: str) -> AsyncIterator[Harness]:
+    with opened(real_node, kubeconfig, other, real=True, shared=False) as given:
+        yield given
+        await leave_empty(given)
+
+
+async def leave_empty(given: Harness) -> None:
+    for job in await given.backend.find(given.other, {}):
+        await given.backend.delete(JobRef.of(job))
+        await contract.is_gone(given, JobRef.of(job))
+    await given.backend.aclose()
+
+
+async def test_evidence_of_the_rank_that_failed(shell: Harness) -> None:
+    # The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s, and the job with it.
+    sleeper = "trap 'exit 143' TERM; sleep 60 & wait"
+    script = f'echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 1 ] && exit 3; {sleeper}'
+    ref = await shell.run(script, num_nodes=2)
+    await contract.ended(shell, ref)
+    evidence = await shell.backend.evidence(ref)
+    codes = {
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: (
+            status["state"]["terminated"]["exitCode"]
+        )
+        for pod in evidence.pods
+        for status in pod["status"]["containerStatuses"]
+        if "terminated" in status["state"]
+    }
+    assert codes["1"] == 3
+    assert ["rank 1"] in evidence.logs.values()
