@@ -18,14 +18,22 @@ import httpx
 
 from trainjob import __version__
 from trainjob.backends.kubernetes.credentials import Access, Credentials
-from trainjob.backends.kubernetes.errors import ApiError, Unreachable, error_of
+from trainjob.backends.kubernetes.errors import ApiError, ServerError, Unauthorized, Unreachable, error_of
+from trainjob.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
 
 PAGE = 500
 """Objects a page, as client-go has it: decoding one holds up the event loop for 10 ms at 3 KB an object."""
 
+_BROKEN = (httpx.HTTPError, OSError)  # ssl's errors are OSErrors, and httpx lets some of them through
+
 MERGE_PATCH = "application/merge-patch+json"
+
+# An API server that has just been started knows no roles yet and answers 403, for up to 0.3 s (seen with 1.36): so soon
+# after an outage, a refusal is believed only when it is repeated.
+_DOUBT = 10.0
+_SECOND_THOUGHTS = 2.0
 
 _LONGEST_WAIT = 60.0  # for what Retry-After asks: the API server says 1 s, something between it and us may say a day
 
@@ -39,6 +47,8 @@ class Timings:
         read: How long the server may be silent over a request.
         watch_read: The same over a watch: a bookmark is due every 60 s (apiserver ``cacher.go``); a connection that is
             silent for longer is dead.
+        sound: A watch that lasted for so long was none that failed, even if nothing came: load balancers cut what is
+            idle after a minute or less.
         relist: How often a watched collection is listed all the same, 20 % more or less (kopf #585: silent streams).
         poll: Shortest and longest pause between two lists where no watch is allowed.
         waiting: Budgets of an outage, failures in a row and seconds, while a job is waited for: an upgrade of a control
@@ -49,6 +59,7 @@ class Timings:
     connect: float = 10.0
     read: float = 30.0
     watch_read: float = 75.0
+    sound: float = 5.0
     relist: float = 600.0
     poll: tuple[float, float] = (10.0, 30.0)
     waiting: tuple[int, float] = (20, 900.0)
@@ -93,6 +104,7 @@ class ApiClient:
         self._http: httpx.AsyncClient | None = None
         self._token_file: Path | None = None
         self._token_stamp = 0
+        self._failed_at = -_DOUBT
         self._lock = anyio.Lock()
 
     async def send(self, request: Request) -> dict[str, Any]:
@@ -104,10 +116,13 @@ class ApiClient:
         async with self.stream(request) as response:
             try:
                 # Not `aread`: httpx's reply is part of a cycle, and would keep a page until the next full collection.
-                data = b"".join([part async for part in response.aiter_bytes()])
-            except httpx.HTTPError as error:
+                loaded = json.loads(b"".join([data async for data in response.aiter_bytes()]))
+            except _BROKEN as error:
                 raise _unreachable(request, error) from error
-            loaded: dict[str, Any] = json.loads(data) if data else {}
+            except ValueError as error:  # something in between has shortened it, or written a page of its own
+                raise ServerError(0, "", f"{request.method} {request.path}: the reply is no JSON ({error})") from error
+            if not isinstance(loaded, dict):
+                raise ServerError(0, "", f"{request.method} {request.path}: the reply is no JSON object")
             return loaded
 
     async def items(self, path: str, params: Mapping[str, str], *, last: bool = False) -> list[dict[str, Any]]:
@@ -129,12 +144,14 @@ class ApiClient:
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[httpx.Response]:
         """The open reply, once it is known to be a success. 401 is answered by reading the credentials again, once."""
-        for last in (False, True):
-            response = await self._open(request, fresh=last)
-            if response.status_code == 401 and not last:
-                await response.aclose()
-                continue
-            break
+        response, access = await self._open(request)
+        if response.status_code == 401:
+            await response.aclose()
+            response, _ = await self._open(request, refused=access)
+        if response.status_code == 403 and time.monotonic() - self._failed_at < _DOUBT:
+            await response.aclose()
+            await anyio.sleep(_SECOND_THOUGHTS)
+            response, _ = await self._open(request)
         try:
             if response.status_code >= 400:
                 raise await _error(response)
@@ -159,11 +176,11 @@ class ApiClient:
                         yield line
                 if unended and rest:
                     yield rest
-            except httpx.HTTPError as error:
+            except _BROKEN as error:
                 raise _unreachable(request, error) from error
 
-    async def _open(self, request: Request, *, fresh: bool) -> httpx.Response:
-        http, access = await self._connect(fresh=fresh)
+    async def _open(self, request: Request, refused: Access | None = None) -> tuple[httpx.Response, Access]:
+        http, access = await self._connect(refused)
         headers = {"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"}
         if access.authorization:
             headers["Authorization"] = access.authorization
@@ -186,14 +203,26 @@ class ApiClient:
             extensions=extensions,
         )
         try:
-            return await http.send(built, stream=True)
-        except (httpx.HTTPError, OSError) as error:
+            response = await http.send(built, stream=True)
+        except _BROKEN as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ConfigurationError(
+                    f"{access.host} cannot be trusted: {error}; check its certificate authority"
+                ) from error
+            self._failed_at = time.monotonic()
             raise _unreachable(request, error) from error
+        if response.status_code >= 500:
+            self._failed_at = time.monotonic()
+        return response, access
 
-    async def _connect(self, *, fresh: bool) -> tuple[httpx.AsyncClient, Access]:
+    async def _connect(self, refused: Access | None) -> tuple[httpx.AsyncClient, Access]:
+        """The connection, after the credentials were read again if they were `refused` or their file has changed.
+
+        Where many requests are refused at once, the first one has them read again for all: that can take an exec
+        plugin seconds.
+        """
         async with self._lock:
-            stamp = self._stamp()
-            if self._http is None or self._access is None or fresh or stamp != self._token_stamp:
+            if self._http is None or self._access in (None, refused) or self._stamp() != self._token_stamp:
                 access = await anyio.to_thread.run_sync(self._credentials.load)
                 self._token_file = await anyio.to_thread.run_sync(self._credentials.token_file)
                 self._token_stamp = self._stamp()
@@ -231,13 +260,17 @@ def _http(access: Access) -> httpx.AsyncClient:
 async def _error(response: httpx.Response) -> ApiError:
     try:
         text = (await response.aread()).decode("utf-8", "replace")
-    except httpx.HTTPError:
+    except _BROKEN:
         text = ""
     try:
         body: object = json.loads(text)
     except ValueError:
         body = text
-    return error_of(response.status_code, body, response.headers.get("retry-after"))
+    error = error_of(response.status_code, body, response.headers.get("retry-after"))
+    if isinstance(error, Unauthorized):
+        advice = "the credentials are refused, also after they were read again: log in again or renew the token"
+        return Unauthorized(error.status, error.reason, f"{advice} ({error.message})")
+    return error
 
 
 def _unreachable(request: Request, error: Exception) -> Unreachable:
@@ -275,8 +308,12 @@ class Patience:
         """The outage is over."""
         self.count = 0
 
+    def reached(self) -> None:
+        """The server has answered: it is tried as rarely as before, but the time until it is given up begins again."""
+        self.since = time.monotonic()
+
     def pause(self, error: ApiError | None = None) -> float:
         """Seconds until the next try: 0.8 s doubled up to 30 s with full jitter, not before ``Retry-After``."""
         ceiling = min(30.0, 0.8 * 2 ** min(self.count - 1, 10)) if self.count else 0.8
-        floor = error.retry_after if error is not None and error.retry_after else 0.0
+        floor = min(_LONGEST_WAIT, error.retry_after) if error is not None and error.retry_after else 0.0
         return floor + random.uniform(0.05, ceiling)  # noqa: S311 - jitter
