@@ -183,18 +183,21 @@ class WatchHub:
         idle_since, handled = 0.0, 0
         loop = asyncio.get_running_loop()
         try:
-            async with aclosing(mirror.events()) as events:
-                async for event in events:
-                    await self._handle(event)
-                    handled += 1
-                    if handled % _SLICE == 0:
-                        await asyncio.sleep(0)
-                    if self._waiters:
-                        idle_since = 0.0
-                    elif not idle_since:
-                        idle_since = loop.time()
-                    elif loop.time() - idle_since > _LINGER_SECONDS:
-                        return
+            idle = False
+            while not idle:
+                async with aclosing(mirror.events()) as events:
+                    async for event in events:
+                        await self._handle(event)
+                        handled += 1
+                        if handled % _SLICE == 0:
+                            await asyncio.sleep(0)
+                        if self._waiters:
+                            idle_since = 0.0
+                        elif not idle_since:
+                            idle_since = loop.time()
+                        elif loop.time() - idle_since > _LINGER_SECONDS:
+                            break
+                idle = not self._waiters  # one may have come while the connection was being closed
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for it for ever
             if not isinstance(error, TrainJobError):
                 _log.exception("the watch of %s has ended", self._path)
@@ -264,8 +267,14 @@ class WatchHub:
             await asyncio.sleep(0.01)
         try:
             found = await self._confirm(waiter.ref)
+        except BackendUnavailable:  # the watch meets the same outage: it gives up for all, or lists and asks again
+            return
         except TrainJobError as error:
             waiter.put(error)
+            return
+        known = self._known.get(waiter.ref.uid)
+        if known is not None:  # the watch brought it meanwhile, which makes the reply the older news
+            waiter.put(self._snapshot(known))
         else:
             waiter.put(Snapshot(projection(found) if found is not None else None))
 
