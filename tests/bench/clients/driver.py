@@ -1,0 +1,123 @@
+"""What makes TrainJobs and ends them, in a process of its own, so that its work is not the waiter's.
+
+::
+
+    driver.py SERVER CA CERTIFICATE KEY NAMESPACE create N          prints their names
+    driver.py SERVER CA CERTIFICATE KEY NAMESPACE finish PER_SECOND  of the names on stdin; prints NAME SENT ANSWERED
+
+A job ends by the condition that Trainer writes at the end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+CONNECTIONS = 16
+
+SPEC = {
+    "runtime": "torch-distributed",
+    "image": "registry.example.com/vision/train:2026-11-21",
+    "command": ["torchrun", "train.py", "--epochs", "90", "--batch-size", "256"],
+    "num_nodes": 4,
+    "resources_per_node": {"cpu": 8, "memory": "64Gi", "gpu": 8},
+    "env": {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "8"},
+    "inputs": {"dataset": "s3://data/imagenet"},
+    "outputs": {"model": "s3://models/resnet50/nightly"},
+}
+RUNNING = {"jobsStatus": [{"name": "node", "ready": 1, "succeeded": 0, "failed": 0, "active": 1, "suspended": 0}]}
+ENDED = {"jobsStatus": [{"name": "node", "ready": 0, "succeeded": 1, "failed": 0, "active": 0, "suspended": 0}]}
+
+
+def complete() -> dict[str, Any]:
+    condition = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "AllJobsCompleted",
+        "message": "jobset completed successfully",
+        "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    return {**ENDED, "conditions": [condition]}
+
+
+class Connection:
+    """One connection to the API server."""
+
+    def __init__(self, server: str, authority: str, certificate: str, key: str) -> None:
+        context = ssl.create_default_context(cafile=authority)
+        context.load_cert_chain(certificate, key)
+        self._http = http.client.HTTPSConnection(urlsplit(server).netloc, context=context)
+        self._http.connect()  # not while the first request is timed
+
+    def send(self, method: str, path: str, body: object, kind: str = "application/json") -> tuple[float, float]:
+        """Unix times at which the request was sent and at which the answer was there."""
+        content = json.dumps(body)
+        sent = time.time()
+        self._http.request(method, path, content, {"Content-Type": kind, "User-Agent": "driver"})
+        with self._http.getresponse() as answer:
+            answered = time.time()
+            text = answer.read()
+            if answer.status >= 300:
+                raise SystemExit(f"{method} {path}: {answer.status} {text.decode()}")
+        return sent, answered
+
+
+def in_parallel(work: Callable[[Connection, Any], object], items: Iterable[Any], *address: str) -> None:
+    """Do `work` for each of `items`, in their order, on several connections."""
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def worker() -> None:
+        connection = Connection(*address)
+        while (item := waiting.get()) is not None:
+            work(connection, item)
+
+    threads = [threading.Thread(target=worker) for _ in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for item in (*items, *[None] * CONNECTIONS):
+        waiting.put(item)
+    for thread in threads:
+        thread.join()
+
+
+def main(*arguments: str) -> None:
+    *address, namespace, action, number = arguments
+    path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs"
+
+    def status(connection: Connection, name: str, status: object) -> tuple[float, float]:
+        return connection.send("PATCH", f"{path}/{name}/status", {"status": status}, "application/merge-patch+json")
+
+    if action == "create":
+        from trainjob.manifest import render
+        from trainjob.spec import TrainJobSpec
+
+        spec = TrainJobSpec.parse(SPEC)
+        jobs = [render(spec, f"vision/nightly/train-{i:05}", 1, namespace) for i in range(int(number))]
+
+        in_parallel(lambda connection, job: connection.send("POST", path, job), jobs, *address)
+        print("\n".join(job["metadata"]["name"] for job in jobs))
+        return
+
+    pause = 1 / float(number)
+    names = sys.stdin.read().split()
+    began = time.monotonic() + 1  # the connections are there by then
+    times: list[tuple[str, float, float]] = []
+
+    def finish(connection: Connection, job: tuple[int, str]) -> None:
+        time.sleep(max(0.0, began + job[0] * pause - time.monotonic()))
+        times.append((job[1], *status(connection, job[1], complete())))
+
+    in_parallel(finish, enumerate(names), *address)
+    print("\n".join(f"{name}\t{sent:.6f}\t{answered:.6f}" for name, sent, answered in times))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
