@@ -8,9 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.cluster import build, images, kueue
 from tests.cluster import step_image as steps
-from tests.cluster.access import Access
+from tests.cluster.access import RULES, Access
+from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
 from tests.cluster.real_node import unfit
 
@@ -110,3 +112,17 @@ def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -
     cluster.api.create(kueue.local_queue(namespace, "small", namespace))
     yield "small"
     cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """For certificates of proxies."""
+    return Authority(tmp_path_factory.mktemp("proxies") / "authority")
+
+
+@pytest.fixture(scope="session")
+def token(cluster: Access) -> str:
+    """Of a service account with the rights of Trainer's editor role in all namespaces."""
+    clean_up = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["deletecollection"]}
+    kubeconfig = cluster.kubeconfig_for([*RULES, clean_up], cluster_wide=True)
+    return str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])
