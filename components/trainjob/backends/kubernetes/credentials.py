@@ -94,7 +94,8 @@ class Credentials:
                 ) from error
         if self.verify is False:
             found.verify_ssl = False
-        return _access(found)
+        cluster = self._cluster()
+        return _access(found, cluster.get("proxy-url"), cluster.get("tls-server-name"))
 
     def token_file(self) -> Path | None:
         """The file that the token is read from, where that is known; it may be replaced at any time."""
@@ -129,6 +130,13 @@ class Credentials:
         file = self._file()
         return _named(file.get("contexts"), self.context or file.get("current-context"))
 
+    def _cluster(self) -> dict[str, Any]:
+        """The kubeconfig's cluster, for what only newer releases of the kubernetes package know."""
+        if self.host or (not (self.kubeconfig or self.context) and self._in_cluster()):
+            return {}
+        cluster = _named(self._file().get("clusters"), (self._context().get("context") or {}).get("cluster"))
+        return cluster.get("cluster") or {}
+
     def _token_file_of_kubeconfig(self) -> Path | None:
         user = _named(self._file().get("users"), (self._context().get("context") or {}).get("user"))
         path = (user.get("user") or {}).get("tokenFile")
@@ -142,7 +150,7 @@ def _named(entries: object, name: object) -> dict[str, Any]:
     return {}
 
 
-def _access(found: Any) -> Access:
+def _access(found: Any, proxy_url: str | None, server_name: str | None) -> Access:
     token = ""
     for identifier in ("authorization", "BearerToken"):  # up to 36; from 37 on
         token = token or found.get_api_key_with_prefix(identifier) or ""
@@ -160,8 +168,9 @@ def _access(found: Any) -> Access:
     if found.cert_file:
         context.load_cert_chain(found.cert_file, found.key_file or None)
     files = (found.ssl_ca_cert, found.cert_file, found.key_file)
-    identity = (found.host, found.verify_ssl, found.proxy, found.tls_server_name, *map(_content, files))
-    return Access(found.host.rstrip("/"), context, token, _proxy(found), found.tls_server_name, identity)
+    proxy = proxy_url or _proxy(found.host)
+    identity = (found.host, found.verify_ssl, proxy, server_name, *map(_content, files))
+    return Access(found.host.rstrip("/"), context, token, proxy, server_name, identity)
 
 
 def _content(path: str | None) -> bytes:
@@ -169,11 +178,7 @@ def _content(path: str | None) -> bytes:
     return Path(path).read_bytes() if path else b""
 
 
-def _proxy(found: Any) -> str | None:
-    """The proxy of the kubeconfig, else of the environment, unless ``no_proxy`` covers the host."""
-    if found.proxy:
-        return str(found.proxy)
-    parts = urlsplit(found.host)
-    if proxy_bypass(parts.hostname or ""):
-        return None
-    return getproxies().get(parts.scheme)
+def _proxy(host: str) -> str | None:
+    """The proxy of the environment, unless ``no_proxy`` covers the host (which the kubernetes package overlooks)."""
+    parts = urlsplit(host)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

@@ -1,0 +1,213 @@
+"""Every way to a real API server, by the oldest and the newest ``kubernetes`` package that we promise to work with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+import yaml
+from tests.cluster.access import Access
+
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import ConfigurationError
+
+pytestmark = pytest.mark.timeout(180)
+
+VERSIONS = ("27.2.0", "31.0.0", "36.0.1", "37.0.2")
+"""The oldest that we promise, kfp's upper limit, that of Airflow's provider, and the first of the new generation."""
+
+LOOK = """
+import asyncio, json, sys, warnings
+import kubernetes
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
+for credentials in json.loads(sys.argv[2]):
+    backend = KubernetesBackend(Credentials(**credentials))
+    namespace = backend.default_namespace
+    found = asyncio.run(backend.find(namespace, {}))
+    print(namespace, [job["metadata"]["name"] for job in found])
+"""
+
+PLUGIN = """
+import json, os, sys
+assert json.loads(os.environ["KUBERNETES_EXEC_INFO"])["kind"] == "ExecCredential"
+status = {"token": open(sys.argv[1]).read()}
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}))
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A release of the ``kubernetes`` package, in a directory of its own."""
+    target = tmp_path_factory.mktemp("kubernetes")
+    uv = Path(sys.executable).parent / "uv"
+    install = [str(uv), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(target)]
+    subprocess.run([*install, f"kubernetes=={request.param}"], check=True)
+    return str(request.param), target
+
+
+def look(package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", **environment: str) -> list[str]:
+    """What a program sees that has this package, by each of the credentials."""
+    version, directory = package
+    clean = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "PYTHONPATH")}
+    command = [sys.executable, "-c", LOOK, version, json.dumps(credentials)]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", f'{wrapper}\nexec "$@"', "sh", *command] if wrapper else command,
+        env={**clean, "PYTHONPATH": str(directory), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def user(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+    """A copy of a kubeconfig whose user or cluster is changed; the current context is another one."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    change(config["users"][0]["user"], config["clusters"][0]["cluster"])
+    config["contexts"].append({"name": "other", "context": {"cluster": "nosuch", "user": "nosuch"}})
+    config["current-context"] = "other"
+    target.write_text(yaml.safe_dump(config))
+    return target
+
+
+def test_every_kind_of_user(package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path) -> None:
+    limited = cluster.kubeconfig_for(namespace=namespace)
+    token = yaml.safe_load(limited.read_text())["users"][0]["user"]["token"]
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    (tmp_path / "ca.crt").write_bytes(cluster.api.authority)
+
+    def by_file(user: dict[str, Any], _: dict[str, Any]) -> None:
+        del user["token"]
+        user["tokenFile"] = str(tmp_path / "token")
+
+    def by_plugin(user: dict[str, Any], _: dict[str, Any]) -> None:
+        del user["token"]
+        user["exec"] = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": [str(tmp_path / "plugin.py"), str(tmp_path / "token")],
+            "interactiveMode": "Never",
+        }
+
+    def unverified(_: dict[str, Any], cluster: dict[str, Any]) -> None:
+        del cluster["certificate-authority-data"]
+        cluster["insecure-skip-tls-verify"] = True
+
+    changes = (lambda *_: None, by_file, by_plugin, unverified)
+    files = [user(limited, tmp_path / f"{i}.kubeconfig", change) for i, change in enumerate(changes)]
+    seen = look(
+        package,
+        *({"kubeconfig": str(file), "context": "test"} for file in files),
+        {"kubeconfig": str(cluster.kubeconfig)},  # a client certificate
+    )
+    assert seen == [f"{namespace} []"] * 4 + ["default []"]
+    assert look(package, {}, KUBECONFIG=str(limited)) == [f"{namespace} []"]
+
+
+def test_in_a_pod(package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path) -> None:
+    """The files and variables that every pod has, in a mount namespace of its own."""
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare, to have /var/run/secrets")
+    limited = cluster.kubeconfig_for(namespace=namespace)
+    (tmp_path / "token").write_text(yaml.safe_load(limited.read_text())["users"][0]["user"]["token"])
+    (tmp_path / "ca.crt").write_bytes(cluster.api.authority)
+    (tmp_path / "namespace").write_text(namespace)
+    where = "/var/run/secrets/kubernetes.io/serviceaccount"
+    mount = f"mount -t tmpfs tmpfs /run; mkdir -p {where}; cp {tmp_path}/* {where}"
+    server = urlsplit(cluster.api.server)
+    variables = {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
+    assert look(package, {}, wrapper=mount, **variables) == [f"{namespace} []"]
+
+
+@contextmanager
+def connect_proxy() -> Iterator[tuple[str, list[str]]]:
+    """An HTTP proxy that tunnels (CONNECT): its URL, and the hosts that were asked for."""
+    asked: list[str] = []
+    ready = threading.Event()
+    address: list[str] = []
+    stop = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        asked.append(host)
+        upstream = await asyncio.open_connection(*host.rsplit(":", 1))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(pump(reader, upstream[1]), pump(upstream[0], writer), return_exceptions=True)
+
+    async def run() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            address.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    ready.wait(10)
+    yield address[0], asked
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    loop.close()
+
+
+def test_through_a_proxy(package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path) -> None:
+    limited = cluster.kubeconfig_for(namespace=namespace)
+    host = urlsplit(cluster.api.server).netloc
+    with connect_proxy() as (url, asked):
+        said = user(limited, tmp_path / "proxy.kubeconfig", lambda _, cluster: cluster.update({"proxy-url": url}))
+        look(package, {"kubeconfig": str(said), "context": "test"}, no_proxy="")
+        assert asked == [host]
+        look(package, {"kubeconfig": str(limited)}, https_proxy=url, no_proxy="")
+        assert asked == [host] * 2
+        look(package, {"kubeconfig": str(limited)}, https_proxy=url, no_proxy="127.0.0.1,localhost")
+        assert asked == [host] * 2, "no_proxy covers the host"
+
+
+async def finds(credentials: Credentials) -> list[Any]:
+    backend = KubernetesBackend(credentials)
+    try:
+        return await backend.find("default", {})
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.anyio
+async def test_the_certificate_is_verified_unless_the_caller_says_otherwise(cluster: Access, tmp_path: Path) -> None:
+    authority = tmp_path / "ca.crt"
+    authority.write_bytes(cluster.api.authority)
+    server = cluster.api.server
+    rules = [{"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["list"]}]
+    token = yaml.safe_load(cluster.kubeconfig_for(rules).read_text())["users"][0]["user"]["token"]
+    with anyio.fail_after(10), pytest.raises(ConfigurationError, match="certificate") as caught:
+        await finds(Credentials(host=server, token=token))
+    assert token not in str(caught.value)
+    assert await finds(Credentials(host=server, token=token, ca_file=str(authority))) == []
+    assert await finds(Credentials(host=server, token=token, verify=False)) == []
