@@ -351,7 +351,8 @@ async def conclude(
     observation = observe(evidence.trainjob, final)
     if observation.phase is not Phase.COMPLETE:
         if earlier is not None:
-            pods, logs = [*earlier.pods, *evidence.pods], {**evidence.logs, **earlier.logs}
+            # The present ones first: of ranks that ended in the same second, they are in order.
+            pods, logs = [*evidence.pods, *earlier.pods], {**evidence.logs, **earlier.logs}
             evidence = replace(evidence, pods=pods, logs=logs)
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
     report = _report(evidence)

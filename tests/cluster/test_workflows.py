@@ -37,6 +37,13 @@ STORAGE = "trainjob-storage"
 KEYS = {"AWS_ACCESS_KEY_ID": "pods", "AWS_SECRET_ACCESS_KEY": "of-the-bucket"}
 
 
+def launcher_environment() -> dict[str, str]:
+    """This process's, without what leads to a backend, to storage or to another test's Airflow."""
+    foreign = ("TRAINJOB_", "AWS_", "AIRFLOW", "KUBE", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
 @dataclass
 class Platform:
     """A cluster as a team would have it set up, with storage and a registry.
@@ -62,10 +69,8 @@ class Platform:
 
     def environment(self, namespace: str, directory: Path) -> dict[str, str]:
         """Of a launcher: everything but the backend."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINJOB_", "AWS_", "AIRFLOW", "KUBE"))}
         return {
-            **inherited,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            **launcher_environment(),
             "KUBECONFIG": str(self.cluster.kubeconfig_for(namespace=namespace)),
             "TRAINJOB_HOME": str(directory / "home"),
             "TRAINJOB_REGISTRY": self.registry,
@@ -96,9 +101,8 @@ def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.Tem
     s3 = ThreadedMotoServer(ip_address=gateway, port=0, verbose=False)
     s3.start()
     endpoint = f"http://{gateway}:{s3.get_host_and_port()[1]}"
-    boto3.client(
-        "s3", region_name="us-east-1", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b"
-    ).create_bucket(Bucket="digits")
+    anybody = {"aws_access_key_id": "any", "aws_secret_access_key": "body"}
+    boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint, **anybody).create_bucket(Bucket="digits")
     settings = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
     server, url = _mlflow(gateway, tmp_path_factory.mktemp("mlflow"))
     yield Platform(own_cluster, settings, f"mlflow+{url}", "s3://digits")
@@ -151,20 +155,27 @@ def run(environment: dict[str, str], directory: Path, *command: str, code: int =
     return done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a migrated database. The process of the tests has another Airflow: it reads its home when it is imported."""
+    home = tmp_path_factory.mktemp("airflow")
+    settings = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    run({**launcher_environment(), **settings}, home, "airflow", "db", "migrate")
+    return home
+
+
 @pytest.fixture
-def airflow(platform: Platform, namespace: str, tmp_path: Path) -> dict[str, str]:
-    """Environment of an Airflow of its own whose connection leads to the cluster."""
+def airflow(platform: Platform, airflow_home: Path, namespace: str, tmp_path: Path) -> dict[str, str]:
+    """Environment of an Airflow whose connection leads to the cluster."""
     connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": namespace}}
-    environment = {
+    return {
         **platform.environment(namespace, tmp_path),
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW_HOME": str(airflow_home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags_examples" / "airflow"),
         "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
         "NO_COLOR": "1",
     }
-    run(environment, tmp_path, "airflow", "db", "migrate")
-    return environment
 
 
 def champion(registry: Registry) -> ModelVersion | None:
@@ -244,7 +255,7 @@ def test_a_training_that_fails_is_explained_in_airflow(
     environment = {**airflow, "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
     log = run(environment, tmp_path, "airflow", "dags", "test", "failing", code=1)
     assert "TrainJobFatal" in log
-    assert "node-1 exited with code 7" in log
+    assert "node-1 exited with code 7" in log, log[-6000:]
     assert "rank 1 fails at epoch 2 as asked, exit code 7" in log
     assert len(platform.cluster.api.find(TRAINER, "TrainJob", namespace)) == 1, "tried again in vain"
 

@@ -188,9 +188,14 @@ def _running(pod: Mapping[str, Any]) -> bool:
 
 
 async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob: TrainJob | None) -> Evidence:
-    """What is known about pods that were `found`, with the log tails of those that ended badly."""
+    """What is known about pods that were `found`, with the log tails of those that ended badly.
+
+    Pods that fell silent first come first. The times in their statuses are whole seconds, and ranks that lose their
+    peer end in the same one (Gloo: 0.1 s later), after they have said so.
+    """
     unseen: list[str] = []
     logs: dict[str, list[str]] = {}
+    silent: dict[str, str] = {}
     for pod in found:
         if not crashes_of(pod) or len(logs) >= _TAILS:
             continue
@@ -199,11 +204,13 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
         try:
             lines = await tail_of(client, pod, TAIL_LINES, previous=previous)
             logs[pod["metadata"]["name"]] = [line.text for line in lines]
+            silent[pod["metadata"]["name"]] = lines[-1].time if lines else ""
         except (BadRequest, ObjectNotFound):  # its container is gone already
             continue
         except Forbidden as error:
             unseen.append(f"logs: {error.message}")
-    return Evidence(trainjob, found, logs, unseen=unseen)
+    ordered = sorted(found, key=lambda pod: silent.get(pod["metadata"]["name"], "~"))
+    return Evidence(trainjob, ordered, logs, unseen=unseen)
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
