@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainjob import LogLine, Observation
+    from trainjob import Diagnosis, LogLine, Observation
 
 # At most so many lines in so many seconds: writing them blocks the event loop that all triggers of a triggerer share,
 # and a task log of gigabytes helps nobody (apache/airflow#73044: logs that took a triggerer's memory).
@@ -42,6 +42,10 @@ class Narrator:
         if progress and progress != self._progress and due:
             self._progress, self._progressed = progress, time.monotonic()
             self._tell("progress: %s", progress)
+
+    def crash(self, diagnosis: Diagnosis) -> None:
+        """A rank crashed, and the job goes on."""
+        self._tell("%s", diagnosis.crash)
 
     def line(self, line: LogLine) -> None:
         """A line that a rank wrote."""

@@ -62,7 +62,7 @@ class RunningJob:
         say, backend = Narrator(tell), self.client.backend
         on_log = say.line if logs else None
         waiting = self._waiting = self.client.start(
-            lambda: wait(backend, ref, budgets, on_change=say.change, on_log=on_log)
+            lambda: wait(backend, ref, budgets, on_change=say.change, on_log=on_log, on_crash=say.crash)
         )
         try:
             return waiting.result(seconds)

@@ -92,6 +92,11 @@ class Diagnosis:
         lines += [f"not seen: {what}" for what in self.unseen]
         return "\n".join(lines)
 
+    @property
+    def crash(self) -> str:
+        """The line for a log while the job goes on."""
+        return f"{self.summary}; the job goes on, and its runtime decides whether the rank is started again"
+
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
         return asdict(self)

@@ -26,6 +26,7 @@ from trainjob import (
     TrainJobSpec,
 )
 from trainjob.backends.base import TrainJob
+from trainjob.diagnosis import Diagnosis
 from trainjob.errors import Problem, TimedOut
 from trainjob.launch import CancelAction, request_cancel
 from trainjob.manifest import JobRef, labels_of
@@ -90,7 +91,7 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
         say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
         try:
             # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
-            return client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say)
+            return client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say, on_crash=_say_crash)
         except TimedOut:
             if parameters["cancel_on_timeout"]:
                 client.cancel(ref)
@@ -112,6 +113,10 @@ def _budgets(parameters: Mapping[str, Any]) -> Budgets:
         return timedelta(seconds=parameters[name]) if parameters[name] else None
 
     return Budgets(limit("queue_timeout"), limit("start_timeout"), limit("run_timeout"))
+
+
+def _say_crash(diagnosis: Diagnosis) -> None:
+    say(diagnosis.crash)
 
 
 class _Narrator:

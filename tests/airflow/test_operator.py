@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,10 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralError
 from tests.airflow.conftest import Run, jobs, python
 
-from trainjob import TrainJobClient, TrainJobSpec
+from trainjob import JobRef, TrainJobClient, TrainJobSpec
+from trainjob.backends.base import Snapshot
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.status import Obstacle
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
@@ -124,6 +130,30 @@ def test_start_timeout_may_leave_the_job(run: Run, home: Path) -> None:
     assert "waiting for admission in queue q" in str(ran.errors["train"])
     assert "it goes on (cancel_on_timeout=False)" in ran.log
     assert len(jobs(home)) == 1
+
+
+@both
+def test_what_only_a_person_can_change_is_not_waited_for(
+    run: Run, home: Path, deferrable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no queues on this machine, so that Kueue's answer is put into what is seen of the job."""
+    obstacle = Obstacle("Inadmissible", "LocalQueue q doesn't exist", lasting=True)
+    watch = LocalBackend.watch
+
+    async def watched(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        async with aclosing(watch(backend, ref)) as snapshots:
+            async for snapshot in snapshots:
+                yield replace(snapshot, obstacle=obstacle)
+
+    monkeypatch.setattr(LocalBackend, "watch", watched)
+    queued: dict[str, Any] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}, "suspend": True}
+    with DAG("stuck") as dag:
+        step(code=SLEEP, fail_fast=True, retries=2, deferrable=deferrable, **queued)
+    ran = run(dag)
+    assert isinstance(ran.errors["train"], TrainJobFatal)
+    assert "waiting for admission in queue q: LocalQueue q doesn't exist; it was cancelled" in str(ran.errors["train"])
+    assert "LocalQueue q doesn't exist" in ran.log
+    assert jobs(home) == []
 
 
 @both

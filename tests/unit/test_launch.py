@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import Budgets, InvalidSpec, JobRef, LogLine, Observation, Phase, TrainJobFailed, TrainJobSpec
 from trainjob import launch as flow
+from trainjob.backends.base import Snapshot
 from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.errors import (
     AlreadyExists,
@@ -24,10 +27,11 @@ from trainjob.errors import (
     RunTimeout,
     SpecMismatch,
     StartTimeout,
+    Stuck,
     TimedOut,
 )
 from trainjob.manifest import DELIVERED, job_name
-from trainjob.status import QUEUE_LABEL
+from trainjob.status import QUEUE_LABEL, Obstacle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
@@ -536,3 +540,17 @@ async def test_delivered_is_noted(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await flow.mark_delivered(backend, ref)
     assert backend.job(ref)["metadata"]["annotations"][DELIVERED] == "true"
+
+
+async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = await launch(backend)
+    watch = backend.watch
+
+    async def watched(ref: JobRef) -> AsyncGenerator[Snapshot]:
+        async with aclosing(watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                yield Snapshot(snapshot.trainjob, obstacle=Obstacle("Inadmissible", "no such queue", lasting=True))
+
+    monkeypatch.setattr(backend, "watch", watched)
+    assert await budget_of(backend, ref) is None, "waited for, unless asked otherwise"
+    assert await budget_of(backend, ref, fail_fast=True) is Stuck

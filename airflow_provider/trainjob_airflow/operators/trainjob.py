@@ -72,6 +72,8 @@ class TrainJobOperator(BaseOperator):
         deferrable: Wait in the triggerer, without a worker.
         queue_timeout: How long the job may wait for admission (Kueue); for ever if left out. ``timedelta`` or seconds.
         start_timeout: How long its ranks may take to start once it is admitted; for ever if left out.
+        fail_fast: Fail at once, and without a retry, where the job waits for what only a person can change: a queue
+            that does not exist, more GPUs than it will ever have, an image that is not there, pods that are refused.
         on_kill_action: What becomes of the job when the task is killed: ``cancel`` deletes it, ``suspend`` keeps it
             for the next try to go on with, ``keep`` lets it go on. Without `deferrable`, Airflow also calls a graceful
             shutdown of a worker a kill: choose ``keep`` where workers come and go, so that the next try adopts the job.
@@ -125,6 +127,7 @@ class TrainJobOperator(BaseOperator):
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         queue_timeout: Seconds = None,
         start_timeout: Seconds = None,
+        fail_fast: bool = False,
         on_kill_action: OnKill = "cancel",
         cancel_on_timeout: bool = True,
         get_logs: bool = True,
@@ -154,6 +157,7 @@ class TrainJobOperator(BaseOperator):
         self.deferrable = deferrable
         self.queue_timeout = _seconds("queue_timeout", queue_timeout)
         self.start_timeout = _seconds("start_timeout", start_timeout)
+        self.fail_fast = fail_fast
         if on_kill_action not in ("cancel", "suspend", "keep"):
             raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
@@ -176,7 +180,7 @@ class TrainJobOperator(BaseOperator):
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._busy(ref.namespace, self.key(context), ref) as running:
             if event["status"] == "timeout":
-                self._give_up(running, event["message"])
+                self._give_up(running, event["message"], again=event["retryable"])
             if event["status"] == "error":
                 self._resume(context, ref, event)
             client = running.client
@@ -263,7 +267,7 @@ class TrainJobOperator(BaseOperator):
             seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             if seconds is not None and seconds <= 0:
                 seconds = _LAST_LOOK
-            budgets = Budgets(queue=_delta(self.queue_timeout), start=_delta(self.start_timeout))
+            budgets = Budgets(_delta(self.queue_timeout), _delta(self.start_timeout), fail_fast=self.fail_fast)
             try:
                 result = running.wait(ref, budgets, self.log.info, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
@@ -285,7 +289,7 @@ class TrainJobOperator(BaseOperator):
                 except CancelledError:
                     raise TrainJobFailure(f"the task was killed while it waited for {running}") from None
                 except TimedOut as error:
-                    self._give_up(running, str(error))
+                    self._give_up(running, str(error), again=error.retry.retryable)
                 except TrainJobError as error:
                     self._tell(str(error))
                     raise airflow_error(error) from None
@@ -307,6 +311,7 @@ class TrainJobOperator(BaseOperator):
                 attempt=ref.attempt,
                 queue_timeout=self.queue_timeout,
                 start_timeout=self.start_timeout,
+                fail_fast=self.fail_fast,
                 deadline=deadline.isoformat() if deadline else None,
                 on_kill_action=self.on_kill_action,
                 get_logs=self.get_logs,
@@ -328,8 +333,8 @@ class TrainJobOperator(BaseOperator):
         self.log.warning("%s", message)
         self._defer(context, ref, event["resumed"] + 1)
 
-    def _give_up(self, running: RunningJob, message: str) -> NoReturn:
-        """A timeout ran out."""
+    def _give_up(self, running: RunningJob, message: str, *, again: bool = True) -> NoReturn:
+        """A timeout ran out, or there is nothing to wait for; whether another try may help."""
         if self.cancel_on_timeout:
             try:
                 ended = running.cancel("delete", _CANCEL_SECONDS)
@@ -339,7 +344,7 @@ class TrainJobOperator(BaseOperator):
         else:
             message += "; it goes on (cancel_on_timeout=False)"
         self._tell(message)
-        raise TrainJobTimeout(message)
+        raise TrainJobTimeout(message) if again else TrainJobFatal(message)
 
     def _deliver(self, client: TrainJobClient, result: TrainJobResult, ref: JobRef) -> dict[str, Any]:
         from trainjob.launch import mark_delivered  # noqa: PLC0415

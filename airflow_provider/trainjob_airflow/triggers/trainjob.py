@@ -46,6 +46,7 @@ class TrainJobTrigger(BaseTrigger):
         attempt: Ordinal of the job.
         queue_timeout: Seconds to wait for admission; None: for ever.
         start_timeout: Seconds from admission to the first running rank; None: for ever.
+        fail_fast: Whether to give up on what only a person can change.
         deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` is over; None: never.
         on_kill_action: ``cancel``, ``suspend`` or ``keep``: what becomes of the job when a person kills the task.
         get_logs: Whether lines of the ranks go to the task's log.
@@ -62,6 +63,7 @@ class TrainJobTrigger(BaseTrigger):
         attempt: int,
         queue_timeout: float | None = None,
         start_timeout: float | None = None,
+        fail_fast: bool = False,
         deadline: str | None = None,
         on_kill_action: str = "cancel",
         get_logs: bool = True,
@@ -75,6 +77,7 @@ class TrainJobTrigger(BaseTrigger):
         self.attempt = attempt
         self.queue_timeout = queue_timeout
         self.start_timeout = start_timeout
+        self.fail_fast = fail_fast
         self.deadline = deadline
         self.on_kill_action = on_kill_action
         self.get_logs = get_logs
@@ -84,7 +87,7 @@ class TrainJobTrigger(BaseTrigger):
         """Class path and arguments."""
         names = (
             *("trainjob_conn_id", "namespace", "name", "uid", "attempt", "queue_timeout", "start_timeout"),
-            *("deadline", "on_kill_action", "get_logs", "resumed"),
+            *("fail_fast", "deadline", "on_kill_action", "get_logs", "resumed"),
         )
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
@@ -106,7 +109,7 @@ class TrainJobTrigger(BaseTrigger):
             finally:
                 await backend.aclose()
         except TimedOut as error:
-            return _event("timeout", str(error))
+            return _event("timeout", str(error), retryable=error.retry.retryable)
         except TrainJobError as error:
             return _event("error", str(error), retryable=error.retry.retryable)
         except Exception as error:
@@ -125,7 +128,7 @@ class TrainJobTrigger(BaseTrigger):
         reading = asyncio.create_task(self._read(backend, say)) if self.get_logs else None
         try:
             last: Observation | None = None
-            budgets = Budgets(queue=_delta(self.queue_timeout), start=_delta(self.start_timeout))
+            budgets = Budgets(_delta(self.queue_timeout), _delta(self.start_timeout), fail_fast=self.fail_fast)
             async with aclosing(follow(backend, self._ref(), budgets)) as changes:
                 async for last, notice in changes:
                     say.change(last, notice)

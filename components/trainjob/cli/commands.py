@@ -29,8 +29,8 @@ from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Phase, observe
 
-Patience = tuple[timedelta | None, timedelta | None, timedelta | None]
-"""Budgets for queue, start and run."""
+Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool]
+"""Budgets for queue, start and run, and whether to give up on what will not change by itself."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
@@ -247,7 +247,14 @@ class Commands:
 
     async def _wait(self, ref: JobRef, patience: Patience, show: View) -> flow.TrainJobResult:
         on_log = show.log if show.logs else None
-        return await flow.wait(self.backend, ref, Budgets(*patience), on_change=show.change, on_log=on_log)
+        return await flow.wait(
+            self.backend,
+            ref,
+            Budgets(*patience),
+            on_change=show.change,
+            on_log=on_log,
+            on_crash=lambda diagnosis: show.notice(diagnosis.crash),
+        )
 
     async def _cancel_all(self, ref: JobRef | None, key: str) -> str:
         """Cancel `ref`; if the launch was interrupted, whatever it has left: nobody knows whether it went through."""

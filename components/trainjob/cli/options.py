@@ -122,6 +122,7 @@ live_options = _apply(
     click.option("--queue-timeout", type=duration, help="Longest wait for admission, e.g. 30m."),
     click.option("--start-timeout", type=duration, help="Longest time from admission to the first running rank."),
     click.option("--run-timeout", type=duration, help="Longest time from admission to the end."),
+    click.option("--fail-fast", is_flag=True, help="Do not wait for what only a person can change."),
     click.option("--plain", is_flag=True, help="Plain lines on a terminal too."),
     click.option("--no-logs", is_flag=True, help="Without the ranks' log lines."),
 )

@@ -134,6 +134,7 @@ def run(
     queue_timeout: timedelta | None,
     start_timeout: timedelta | None,
     run_timeout: timedelta | None,
+    fail_fast: bool,
     plain: bool,
     no_logs: bool,
     on_interrupt: Literal["cancel", "keep"],
@@ -147,7 +148,7 @@ def run(
     """
     fields = fields_of(options, command)
     require_work(spec, fields)
-    patience = (queue_timeout, start_timeout, run_timeout)
+    patience = (queue_timeout, start_timeout, run_timeout, fail_fast)
     return target.do(
         lambda commands: commands.run(
             spec,
@@ -183,11 +184,12 @@ def wait(
     queue_timeout: timedelta | None,
     start_timeout: timedelta | None,
     run_timeout: timedelta | None,
+    fail_fast: bool,
     plain: bool,
     no_logs: bool,
 ) -> int:
     """Wait for the end of a job that is there. Ctrl-C leaves it running."""
-    patience = (queue_timeout, start_timeout, run_timeout)
+    patience = (queue_timeout, start_timeout, run_timeout, fail_fast)
     if many == (name is not None):
         raise click.UsageError("say what to wait for: the NAME of a job, or --stdin")
     if name is not None:
