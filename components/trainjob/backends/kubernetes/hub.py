@@ -85,12 +85,10 @@ class _Waiter:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    async def take(self) -> Snapshot | TrainJobError | None:
-        while not self.fresh:
-            self._woken = asyncio.get_running_loop().create_future()
-            await self._woken
-        self.fresh, self._woken = False, None
-        return self.snapshot
+    def changed(self) -> asyncio.Future[None]:
+        """Done at the next `put`."""
+        self._woken = asyncio.get_running_loop().create_future()
+        return self._woken
 
 
 class WatchHub:
@@ -137,7 +135,9 @@ class WatchHub:
             elif self._synced.is_set():  # the job is younger than the list, or older than its end
                 self._ask(waiter)
             while True:
-                snapshot = await waiter.take()
+                while not waiter.fresh:
+                    await waiter.changed()
+                waiter.fresh, snapshot = False, waiter.snapshot
                 if isinstance(snapshot, Forbidden):  # a Role that names its jobs allows no list
                     async with aclosing(self._poll(ref)) as snapshots:
                         async for found in snapshots:

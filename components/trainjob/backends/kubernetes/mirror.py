@@ -92,10 +92,9 @@ class Mirror:
         while True:
             try:
                 uids = set()
-                async for page in self._pages():
-                    for item in page:
-                        uids.add(item["metadata"]["uid"])
-                        yield Change(item)
+                async for item in self._list():
+                    uids.add(item["metadata"]["uid"])
+                    yield Change(item)
                 self._patience.reached()
                 self._doubt.succeeded()
                 yield Synced(frozenset(uids))
@@ -123,13 +122,14 @@ class Mirror:
         first = self._patience.count == 1
         return [] if first else [Outage(f"API server unavailable, trying again: {error}")]
 
-    async def _pages(self) -> AsyncGenerator[list[Mapping[str, Any]]]:
-        """LIST, page by page; afterwards `_version` is where to watch from."""
+    async def _list(self) -> AsyncGenerator[Mapping[str, Any]]:
+        """LIST; afterwards `_version` is where to watch from. No page outlives its last item: each may be many MB."""
         token = ""
         while True:
             params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
             answer = await self._client.send(Request("GET", self._path, params))
-            yield answer.get("items") or []
+            for item in answer.pop("items", None) or []:
+                yield item
             metadata = answer.get("metadata") or {}
             self._version = metadata.get("resourceVersion", "")
             token = metadata.get("continue") or ""
