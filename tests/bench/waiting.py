@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/bench/waiting.py [--jobs N]... [--quiet-seconds S]
+    python tests/bench/waiting.py [--jobs N]... [--quiet-seconds S] [--calm-seconds S]
 
 Starts the test cluster's etcd and API server, without controllers: the driver, a process of its own, writes the status
 that Trainer would write. Each client waits for N jobs in a namespace of its own, one client after the other. Clients:
@@ -57,6 +57,7 @@ CLIENTS = Path(__file__).parent / "clients"
 USER_AGENTS = {"ours": "trainjob/", "LIST+WATCH": "plain-watch", "GET": "poll"}
 PEER_JOBS = 1000  # 10,000 jobs polled would be 5,000 requests per second
 BURST = 1000  # jobs that end within one second where there are more of them
+BUSY_PERCENT = 20.0
 STEADY = 40.0  # jobs that end per second where there are not: a fifth of a core of the API server
 POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -122,9 +123,9 @@ class Waiter:
             name, seen = line.split("\t")
             self.seen[name] = float(seen)
 
-    def settle(self, seconds: float) -> None:
-        """Wait until it has begun to wait, which is when it does nothing any more; at most so long."""
-        process, deadline = psutil.Process(self.process.pid), time.monotonic() + seconds
+    def settle(self) -> None:
+        """Wait until it does nothing any more."""
+        process, deadline = psutil.Process(self.process.pid), time.monotonic() + 60
         busy = True
         while busy and time.monotonic() < deadline:
             before = sum(process.cpu_times()[:2])
@@ -151,13 +152,21 @@ class Waiter:
         self._reader.join(10)
 
 
+def calm(seconds: float) -> None:
+    """Wait until the machine does little else, at most so long: others may be at work on it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and psutil.cpu_percent(2) > BUSY_PERCENT:
+        pass
+
+
 class Bench:
     """An API server, the driver, and clients one after the other."""
 
-    def __init__(self, cluster: Cluster, audit_log: Path, quiet_seconds: float) -> None:
+    def __init__(self, cluster: Cluster, audit_log: Path, quiet_seconds: float, calm_seconds: float) -> None:
         self._cluster = cluster
         self._audit_log = audit_log
         self._quiet = quiet_seconds
+        self._calm = calm_seconds
         self._port = cluster.layout.ports["api"]
         self._etcd = str(cluster.layout.ports["etcd"])
         authority = cluster.layout.authority
@@ -198,13 +207,23 @@ class Bench:
         finally:
             waiter.stop()
 
-    def requests(self, client: str, since: float, until: float) -> int:
+    def until_it_waits(self, client: str, waiter: Waiter) -> None:
+        if client == "GET":
+            time.sleep(2)  # one round of it
+        else:
+            wait_until(
+                f"{client} watches", lambda: self.requests(client, waiter.began, time.time(), "watch"), 60, poll=0.5
+            )
+            waiter.settle()
+
+    def requests(self, client: str, since: float, until: float, verb: str = "") -> int:
         """Requests that the API server received from `client` between two Unix times."""
         found = set()
-        for line in self._audit_log.read_text().splitlines():
+        for line in self._audit_log.read_text().rpartition("\n")[0].splitlines():
             event = json.loads(line)
             received = datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
-            if event.get("userAgent", "").startswith(USER_AGENTS[client]) and since <= received <= until:
+            its = event.get("userAgent", "").startswith(USER_AGENTS[client]) and event["verb"].startswith(verb)
+            if its and since <= received <= until:
                 found.add(event["auditID"])
         return len(found)
 
@@ -219,13 +238,15 @@ class Bench:
         figures = Figures()
         namespace = f"{client.lower().replace('+', '-')}-{number}"
         names = self.create(namespace, number)
+        calm(self._calm)
         with self.waiting(client, namespace, names) as waiter:
-            waiter.settle(2 if client == "GET" else 60)
+            self.until_it_waits(client, waiter)
             quiet_from = time.time()
             time.sleep(self._quiet if client == "ours" else min(self._quiet, 10.0) / 2)
             quiet_until = time.time()
             waiter.measure(figures, self._port)
             ending = random.sample(names, min(number, BURST))
+            calm(0 if client == "GET" else self._calm)
             if number > BURST:
                 told = self.store(namespace, "complete", 0.95, ending)
             else:
@@ -247,7 +268,7 @@ class Bench:
         """A process that waits for one job."""
         figures = Figures()
         with self.waiting("ours", "one", self.create("one", 1)) as waiter:
-            waiter.settle(30)
+            self.until_it_waits("ours", waiter)
             waiter.measure(figures, self._port)
         return figures
 
@@ -300,6 +321,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, action="append", help="how many (100, 1000 and 10000)")
     parser.add_argument("--quiet-seconds", type=float, default=60, help="how long requests are counted (%(default)s)")
+    parser.add_argument(
+        "--calm-seconds",
+        type=float,
+        default=0,
+        help="how long to wait, each time, for others to leave the machine alone",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         policy, audit_log = Path(temporary, "policy.yaml"), Path(temporary, "audit.log")
@@ -309,7 +336,7 @@ def main() -> None:
         say("load average before", os.getloadavg()[0])
         with Cluster(kueue=False, controllers=False, api_server_flags=flags) as cluster:
             say("API server", ", ".join(f"{name} {version}" for name, version in cluster.versions().items()))
-            bench = Bench(cluster, audit_log, arguments.quiet_seconds)
+            bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.calm_seconds)
             say("requests of one launch", bench.launch_requests())
             one = bench.one()
             for number in arguments.jobs or (100, 1000, 10_000):
