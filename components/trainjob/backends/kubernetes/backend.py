@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
     Conflict,
+    Expired,
     Forbidden,
     Invalid,
     ObjectNotFound,
@@ -38,9 +40,12 @@ from trainjob.errors import (
     RuntimeNotFound,
 )
 from trainjob.logs import LogLine
-from trainjob.manifest import JobRef, spec_hash
+from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
+from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import observe
+
+_REQUEST = RESERVED_PREFIX + "request"
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +77,15 @@ class KubernetesBackend:
         return self.credentials.namespace() or "default"
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
-        """See `Backend.create`. A reply that was lost is looked up; the same object is never sent for two jobs."""
-        metadata = trainjob["metadata"]
+        """See `Backend.create`. A reply that was lost is looked up."""
+        # Tells a launcher whose reply was lost that the job is the one that it has just made, and not one of the same
+        # work that ended before.
+        mark = secrets.token_hex(8)
+        annotations = {**(trainjob["metadata"].get("annotations") or {}), _REQUEST: mark}
+        metadata = {**trainjob["metadata"], "annotations": annotations}
         # Strict: a field that this cluster's Trainer does not have is an error, not something to drop in silence.
         params = {"fieldValidation": "Strict", "fieldManager": "trainjob", **({"dryRun": "All"} if dry_run else {})}
-        request = Request("POST", _path(metadata["namespace"]), params, body=trainjob)
+        request = Request("POST", _path(metadata["namespace"]), params, body={**trainjob, "metadata": metadata})
         patience, lost = self._asking(), False
         while True:
             try:
@@ -88,8 +97,8 @@ class KubernetesBackend:
                 await anyio.sleep(patience.pause(error))
             except Conflict as error:
                 present = await self.get(metadata["namespace"], metadata["name"]) if lost else None
-                if present is not None and spec_hash(present) == spec_hash(trainjob):
-                    return present  # ours, or one like it: what it is called is all that tells jobs apart
+                if present is not None and (present["metadata"].get("annotations") or {}).get(_REQUEST) == mark:
+                    return present
                 raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists") from error
             except ApiError as error:
                 raise _refusal(error, trainjob) from error
@@ -249,12 +258,15 @@ class KubernetesBackend:
         return Patience(*self._client.timings.asking)
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what can be repeated until it is answered, or the outage has lasted too long."""
+        """Repeat what can be repeated until it is answered, or the outage has lasted too long.
+
+        An expired list is begun anew: its next page came too late.
+        """
         patience = self._asking()
         while True:
             try:
                 return await ask()
-            except Transient as error:
+            except (Expired, Transient) as error:
                 if patience.failed():
                     raise BackendUnavailable(f"the API server gives no answer: {error}") from error
                 await anyio.sleep(patience.pause(error))

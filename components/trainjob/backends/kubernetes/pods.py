@@ -196,21 +196,30 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     unseen: list[str] = []
     logs: dict[str, list[str]] = {}
     silent: dict[str, str] = {}
-    for pod in found:
-        if not crashes_of(pod) or len(logs) >= _TAILS:
-            continue
+    for pod in [pod for pod in found if crashes_of(pod)][: 4 * _TAILS]:
+        if len(logs) >= _TAILS:
+            break
         statuses = (pod.get("status") or {}).get("containerStatuses") or []
         previous = not any(_exit_code(status.get("state")) for status in statuses)
         try:
-            lines = await tail_of(client, pod, TAIL_LINES, previous=previous)
+            lines = await _tail_once_more(client, pod, previous)
             logs[pod["metadata"]["name"]] = [line.text for line in lines]
             silent[pod["metadata"]["name"]] = lines[-1].time if lines else ""
         except (BadRequest, ObjectNotFound):  # its container is gone already
             continue
-        except Forbidden as error:
+        except (Forbidden, Transient) as error:  # the kubelet of a node that was lost does not answer
             unseen.append(f"logs: {error.message}")
     ordered = sorted(found, key=lambda pod: silent.get(pod["metadata"]["name"], "~"))
     return Evidence(trainjob, ordered, logs, unseen=unseen)
+
+
+async def _tail_once_more(client: ApiClient, pod: Mapping[str, Any], previous: bool) -> list[LogLine]:
+    """The tail, by a second try if need be: without it there is a diagnosis, too, but no log in it."""
+    try:
+        return await tail_of(client, pod, TAIL_LINES, previous=previous)
+    except Transient:
+        await anyio.sleep(0.5)
+        return await tail_of(client, pod, TAIL_LINES, previous=previous)
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
