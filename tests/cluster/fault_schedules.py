@@ -1,0 +1,317 @@
+"""Random schedules of faults: what is launched, waited for and cancelled, what breaks meanwhile, what came of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import anyio
+import anyio.abc
+import httpx
+from tests.cluster.access import TRAINER
+from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Seen
+from tests.cluster.nodes import fate
+
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.launch import cancel, launch
+from trainjob.manifest import KEY
+from trainjob.status import observe
+from trainjob.waiting import wait
+
+SECONDS = 90.0
+"""In which everything of one schedule is over; without faults it takes 5 s, more where many run at once."""
+
+_LIST = f"/apis/{TRAINER}/trainjobs"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece of work.
+
+    Attributes:
+        key: What it is called.
+        end: How its job ends.
+        launchers: One; two at once; or one that dies on the way and another that comes after it.
+        shared: For each waiter, whether it shares the watch of its process.
+        seconds: Of the life of a launcher that dies; until the job is cancelled; or of a rank that completes.
+    """
+
+    key: str
+    end: Literal["complete", "failed", "cancelled"]
+    launchers: Literal["one", "two", "dying"]
+    shared: tuple[bool, ...]
+    seconds: float
+
+    @property
+    def spec(self) -> TrainJobSpec:
+        """What is launched."""
+        run = f"{self.seconds * 1000:.0f}ms" if self.end == "complete" else "never"
+        asked: dict[str, Any] = {"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run=run)}
+        return TrainJobSpec.parse(asked | ({"active_deadline_seconds": 2} if self.end == "failed" else {}))
+
+
+def draw(seed: int) -> tuple[Work, ...]:
+    """What a schedule does."""
+    dice = random.Random(seed)
+    return tuple(
+        Work(
+            key=f"faults/{seed}/{number}",
+            end=dice.choice(("complete", "complete", "failed", "cancelled")),
+            launchers=dice.choice(("one", "two", "dying")),
+            shared=dice.choice(((True,), (False,), (True, False), (True, True))),
+            seconds=dice.uniform(0.0, 1.5),
+        )
+        for number in range(dice.choice((1, 2, 2, 3)))
+    )
+
+
+class RandomPlan:
+    """What breaks: for some seconds single requests, and in between for a while everything.
+
+    What happens to the n-th request of a method and a resource depends on the seed and on n alone, so that a seed
+    brings the same again, as far as the same is asked.
+    """
+
+    def __init__(self, seed: int) -> None:
+        dice = random.Random(f"{seed}/plan")
+        self._seed = seed
+        self._rate = dice.uniform(0.1, 0.6)
+        self._end = dice.uniform(2.0, 6.0)
+        self._outage = sorted(dice.uniform(0.0, self._end) for _ in range(2))
+        self._outage_kind = dice.choice(("cut", "stall", "429", "503", None))
+        self._begin = 0.0
+        self._count: Counter[str] = Counter()
+
+    def __call__(self, seen: Seen) -> Fault | None:
+        """The fault for one request."""
+        self._begin = self._begin or seen.at
+        since = seen.at - self._begin
+        what = f"{seen.method} {seen.path.partition('/namespaces/')[2].partition('/')[2]}"
+        self._count[what] += 1
+        dice = random.Random(f"{self._seed}/{what}/{self._count[what]}")
+        if since > self._end:
+            return None
+        if self._outage_kind and self._outage[0] < since < self._outage[1]:
+            return _OUTAGES[self._outage_kind]
+        if dice.random() > self._rate:
+            return None
+        faults = list(_faults(seen, dice, first=self._count[what] == 1))
+        return dice.choice(faults)
+
+
+_OUTAGES = {
+    "cut": Fault(Kind.CUT),
+    "stall": Fault(Kind.STALL),
+    "429": Fault(Kind.ANSWER, 429, retry_after=1),
+    "503": Fault(Kind.ANSWER, 503),
+}
+
+
+def _faults(seen: Seen, dice: random.Random, *, first: bool) -> Iterator[Fault]:
+    after = dice.choice((0, 1, 100, 2000))
+    yield from (Fault(kind) for kind in (Kind.CUT, Kind.DROP, Kind.STALL, Kind.STALL_REPLY))
+    yield from (Fault(kind, after=after) for kind in (Kind.BREAK, Kind.SHORTEN, Kind.STALL_BODY))
+    yield Fault(Kind.DELAY, seconds=dice.uniform(0.1, 1.5))
+    yield from (Fault(Kind.ANSWER, 429, retry_after=1), Fault(Kind.ANSWER, 500), Fault(Kind.ANSWER, 503))
+    yield Fault(Kind.ANSWER_AFTER, 502)
+    if first:  # a token that is refused again after it was renewed is another story
+        yield Fault(Kind.ANSWER, 401)
+    if seen.method == "WATCH":
+        lived = dice.uniform(0.1, 2.0)
+        yield from (Fault(kind, seconds=lived) for kind in (Kind.BREAK, Kind.SHORTEN, Kind.STALL_BODY))
+        yield from (Fault(Kind.EVENT, 410), Fault(Kind.EVENT, 500))
+    if seen.method == "WATCH" or (seen.method == "GET" and seen.path.endswith("s")):
+        yield Fault(Kind.ANSWER, 410)
+
+
+@dataclass
+class Life:
+    """One TrainJob, as the API server told it on a connection of our own."""
+
+    key: str
+    name: str
+    phases: list[Phase] = field(default_factory=list)
+
+    @property
+    def end(self) -> Phase | None:
+        """The first final phase."""
+        return next((phase for phase in self.phases if phase.terminal), None)
+
+
+class Truth:
+    """All TrainJobs that ever were, seen past every proxy.
+
+    Args:
+        direct: A client of the API server itself.
+    """
+
+    def __init__(self, direct: httpx.AsyncClient) -> None:
+        self._direct = direct
+        self.lives: dict[str, Life] = {}
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Listen for ever."""
+        version = (await self._direct.get(_LIST, params={"limit": "1"})).json()["metadata"]["resourceVersion"]
+        params = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "3600"}
+        async with self._direct.stream("GET", _LIST, params=params, timeout=None) as answer:
+            task_status.started()
+            async for line in answer.aiter_lines():
+                event = json.loads(line)
+                item = event["object"]
+                metadata = item["metadata"]
+                key = (metadata.get("annotations") or {}).get(KEY, "")
+                life = self.lives.setdefault(metadata["uid"], Life(key, metadata["name"]))
+                life.phases.append(observe(item).phase)
+                if event["type"] == "DELETED":
+                    life.phases.append(Phase.DELETED)
+        raise RuntimeError("the watch for the truth has ended")
+
+    def of(self, key: str) -> dict[str, Life]:
+        """The jobs of a key, by UID."""
+        return {uid: life for uid, life in self.lives.items() if life.key == key}
+
+
+class Run:
+    """One schedule.
+
+    Args:
+        seed: What it draws from.
+        proxy: Of its own.
+        backends: Two, as of two processes: each alone and shared.
+        namespace: For its jobs.
+        truth: Knows all jobs.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        proxy: FaultProxy,
+        backends: list[dict[bool, KubernetesBackend]],
+        namespace: str,
+        truth: Truth,
+    ) -> None:
+        self.works = draw(seed)
+        self.proxy = proxy
+        self.seconds = 0.0
+        self._backends = backends
+        self._namespace = namespace
+        self._truth = truth
+        self.problems: list[str] = []
+
+    async def __call__(self) -> list[str]:
+        """What was wrong."""
+        began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            for work in self.works:
+                tasks.start_soon(self._guarded, work)
+        self.seconds = time.monotonic() - began
+        self._no_storm()
+        return self.problems
+
+    async def _guarded(self, work: Work) -> None:
+        try:
+            with anyio.fail_after(SECONDS):
+                await self._work(work)
+        except TimeoutError:
+            self.problems.append(f"{work}: not over within {SECONDS:.0f} s; truth: {self._truth.of(work.key)}")
+        except Exception as error:  # noqa: BLE001 - every schedule is to be told about
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            self.problems.append(f"{work}: {type(error).__name__}: {error}; truth: {self._truth.of(work.key)}")
+
+    async def _work(self, work: Work) -> None:
+        refs = sorted(await self._launch(work), key=lambda ref: ref.attempt)
+        verdicts: list[tuple[JobRef, Phase]] = []
+        async with anyio.create_task_group() as tasks:
+            for number, shared in enumerate(work.shared):
+                tasks.start_soon(self._wait, self._backends[number % 2][shared], refs[0], verdicts)
+            if work.end == "cancelled":
+                await anyio.sleep(work.seconds)
+                if not await cancel(self._backends[1][False], refs[0]):
+                    self.problems.append(f"{work}: its pods did not end")
+        again = await self._again(work, refs[-1])
+        await self._check(work, {*refs, *again}, verdicts)
+
+    async def _launch(self, work: Work) -> list[JobRef]:
+        one, other = (each[False] for each in self._backends)
+        found: list[JobRef] = []
+
+        async def launched(backend: KubernetesBackend) -> None:
+            found.append(await launch(backend, work.spec, work.key, namespace=self._namespace))
+
+        async with anyio.create_task_group() as tasks:
+            if work.launchers == "two":
+                tasks.start_soon(launched, other)
+            if work.launchers == "dying":
+                with anyio.move_on_after(work.seconds):
+                    await launched(other)
+            await launched(one)
+        return found
+
+    async def _again(self, work: Work, ref: JobRef) -> list[JobRef]:
+        """The same key once more: what is complete is adopted, what failed makes room for the next attempt."""
+        if work.end == "cancelled":
+            return []
+        if work.end == "complete":
+            return [await launch(self._backends[1][False], work.spec, work.key, namespace=self._namespace)]
+        again = await launch(self._backends[1][False], LONG, work.key, namespace=self._namespace)
+        if again.attempt != ref.attempt + 1:
+            self.problems.append(f"{work}: launched again, it is attempt {again.attempt}")
+        await cancel(self._backends[0][False], again)
+        return [again]
+
+    async def _wait(self, backend: KubernetesBackend, ref: JobRef, verdicts: list[tuple[JobRef, Phase]]) -> None:
+        phases: list[Phase] = []
+        try:
+            await wait(backend, ref, on_change=lambda observation, _: phases.append(observation.phase))
+            verdicts.append((ref, Phase.COMPLETE))
+        except TrainJobFailed:
+            verdicts.append((ref, phases[-1]))
+
+    async def _check(self, work: Work, refs: set[JobRef], verdicts: list[tuple[JobRef, Phase]]) -> None:
+        """Compare with the truth, which may be a moment late."""
+        uids = {ref.uid for ref in refs}
+        with anyio.move_on_after(5):
+            while any(  # noqa: ASYNC110 - the other side is a server
+                uid not in self._truth.lives or self._truth.lives[uid].end is None for uid in uids
+            ):
+                await anyio.sleep(0.05)
+        lives = self._truth.of(work.key)
+        if set(lives) != uids:
+            self.problems.append(f"{work}: jobs {lives}, but {refs} are known to their launchers")
+        for name, count in Counter(life.name for life in lives.values()).items():
+            if count > 1:
+                self.problems.append(f"{work}: {count} jobs were made of {name}")
+        problems = [f"{verdict} of {lives.get(ref.uid)}" for ref, verdict in verdicts if lives[ref.uid].end != verdict]
+        if problems or len(verdicts) != len(work.shared):
+            self.problems.append(f"{work}: wrong verdicts: {problems}, {len(verdicts)} of {len(work.shared)}")
+        if (first := lives[min(lives, key=lambda uid: lives[uid].name)].end) is not _ENDS[work.end]:
+            self.problems.append(f"{work}: the job's end was {first}")
+
+    def _no_storm(self) -> None:
+        for (method, path), most in busiest(self.proxy).items():
+            if most > MOST_A_SECOND * len(self.works):
+                self.problems.append(f"{most} requests {method} {path} within a second")
+
+
+LONG = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never")})
+_ENDS = {"complete": Phase.COMPLETE, "failed": Phase.FAILED, "cancelled": Phase.DELETED}
+
+MOST_A_SECOND = 15
+
+
+def busiest(proxy: FaultProxy) -> dict[tuple[str, str], int]:
+    """Method and path -> most requests within any one second."""
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for seen in proxy.requests:
+        times[seen.method, seen.path].append(seen.at)
+    return {
+        what: max(sum(1 for other in each[i:] if other < at + 1) for i, at in enumerate(each))
+        for what, each in times.items()
+    }

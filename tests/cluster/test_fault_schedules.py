@@ -1,0 +1,92 @@
+"""Random faults between us and a real API server: no duplicate, no orphan, no wrong verdict, no storm, nothing hangs.
+
+``TRAINJOB_FAULTS_RUNS`` says how many schedules (default 200), ``TRAINJOB_FAULTS_SEED`` where they begin: schedule n
+draws from seed + n, so that one is repeated by its own seed and ``TRAINJOB_FAULTS_RUNS=1``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import ssl
+import statistics
+from collections import Counter
+from contextlib import AsyncExitStack, ExitStack
+
+import anyio
+import httpx
+import pytest
+from tests.cluster.access import Access
+from tests.cluster.certificates import Authority
+from tests.cluster.fault_proxy import FaultProxy, Kind
+from tests.cluster.fault_schedules import RandomPlan, Run, Truth, busiest, draw
+
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.manifest import KEY, key_hash
+
+RUNS = int(os.environ.get("TRAINJOB_FAULTS_RUNS", "200"))
+SEED = int(os.environ.get("TRAINJOB_FAULTS_SEED") or secrets.randbelow(1_000_000))
+AT_ONCE = int(os.environ.get("TRAINJOB_FAULTS_AT_ONCE", "20"))
+TIMINGS = Timings(connect=3, read=3, watch_read=6, sound=3, poll=(0.2, 0.5), waiting=(10, 40), asking=(6, 40))
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(1200)
+async def test_random_faults(cluster: Access, authority: Authority, token: str) -> None:
+    print(f"TRAINJOB_FAULTS_SEED={SEED}")
+    pair = authority.issue("proxy", addresses=["127.0.0.1"])
+    seeds = iter(range(SEED, SEED + RUNS))
+    failures: dict[int, list[str]] = {}
+    injected: Counter[Kind] = Counter()
+    requests: list[int] = []
+    peaks: list[float] = []
+    seconds: list[float] = []
+
+    async def one(seed: int, namespace: str, truth: Truth, direct: httpx.AsyncClient) -> None:
+        async with AsyncExitStack() as stack:
+            proxy = FaultProxy(cluster.api.server, cluster.api.authority, pair, RandomPlan(seed))
+            await stack.enter_async_context(proxy)
+            credentials = Credentials(host=proxy.url, token=token, ca_file=str(authority.certificate))
+            backends = [
+                {shared: KubernetesBackend(credentials, shared=shared, timings=TIMINGS) for shared in (False, True)}
+                for _ in range(2)
+            ]
+            for backend in (backend for each in backends for backend in each.values()):
+                stack.push_async_callback(backend.aclose)
+            run = Run(seed, proxy, backends, namespace, truth)
+            if problems := await run():
+                failures[seed] = problems
+            injected.update(seen.fault.kind for seen in proxy.injected if seen.fault)
+            requests.append(len(proxy.requests))
+            peaks.append(max(busiest(proxy).values()) / len(run.works))
+            seconds.append(run.seconds)
+        keys = ",".join(key_hash(work.key) for work in draw(seed))
+        path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs"
+        (await direct.delete(path, params={"labelSelector": f"{KEY} in ({keys})"})).raise_for_status()
+
+    async def lane(namespace: str, truth: Truth, direct: httpx.AsyncClient) -> None:
+        for seed in seeds:
+            await one(seed, namespace, truth, direct)
+
+    with ExitStack() as namespaces:
+        names = [namespaces.enter_context(cluster.namespace("faults")) for _ in range(min(AT_ONCE, RUNS))]
+        headers = {"Authorization": f"Bearer {token}"}
+        verify = ssl.create_default_context(cadata=cluster.api.authority.decode())
+        async with (
+            httpx.AsyncClient(base_url=cluster.api.server, verify=verify, headers=headers, trust_env=False) as direct,
+            anyio.create_task_group() as listening,
+        ):
+            truth = Truth(direct)
+            await listening.start(truth.run)
+            async with anyio.create_task_group() as lanes:
+                for name in names:
+                    lanes.start_soon(lane, name, truth, direct)
+            listening.cancel_scope.cancel()
+    print(f"{RUNS} schedules, {sum(injected.values())} faults: {dict(injected)}")
+    print(f"requests of one: {statistics.median(requests)}, most {max(requests)}; a second and work: {max(peaks):.0f}")
+    print(f"seconds of one: {statistics.median(seconds):.1f}, most {max(seconds):.1f}")
+    told = "\n".join(f"TRAINJOB_FAULTS_SEED={seed}: {problem}" for seed, each in failures.items() for problem in each)
+    assert not failures, f"{len(failures)} of {RUNS} schedules:\n{told}"
+    assert RUNS < 200 or set(injected) == set(Kind), "every fault there is"
