@@ -50,13 +50,13 @@ class RunningJob:
     def wait(
         self, ref: JobRef, budgets: Budgets, tell: Callable[..., None], *, logs: bool, seconds: float | None
     ) -> TrainJobResult:
-        """See `trainjob.launch.wait`; with phases, progress and log lines told to `tell`, for at most `seconds`.
+        """See `trainjob.waiting.wait`; with phases, progress and log lines told to `tell`, for at most `seconds`.
 
         Raises:
             DeadlineReached: `seconds` are over.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
-        from trainjob.launch import wait  # noqa: PLC0415
+        from trainjob.waiting import wait  # noqa: PLC0415
         from trainjob_airflow.narrator import Narrator  # noqa: PLC0415
 
         say, backend = Narrator(tell), self.client.backend

@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Backend": "trainjob.backends.base",
-    "Budgets": "trainjob.launch",
+    "Budgets": "trainjob.waiting",
     "Diagnosis": "trainjob.diagnosis",
     "InvalidSpec": "trainjob.errors",
     "JobRef": "trainjob.manifest",
@@ -32,7 +32,7 @@ _HOME = {
     "TrainJobClient": "trainjob.client",
     "TrainJobError": "trainjob.errors",
     "TrainJobFailed": "trainjob.errors",
-    "TrainJobResult": "trainjob.launch",
+    "TrainJobResult": "trainjob.waiting",
     "TrainJobSpec": "trainjob.spec",
     "connect": "trainjob.backends",
 }
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from trainjob.client import TrainJobClient
     from trainjob.diagnosis import Diagnosis
     from trainjob.errors import InvalidSpec, RetryVerdict, TrainJobError, TrainJobFailed
-    from trainjob.launch import Budgets, TrainJobResult
     from trainjob.logs import LogLine
     from trainjob.manifest import JobRef
     from trainjob.settings import Settings
     from trainjob.spec import TrainJobSpec
     from trainjob.status import Observation, Phase
+    from trainjob.waiting import Budgets, TrainJobResult
 
 
 def __getattr__(name: str) -> object:

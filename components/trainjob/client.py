@@ -11,16 +11,18 @@ from typing import Any, Literal, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import launch as flow
+from trainjob import waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
 from trainjob.errors import NotFound
-from trainjob.launch import AfterFailure, Budgets, TrainJobResult
+from trainjob.launch import AfterFailure
 from trainjob.logs import LogLine
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Observation
+from trainjob.waiting import Budgets, TrainJobResult
 
 T = TypeVar("T")
 
@@ -109,9 +111,9 @@ class TrainJobClient:
         on_log: Callable[[LogLine], None] | None = None,
         on_crash: Callable[[Diagnosis], None] | None = None,
     ) -> TrainJobResult:
-        """See `trainjob.launch.wait`."""
+        """See `trainjob.waiting.wait`."""
         return self.call(
-            lambda: flow.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log, on_crash=on_crash)
+            lambda: waiting.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log, on_crash=on_crash)
         )
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:

@@ -25,8 +25,9 @@ from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
 from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch, Stuck
-from trainjob.launch import cancel, dry_run, launch, mark_delivered, wait
+from trainjob.launch import cancel, dry_run, launch, mark_delivered
 from trainjob.status import observe
+from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 

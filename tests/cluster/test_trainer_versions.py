@@ -25,8 +25,9 @@ from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import Rejected
-from trainjob.launch import cancel, launch, wait
+from trainjob.launch import cancel, launch
 from trainjob.status import observe
+from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import Budgets, InvalidSpec, JobRef, LogLine, Observation, Phase, TrainJobFailed, TrainJobSpec
+from trainjob import Budgets, InvalidSpec, JobRef, LogLine, Observation, Phase, TrainJobFailed, TrainJobSpec, waiting
 from trainjob import launch as flow
 from trainjob.backends.base import Snapshot
 from trainjob.diagnosis import Category, Diagnosis, Evidence
@@ -230,7 +230,7 @@ async def test_the_result_of_a_job(backend: MemoryBackend) -> None:
     metrics = [{"name": "loss", "value": "0.25"}, {"name": "best", "value": "epoch 3"}, {"name": "bad", "value": "nan"}]
     backend.status(ref, trainerStatus={"metrics": [{"name": "early", "value": "1"}, {"name": "loss", "value": "9"}]})
     backend.end(ref, message=report(metrics=metrics, outputs={"model": "s3://b/m"}))
-    result = await flow.wait(backend, ref)
+    result = await waiting.wait(backend, ref)
     assert (result.name, result.uid, result.attempt) == (ref.name, ref.uid, 1)
     assert math.isnan(float(result.metrics["bad"]))
     assert {k: v for k, v in result.metrics.items() if k != "bad"} == {"loss": 0.25, "best": "epoch 3", "early": 1.0}
@@ -251,7 +251,7 @@ async def test_waiting_costs_one_watch(backend: MemoryBackend) -> None:
             backend.end(ref)
 
     backend.before = look
-    await flow.wait(backend, ref, on_change=lambda observation, _: seen.append(observation.phase))
+    await waiting.wait(backend, ref, on_change=lambda observation, _: seen.append(observation.phase))
     assert seen == [Phase.NOT_STARTED, Phase.RUNNING, Phase.COMPLETE]
     assert backend.requests == ["create", "watch", "evidence"]
 
@@ -261,7 +261,7 @@ async def test_a_failure_carries_its_diagnosis(backend: MemoryBackend) -> None:
     backend.lines = [LogLine("1", "node-0", "ValueError: no")]
     backend.end(ref, 3)
     with pytest.raises(TrainJobFailed, match=r"node-0 exited with code 3") as caught:
-        await flow.wait(backend, ref)
+        await waiting.wait(backend, ref)
     assert caught.value.diagnosis.job == f"ns/{ref.name}"
     assert caught.value.diagnosis.log == ("ValueError: no",)
 
@@ -270,7 +270,7 @@ async def test_a_job_that_is_deleted(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await backend.delete(ref)
     with pytest.raises(TrainJobFailed) as caught:
-        await flow.wait(backend, ref)
+        await waiting.wait(backend, ref)
     assert caught.value.diagnosis.category is Category.DELETED
     assert caught.value.diagnosis.job == f"ns/{ref.name}"
 
@@ -291,10 +291,10 @@ async def test_what_was_seen_last_stands(backend: MemoryBackend, code: int) -> N
         backend.before = change
         if code:
             with pytest.raises(TrainJobFailed) as caught:
-                await flow.wait(backend, ref)
+                await waiting.wait(backend, ref)
             assert caught.value.diagnosis.category is not Category.DELETED
         else:
-            assert (await flow.wait(backend, ref)).uid == ref.uid
+            assert (await waiting.wait(backend, ref)).uid == ref.uid
 
 
 async def test_lines_are_passed_on_to_the_last(backend: MemoryBackend) -> None:
@@ -310,7 +310,7 @@ async def test_lines_are_passed_on_to_the_last(backend: MemoryBackend) -> None:
             backend.end(ref)
 
     backend.before = look
-    await flow.wait(backend, ref, on_log=lambda line: heard.append(line.text))
+    await waiting.wait(backend, ref, on_log=lambda line: heard.append(line.text))
     assert heard == ["line 0", "line 1", "line 2", "last"]
 
 
@@ -335,7 +335,7 @@ async def test_errors_come_out_bare(backend: MemoryBackend, where: str, error: E
 
     backend.before = fail
     with pytest.raises(type(error)) as caught:
-        await flow.wait(backend, ref, on_change=lambda *_: fail("on_change"), on_log=lambda _: fail("on_log"))
+        await waiting.wait(backend, ref, on_change=lambda *_: fail("on_change"), on_log=lambda _: fail("on_log"))
     assert caught.value is error
 
 
@@ -349,7 +349,7 @@ async def test_an_outage_of_the_log_stream_is_no_verdict(backend: MemoryBackend)
             raise BackendUnavailable("the kubelet does not answer")
 
     backend.before = fail
-    await flow.wait(backend, ref, on_log=lambda line: heard.append(str(line)))
+    await waiting.wait(backend, ref, on_log=lambda line: heard.append(str(line)))
     assert heard == ["[trainjob] no more log lines from here on: the kubelet does not answer"]
 
 
@@ -370,7 +370,7 @@ async def test_the_first_crash_explains_the_end(backend: MemoryBackend) -> None:
         backend.condition(ref, "Failed", reason="FailedJobs")
 
     with pytest.raises(TrainJobFailed) as failed:
-        await flow.wait(backend, ref, on_crash=crashed)
+        await waiting.wait(backend, ref, on_crash=crashed)
     assert (warned[0].exit_code, warned[0].log, warned[0].job) == (3, ("ValueError: no",), str(ref))
     assert (failed.value.diagnosis.exit_code, failed.value.diagnosis.log) == (3, ("ValueError: no",))
 
@@ -378,16 +378,16 @@ async def test_the_first_crash_explains_the_end(backend: MemoryBackend) -> None:
 async def test_verdicts_come_out_bare_while_logs_are_followed(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     with pytest.raises(RunTimeout):
-        await flow.wait(backend, ref, Budgets(run=timedelta(seconds=0.05)), on_log=lambda _: None)
+        await waiting.wait(backend, ref, Budgets(run=timedelta(seconds=0.05)), on_log=lambda _: None)
     backend.end(ref, 3)
     with pytest.raises(TrainJobFailed):
-        await flow.wait(backend, ref, on_log=lambda _: None)
+        await waiting.wait(backend, ref, on_log=lambda _: None)
 
 
 async def test_a_waiter_can_be_cancelled(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     with anyio.move_on_after(0.05) as scope:
-        await flow.wait(backend, ref, on_log=lambda _: None)
+        await waiting.wait(backend, ref, on_log=lambda _: None)
     assert scope.cancelled_caught
     assert backend.job(ref)
 
@@ -401,7 +401,7 @@ HOUR = timedelta(hours=1)
 async def budget_of(backend: MemoryBackend, ref: JobRef, **budgets: Any) -> type[Exception] | None:
     """Which budget has run out by now; None if none does within a moment."""
     with pytest.raises((TimedOut, TimeoutError)) as caught, anyio.fail_after(0.1):
-        await flow.wait(backend, ref, Budgets(**budgets))
+        await waiting.wait(backend, ref, Budgets(**budgets))
     assert caught.type is TimeoutError or f"ns/{ref.name}" in str(caught.value)
     return None if caught.type is TimeoutError else caught.type
 
@@ -448,7 +448,7 @@ async def test_a_budget_runs_out_while_waiting(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     began = anyio.current_time()
     with pytest.raises(StartTimeout, match=r"no rank was running within start_timeout of 0:00:00\.3"):
-        await flow.wait(backend, ref, Budgets(start=timedelta(seconds=0.3)))
+        await waiting.wait(backend, ref, Budgets(start=timedelta(seconds=0.3)))
     assert 0.2 < anyio.current_time() - began < 2
     assert backend.job(ref), "the job is left as it is"
 
@@ -458,7 +458,7 @@ async def test_a_restarted_waiter_does_not_begin_again(backend: MemoryBackend) -
     began = anyio.current_time()
     for _ in range(2):
         with pytest.raises(RunTimeout):
-            await flow.wait(backend, ref, Budgets(run=timedelta(seconds=0.4)))
+            await waiting.wait(backend, ref, Budgets(run=timedelta(seconds=0.4)))
     assert anyio.current_time() - began < 0.7
 
 
@@ -466,7 +466,7 @@ async def test_an_end_that_is_there_comes_before_any_budget(backend: MemoryBacke
     ref = await launch(backend)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     backend.end(ref)
-    assert (await flow.wait(backend, ref, Budgets(SECOND, SECOND, SECOND))).uid == ref.uid
+    assert (await waiting.wait(backend, ref, Budgets(SECOND, SECOND, SECOND))).uid == ref.uid
 
 
 async def test_a_slow_consumer_is_not_cancelled_in_place_of_the_clock(backend: MemoryBackend) -> None:
@@ -474,7 +474,7 @@ async def test_a_slow_consumer_is_not_cancelled_in_place_of_the_clock(backend: M
     seen: list[Observation] = []
 
     async def consume() -> None:
-        async for observation, _ in flow.follow(backend, ref, Budgets(run=timedelta(seconds=0.1))):
+        async for observation, _ in waiting.follow(backend, ref, Budgets(run=timedelta(seconds=0.1))):
             await anyio.sleep(0.3)
             seen.append(observation)
 

@@ -175,7 +175,7 @@ class TrainJobOperator(BaseOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event."""
         from trainjob import JobRef  # noqa: PLC0415
-        from trainjob.launch import conclude  # noqa: PLC0415
+        from trainjob.waiting import conclude  # noqa: PLC0415
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._busy(ref.namespace, self.key(context), ref) as running:

@@ -33,7 +33,7 @@ class TrainJobTrigger(BaseTrigger):
     The event's payload is ``{"status": …, "message": …, "retryable": …, "namespace", "name", "uid", "attempt", …}``
     with status
 
-    * ``complete`` or ``failed``: the job ended; ``final`` is its last observation, and `trainjob.launch.conclude`
+    * ``complete`` or ``failed``: the job ended; ``final`` is its last observation, and `trainjob.waiting.conclude`
       makes a result or a diagnosis of it,
     * ``timeout``: a budget ran out and the job goes on,
     * ``error``: it could not be watched any longer and goes on, as far as is known.
@@ -122,7 +122,7 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _wait(self, backend: Backend) -> Observation:
         from trainjob.errors import BackendUnavailable  # noqa: PLC0415
-        from trainjob.launch import Budgets, follow  # noqa: PLC0415
+        from trainjob.waiting import Budgets, follow  # noqa: PLC0415
 
         say = Narrator(self.log.info)
         reading = asyncio.create_task(self._read(backend, say)) if self.get_logs else None
@@ -214,7 +214,7 @@ class TrainJobPhaseTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         from trainjob import JobRef, TrainJobError  # noqa: PLC0415
-        from trainjob.launch import follow  # noqa: PLC0415
+        from trainjob.waiting import follow  # noqa: PLC0415
 
         hook = TrainJobHook(self.trainjob_conn_id)
         try:

@@ -18,16 +18,17 @@ import yaml
 from pydantic.alias_generators import to_camel
 
 from trainjob import launch as flow
+from trainjob import waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
 from trainjob.errors import InvalidSpec, NotFound, Problem, TrainJobFailed
-from trainjob.launch import Budgets
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Phase, observe
+from trainjob.waiting import Budgets
 
 Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool]
 """Budgets for queue, start and run, and whether to give up on what will not change by itself."""
@@ -245,9 +246,9 @@ class Commands:
             show.interrupted(f"{ref} goes on; wait for it again: trainjob wait {self._call(ref)}")
         return interrupts.exit_code
 
-    async def _wait(self, ref: JobRef, patience: Patience, show: View) -> flow.TrainJobResult:
+    async def _wait(self, ref: JobRef, patience: Patience, show: View) -> waiting.TrainJobResult:
         on_log = show.log if show.logs else None
-        return await flow.wait(
+        return await waiting.wait(
             self.backend,
             ref,
             Budgets(*patience),
@@ -299,7 +300,7 @@ class Commands:
         job = texts.describe(trainjob)
         if observe(trainjob).phase.terminal:
             try:
-                job["outputs"] = (await flow.conclude(self.backend, JobRef.of(trainjob))).as_dict()["outputs"]
+                job["outputs"] = (await waiting.conclude(self.backend, JobRef.of(trainjob))).as_dict()["outputs"]
             except TrainJobFailed as failure:
                 job["diagnosis"] = failure.diagnosis.as_dict()
                 job["text"] = str(failure)

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, result_text, short
 from trainjob.cli.views import View
-from trainjob.launch import TrainJobResult
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.waiting import TrainJobResult
 
 LOG_LINES = 10
 _FRAMES_PER_SECOND = 8

@@ -12,9 +12,9 @@ from trainjob.cli.commands import Commands, Interrupts, Patience
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
 from trainjob.errors import TimedOut
-from trainjob.launch import Budgets, follow
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.waiting import Budgets, follow
 
 FAILED, BUDGET, NOT_FOUND = 1, 4, 5
 _SLICE = 100  # waits begun in one turn of the event loop, which has a connection to look after

@@ -12,9 +12,9 @@ import click
 import yaml
 
 from trainjob.backends.base import TrainJob
-from trainjob.launch import TrainJobResult
 from trainjob.manifest import ATTEMPT, KEY
 from trainjob.status import Observation, Phase, observe
+from trainjob.waiting import TrainJobResult
 
 PHASE_COLOURS = {
     Phase.COMPLETE: "green",

@@ -12,10 +12,10 @@ from typing import Any, Self
 import click
 
 from trainjob.cli.texts import as_json, colour_of, joined, phase_styled, progress_text, result_text
-from trainjob.launch import TrainJobResult
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
+from trainjob.waiting import TrainJobResult
 
 _PROGRESS_STEP = 10.0  # percentage points between two plain lines about progress
 

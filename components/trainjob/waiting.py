@@ -1,0 +1,276 @@
+"""Wait for the end of a job, and make a result or a diagnosis of it. Written against `Backend`, as `trainjob.launch`.
+
+A waiter remembers nothing that the job does not say itself: one that is started again goes on where the first one was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+
+from trainjob import progress
+from trainjob.backends.base import Backend
+from trainjob.diagnosis import Diagnosis, Evidence, diagnose, rank_of
+from trainjob.errors import (
+    BackendUnavailable,
+    QueueTimeout,
+    RunTimeout,
+    StartTimeout,
+    Stuck,
+    TrainJobError,
+    TrainJobFailed,
+)
+from trainjob.logs import LogLine
+from trainjob.manifest import JobRef
+from trainjob.status import Observation, Phase, observe
+
+_LAST_LINES_SECONDS = 10.0  # for what the ranks wrote last, after the job has ended
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How long a waiter is patient. Clocks are the job's own timestamps, so a restarted waiter does not begin again.
+
+    Attributes:
+        queue: From creation, or from being suspended again, to admission.
+        start: From admission to the first running rank.
+        run: From admission to the end, as ``activeDeadlineSeconds`` counts.
+        fail_fast: No patience at all with what will not change by itself: a queue that does not exist, more GPUs than
+            the queue will ever have, an image that is not there, a JobSet that is refused.
+    """
+
+    queue: timedelta | None = None
+    start: timedelta | None = None
+    run: timedelta | None = None
+    fail_fast: bool = False
+
+
+@dataclass(frozen=True)
+class TrainJobResult:
+    """What a finished job leaves to its workflow.
+
+    Attributes:
+        namespace: Where the job is.
+        name: Its name.
+        uid: Its UID.
+        attempt: Ordinal of the attempt.
+        metrics: The training script's metrics, as numbers where they are.
+        outputs: The script's outputs: name -> URI.
+        seconds: From creation to the end: ``queued``, ``total``.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON and XCom, which know no NaN and no infinity: such metrics become text."""
+        finite = {
+            name: value if isinstance(value, str) or math.isfinite(value) else str(value)
+            for name, value in self.metrics.items()
+        }
+        return {**asdict(self), "metrics": finite}
+
+
+async def follow(
+    backend: Backend, ref: JobRef, budgets: Budgets | None = None
+) -> AsyncGenerator[tuple[Observation, str]]:
+    """Watch a job to its end: each new observation, with a notice for people where there is one.
+
+    The last observation is final. An outage is never one: it shows as notices, until the backend gives up.
+
+    Raises:
+        QueueTimeout, StartTimeout, RunTimeout, Stuck: a budget ran out; the job goes on.
+        BackendUnavailable: an outage outlasted its budgets; the job goes on.
+    """
+    budgets = budgets or Budgets()
+    observation: Observation | None = None
+    async with aclosing(backend.watch(ref)) as snapshots:
+        while True:
+            # The clock runs for one look only: it must not stay open over a yield. A cancel scope of anyio's would cost
+            # each waiter 2 KB.
+            try:
+                async with asyncio.timeout(_seconds_left(observation, budgets)) as clock:
+                    snapshot = await anext(snapshots, None)
+            except TimeoutError:
+                if observation is None or not clock.expired():
+                    raise
+                raise _timeout(ref, observation, budgets) from None
+            if snapshot is None:
+                raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
+            latest = observe(snapshot.trainjob, observation, snapshot.obstacle)
+            changed = latest != observation
+            observation = latest
+            if changed or snapshot.notice:
+                yield observation, snapshot.notice
+            if observation.phase.terminal:
+                return
+            if observation.stuck and budgets.fail_fast:
+                raise Stuck(f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}")
+
+
+def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
+    """When the first budget of this phase runs out, and which one."""
+    if observation.admitted is None:
+        limits = [(observation.waiting_since, budgets.queue, "queue")] if observation.phase is Phase.QUEUED else []
+    else:
+        limits = [(observation.admitted, budgets.run, "run")]
+        if not observation.has_run:
+            limits.append((observation.admitted, budgets.start, "start"))
+    ends = [(since + budget, name) for since, budget, name in limits if since is not None and budget is not None]
+    return min(ends, default=None)
+
+
+def _seconds_left(observation: Observation | None, budgets: Budgets) -> float | None:
+    end = _patience(observation, budgets) if observation is not None else None
+    return (end[0] - datetime.now(UTC)).total_seconds() if end else None
+
+
+def _timeout(ref: JobRef, observation: Observation, budgets: Budgets) -> Exception:
+    end = _patience(observation, budgets)
+    name = end[1] if end else "run"
+    state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
+    if name == "queue":
+        return QueueTimeout(f"{state}; it was not admitted within queue_timeout of {budgets.queue}")
+    if name == "start":
+        return StartTimeout(f"{state}; no rank was running within start_timeout of {budgets.start}")
+    return RunTimeout(f"{state}; it did not end within run_timeout of {budgets.run}")
+
+
+async def wait(
+    backend: Backend,
+    ref: JobRef,
+    budgets: Budgets | None = None,
+    *,
+    on_change: Callable[[Observation, str], None] | None = None,
+    on_log: Callable[[LogLine], None] | None = None,
+    on_crash: Callable[[Diagnosis], None] | None = None,
+) -> TrainJobResult:
+    """Wait for the end of a job.
+
+    Args:
+        backend: Where it is.
+        ref: The job.
+        budgets: How long to be patient; forever if left out.
+        on_change: Called with each new observation and its notice.
+        on_log: Called with each line of every rank as it is written.
+        on_crash: Called with the diagnosis of each rank that crashes while the job goes on: the shipped runtimes start
+            it again, and the job fails minutes later if at all.
+
+    Raises:
+        TrainJobFailed: with the diagnosis.
+        TimedOut: a budget ran out; the job goes on.
+        BackendUnavailable: an outage outlasted its budgets; the job goes on.
+    """
+    final: Observation | None = None
+    crashes: list[Evidence] = []
+    try:
+        async with anyio.create_task_group() as tasks:
+            read_out = anyio.Event()
+            if on_log is None:
+                read_out.set()
+            else:
+                tasks.start_soon(_forward, backend, ref, on_log, read_out)
+            tasks.start_soon(_collect, backend, ref, crashes, on_crash)
+            async with aclosing(follow(backend, ref, budgets)) as changes:
+                async for final, notice in changes:
+                    if on_change is not None:
+                        on_change(final, notice)
+            with anyio.move_on_after(_LAST_LINES_SECONDS):
+                await read_out.wait()
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
+        raise group.exceptions[0] from None
+    return await conclude(backend, ref, final, crashes[0] if crashes else None)
+
+
+async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], read_out: anyio.Event) -> None:
+    try:
+        async with aclosing(backend.logs(ref, follow=True)) as lines:
+            while True:
+                try:
+                    line = await anext(lines, None)
+                except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
+                    on_log(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
+                    return
+                if line is None:
+                    return
+                on_log(line)
+    finally:
+        read_out.set()
+
+
+async def _collect(
+    backend: Backend, ref: JobRef, crashes: list[Evidence], on_crash: Callable[[Diagnosis], None] | None
+) -> None:
+    """Keep the evidence of the first crash, which may be gone when the job has failed."""
+    with suppress(TrainJobError):
+        async with aclosing(backend.crashes(ref)) as found:
+            async for evidence in found:
+                crashes.append(evidence)
+                if on_crash is not None:
+                    on_crash(replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref)))
+
+
+async def conclude(
+    backend: Backend, ref: JobRef, final: Observation | None = None, earlier: Evidence | None = None
+) -> TrainJobResult:
+    """The result of a job that has ended.
+
+    Args:
+        backend: Where it is.
+        ref: The job.
+        final: The final observation that a waiter made: it stands, also where the job was deleted since.
+        earlier: Evidence of the first crash, taken while the job went on: its pods may be gone.
+
+    Raises:
+        TrainJobFailed: it failed or is gone; with the diagnosis.
+    """
+    evidence = await backend.evidence(ref)
+    observation = observe(evidence.trainjob, final)
+    if observation.phase is not Phase.COMPLETE:
+        if earlier is not None:
+            # The present ones first: of ranks that ended in the same second, they are in order.
+            pods, logs = [*evidence.pods, *earlier.pods], {**evidence.logs, **earlier.logs}
+            evidence = replace(evidence, pods=pods, logs=logs)
+        raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
+    report = _report(evidence)
+    created = observation.created
+    times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}
+    return TrainJobResult(
+        ref.namespace,
+        ref.name,
+        ref.uid,
+        ref.attempt,
+        metrics={name: _number(value) for name, value in {**observation.metrics, **report.metrics}.items()},
+        outputs=report.outputs,
+        seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
+    )
+
+
+def _report(evidence: Evidence) -> progress.Report:
+    """What rank 0 left in its termination message; with MPI that is the launcher's."""
+    for rank in ("launcher-0", "node-0"):
+        for pod in evidence.pods:
+            for status in pod["status"].get("containerStatuses") or [] if rank_of(pod) == rank else []:
+                message = (status.get("state", {}).get("terminated") or {}).get("message", "")
+                if report := progress.read(message):
+                    return report
+    return progress.Report()
+
+
+def _number(value: str) -> float | str:
+    with suppress(ValueError):
+        return float(value)
+    return value
