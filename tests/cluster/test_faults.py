@@ -1,0 +1,342 @@
+"""One fault at a time between us and a real API server: each is injected for certain, and none changes the outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+from tests.cluster.access import TRAINER, Access
+from tests.cluster.certificates import Authority
+from tests.cluster.control_plane import Cluster
+from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
+from tests.cluster.fault_schedules import busiest
+from tests.cluster.nodes import fate
+
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import BackendUnavailable, SpecMismatch
+from trainjob.launch import cancel, launch
+from trainjob.manifest import KEY, key_hash
+from trainjob.status import observe
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waiting=(5, 20), asking=(5, 20))
+MOST_A_SECOND = 8
+
+BEFORE = {  # the request does not reach the server
+    "cut": Fault(Kind.CUT),
+    "stall": Fault(Kind.STALL),
+    "429": Fault(Kind.ANSWER, 429, retry_after=1),
+    "500": Fault(Kind.ANSWER, 500),
+    "503": Fault(Kind.ANSWER, 503),
+}
+REFUSED = {"401": Fault(Kind.ANSWER, 401)}
+AFTER = {  # it does, and its reply gets lost
+    "drop": Fault(Kind.DROP),
+    "break": Fault(Kind.BREAK, after=100),
+    "shorten": Fault(Kind.SHORTEN, after=100),
+    "empty": Fault(Kind.SHORTEN),
+    "stall-reply": Fault(Kind.STALL_REPLY),
+    "stall-body": Fault(Kind.STALL_BODY, after=100),
+    "502-after": Fault(Kind.ANSWER_AFTER, 502),
+}
+GONE = {"410": Fault(Kind.ANSWER, 410)}
+EVENTS = {"410-event": Fault(Kind.EVENT, 410), "500-event": Fault(Kind.EVENT, 500)}
+DELAY = {"delay": Fault(Kind.DELAY, seconds=1)}
+
+
+def spec(**fields: Any) -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, **fields})
+
+
+LONG = spec(env=fate(run="never"))
+SHORT = spec(env=fate(run="500ms"))
+
+
+def first(method: str, *faults: Fault, ending: str = "") -> Plan:
+    """Do the faults to the first requests of a kind, one each."""
+    left = list(faults)
+
+    def plan(seen: Seen) -> Fault | None:
+        return left.pop(0) if left and seen.method == method and seen.path.endswith(ending) else None
+
+    return plan
+
+
+@dataclass
+class Wires:
+    """Makes backends behind proxies."""
+
+    cluster: Access
+    authority: Authority
+    token: str
+    namespace: str
+
+    @asynccontextmanager
+    async def open(
+        self, timings: Timings = FAST, *, shared: bool = False
+    ) -> AsyncIterator[tuple[KubernetesBackend, FaultProxy]]:
+        pair = self.authority.issue("proxy", addresses=["127.0.0.1"])
+        async with FaultProxy(self.cluster.api.server, self.cluster.api.authority, pair) as proxy:
+            credentials = Credentials(host=proxy.url, token=self.token, ca_file=str(self.authority.certificate))
+            backend = KubernetesBackend(credentials, shared=shared, timings=timings)
+            yield backend, proxy
+            await backend.aclose()
+
+    async def each(
+        self,
+        faults: Mapping[str, Fault],
+        check: Callable[[KubernetesBackend, FaultProxy, str, Fault], Awaitable[None]],
+        timings: Timings = FAST,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Check all faults at once, each on a wire and under a key of its own: most of the time is waiting."""
+
+        async def one(name: str, fault: Fault) -> None:
+            async with self.open(timings, shared=shared) as (backend, proxy):
+                try:
+                    await check(backend, proxy, name, fault)
+                except Exception as error:
+                    error.add_note(f"fault: {name}")
+                    raise
+
+        async with anyio.create_task_group() as tasks:
+            for name, fault in faults.items():
+                tasks.start_soon(one, name, fault)
+
+    def jobs(self, key: str) -> list[dict[str, Any]]:
+        return self.cluster.api.find(TRAINER, "TrainJob", self.namespace, labels=f"{KEY}={key_hash(key)}")
+
+
+@pytest.fixture
+def wires(cluster: Access, authority: Authority, token: str, namespace: str) -> Wires:
+    return Wires(cluster, authority, token, namespace)
+
+
+both_watches = pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+
+
+async def ended(backend: KubernetesBackend, ref: JobRef) -> TrainJobResult:
+    with anyio.fail_after(90):
+        return await wait(backend, ref)
+
+
+async def until_running(backend: KubernetesBackend, ref: JobRef) -> None:
+    with anyio.fail_after(60):
+        async with aclosing(backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if observe(snapshot.trainjob).phase is Phase.RUNNING:
+                    return
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(60):
+        while not condition():  # noqa: ASYNC110 - the other side is a server
+            await anyio.sleep(0.05)
+
+
+# ---------------------------------------------------------------------- launch and cancel
+
+
+async def test_a_faulty_launch_makes_one_job(wires: Wires) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        proxy.plan = first("POST", fault)
+        ref = await launch(backend, LONG, name, namespace=wires.namespace)
+        assert [job["metadata"]["uid"] for job in wires.jobs(name)] == [ref.uid]
+        assert ref.attempt == 1
+        posts = proxy.seen("POST")
+        assert [seen.fault for seen in posts] == ([fault] if fault.kind is Kind.DELAY else [fault, None])
+        if fault.retry_after is not None:
+            assert posts[1].at - posts[0].at >= fault.retry_after
+
+    await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
+
+
+async def test_a_lost_reply_adopts_nothing_that_was_there_before(wires: Wires) -> None:
+    """The server said that the name is taken, by a job of another spec or a failed one, and nobody heard it."""
+
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        await launch(backend, LONG, f"{name}/spec", namespace=wires.namespace)
+        failing = spec(env=fate(run="never"), active_deadline_seconds=1)
+        ref = await launch(backend, failing, f"{name}/failed", namespace=wires.namespace)
+        with pytest.raises(TrainJobFailed):
+            await ended(backend, ref)
+        proxy.plan = first("POST", fault, fault)
+        with pytest.raises(SpecMismatch):
+            await launch(backend, SHORT, f"{name}/spec", namespace=wires.namespace)
+        proxy.plan = first("POST", fault)
+        again = await launch(backend, failing, f"{name}/failed", namespace=wires.namespace)
+        assert again.attempt == 2
+
+    await wires.each(AFTER, check)
+
+
+async def test_a_faulty_cancel_leaves_nothing(wires: Wires) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        ref = await launch(backend, LONG, name, namespace=wires.namespace)
+        proxy.plan = first("DELETE", fault)
+        assert await cancel(backend, ref)
+        assert wires.jobs(name) == []
+        assert len(proxy.injected) == 1
+
+    await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
+
+
+async def test_a_faulty_suspension_suspends(wires: Wires) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        ref = await launch(backend, LONG, name, namespace=wires.namespace)
+        proxy.plan = first("PATCH", fault)
+        assert await cancel(backend, ref, "suspend")
+        assert [job["spec"]["suspend"] for job in wires.jobs(name)] == [True]
+        assert len(proxy.injected) == 1
+
+    await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
+
+
+async def test_an_api_server_that_has_just_been_started_is_asked_again(wires: Wires) -> None:
+    """It answers 403 until it has read the roles."""
+
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        proxy.plan = first("POST", fault, Fault(Kind.ANSWER, 403))
+        await launch(backend, LONG, name, namespace=wires.namespace)
+        assert len(proxy.injected) == 2
+
+    await wires.each({"cut": BEFORE["cut"], "503": BEFORE["503"]}, check)
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+@both_watches
+async def test_a_faulty_watch_ends_well(wires: Wires, shared: bool) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        proxy.plan = first("WATCH", fault, fault, ending="/trainjobs")
+        ref = await launch(backend, SHORT, name, namespace=wires.namespace)
+        assert (await ended(backend, ref)).uid == ref.uid
+        assert proxy.injected
+
+    await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **EVENTS}, check, shared=shared)
+
+
+@both_watches
+async def test_a_faulty_list_ends_well(wires: Wires, shared: bool) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        proxy.plan = first("GET", fault, ending="/trainjobs")
+        ref = await launch(backend, SHORT, name, namespace=wires.namespace)
+        assert (await ended(backend, ref)).uid == ref.uid
+        assert len(proxy.injected) == 1
+
+    await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE}, check, shared=shared)
+
+
+@both_watches
+async def test_a_job_that_went_while_the_watch_was_broken(wires: Wires, shared: bool) -> None:
+    async with wires.open(shared=shared) as (backend, proxy):
+        ref = await launch(backend, LONG, "a", namespace=wires.namespace)
+
+        def plan(seen: Seen) -> Fault | None:
+            if seen.method != "WATCH" or not seen.path.endswith("/trainjobs") or len(proxy.injected) == 2:
+                return None
+            if len(proxy.injected) == 1:
+                wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, ref.name)
+                return GONE["410"]
+            return Fault(Kind.BREAK, seconds=0.5)
+
+        proxy.plan = plan
+        with pytest.raises(TrainJobFailed, match="somebody deleted the job"):
+            await ended(backend, ref)
+        assert len(proxy.injected) == 2
+
+
+async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: Wires) -> None:
+    """Load balancers cut what is idle for a minute or less; a bookmark comes once a minute."""
+    async with wires.open(Timings(sound=1, waiting=(2, 2))) as (backend, proxy):
+        proxy.plan = lambda seen: Fault(Kind.BREAK, seconds=1.5) if seen.method == "WATCH" else None
+        ref = await launch(backend, spec(env=fate(run="8s")), "a", namespace=wires.namespace)
+        assert (await ended(backend, ref)).uid == ref.uid
+        assert len(proxy.seen("WATCH", "/trainjobs")) >= 3
+
+
+async def test_where_no_watch_ever_works_lists_do_and_there_is_no_storm(wires: Wires) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        proxy.plan = lambda seen: fault if seen.method == "WATCH" else None
+        ref = await launch(backend, SHORT, name, namespace=wires.namespace)
+        assert (await ended(backend, ref)).uid == ref.uid
+        assert max(busiest(proxy).values()) <= MOST_A_SECOND
+
+    await wires.each({**BEFORE, **GONE, **EVENTS, "end": Fault(Kind.SHORTEN)}, check)
+
+
+async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: Wires) -> None:
+    async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
+        ref = await launch(backend, LONG, name, namespace=wires.namespace)
+        await until_running(backend, ref)
+        began, proxy.plan = time.monotonic(), lambda _: fault
+        with pytest.raises(BackendUnavailable, match=r"could not be reached \d+ times in a row"):
+            await ended(backend, ref)
+        assert time.monotonic() - began >= 4
+        assert max(busiest(proxy).values()) <= MOST_A_SECOND
+
+    timings = Timings(connect=1, read=1, watch_read=1, waiting=(3, 4), asking=(3, 4))
+    await wires.each({**BEFORE, **GONE, "drop": AFTER["drop"]}, check, timings)
+
+
+async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
+    async with wires.open() as (backend, proxy):
+        ref = await launch(backend, spec(env=fate(run="100ms", exit_code=3)), "a", namespace=wires.namespace)
+        with anyio.fail_after(60):
+            async with aclosing(backend.crashes(ref)) as crashes:
+                assert (await anext(crashes)).logs
+            proxy.plan = lambda seen: Fault(Kind.ANSWER, 500) if seen.path.endswith("/log") else None
+            evidence = await backend.evidence(ref)
+        assert proxy.injected
+        assert evidence.pods
+        assert evidence.unseen == ["logs: injected 500"]
+
+
+async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
+    """What it was at last is older than all it remembers, so it says 410; what ended or went meanwhile is noticed."""
+    patient = Timings(watch_read=120)
+    outcomes: list[str] = []
+
+    async def waited(backend: KubernetesBackend, ref: JobRef) -> None:
+        try:
+            outcomes.append(f"{(await ended(backend, ref)).name} complete")
+        except TrainJobFailed as error:
+            outcomes.append(f"{ref.name} {error.diagnosis.category}")
+
+    async with (
+        wires.open(patient) as (alone, one),
+        wires.open(patient, shared=True) as (shared, other),
+        anyio.create_task_group() as tasks,
+    ):
+        ending = await launch(alone, spec(env=fate(run="2s")), "ends", namespace=wires.namespace)
+        going = await launch(alone, LONG, "goes", namespace=wires.namespace)
+        await until_running(alone, ending)
+        await until_running(alone, going)
+        for backend in (alone, shared):
+            for ref in (ending, going):
+                tasks.start_soon(waited, backend, ref)
+        await until(lambda: len(one.seen("WATCH", "/trainjobs")) == 4 and other.seen("WATCH", "/trainjobs"))
+        one.freeze()
+        other.freeze()
+        wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, going.name)
+        await until(lambda: observe(wires.jobs("ends")[0]).phase is Phase.COMPLETE)
+        await anyio.to_thread.run_sync(own_cluster.compact)
+        await anyio.to_thread.run_sync(own_cluster.restart, "kube-apiserver")
+        one.thaw()
+        other.thaw()
+    told = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2
+    assert sorted(outcomes) == sorted(told)
+    for proxy in (one, other):
+        assert any(b'"code":410' in seen.reply for seen in proxy.seen("WATCH", "/trainjobs"))
