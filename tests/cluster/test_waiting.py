@@ -1,0 +1,72 @@
+"""Waiting for many jobs in one process on a real API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cluster.access import Access, trainjob
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import fate
+
+TRAINJOB = str(Path(sys.executable).parent / "trainjob")
+BENCH = Path(__file__).parents[1] / "bench" / "waiting.py"
+METRICS = {
+    *("condition to waiter, median", "condition to waiter, p95", "requests while nothing happens", "connections"),
+    *("memory above one job, RSS", "longest stall of the event loop while jobs end"),
+}
+
+
+@pytest.mark.timeout(180)
+def test_many_jobs_in_one_process(cluster: Access, namespace: str) -> None:
+    """A good one, a bad one, one that ended before, one made by other means than ours, and one that is not there."""
+    settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace}
+    environment = {**os.environ, **settings, "KUBECONFIG": str(cluster.kubeconfig)}
+
+    def launched(env: list[dict[str, str]]) -> str:
+        words = [word for each in env for word in ("--env", f"{each['name']}={each['value']}")]
+        spec = ["--runtime", "torch-distributed", "--num-nodes", "2", *words, "--", "train"]
+        command = [TRAINJOB, "run", "--detach", *spec]
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+    early, good, bad = map(launched, (fate(run="1ms"), fate(run="3s"), fate(run="100ms", exit_code=3)))
+    by_hand = {"numNodes": 2, "env": fate(run="3s")}
+    cluster.api.create(trainjob("by-hand", namespace, trainer=by_hand))
+    names = [f"{namespace}/{early}", f"{namespace}/{good}", bad, "by-hand", "nosuch"]
+    began = time.time()
+    done = subprocess.run(
+        [TRAINJOB, "wait", "--stdin"],
+        env=environment,
+        input="\n".join(names),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    seen = {name: float(at) for name, at in (line.split("\t") for line in done.stdout.splitlines())}
+    assert seen.keys() == {*names[:4]}
+    assert began < min(seen.values()) < max(seen.values()) < time.time()
+    assert f"there is no TrainJob {namespace}/nosuch" in done.stderr
+    assert f"TrainJob {namespace}/{bad} is Failed" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.timeout(240)
+def test_the_measurements_of_waiting(own_cluster: Cluster) -> None:
+    """In its short form, for what it prints; figures are for a quiet machine."""
+    command = [sys.executable, str(BENCH), "--jobs", "50", "--quiet-seconds", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(line.keys() == {"bench", "metric", "value", "unit", "peer", "ratio"} for line in lines)
+    figures = {line["metric"]: line for line in lines}
+    assert figures.keys() >= {f"50 jobs: {metric}" for metric in METRICS}
+    assert figures["requests of one launch"]["value"] == 1
+    assert figures["50 jobs: connections"]["value"] == 1
+    beside = figures["50 jobs: condition to waiter, median, beside GET"]
+    assert 0 < beside["ratio"] == pytest.approx(beside["value"] / beside["peer"], rel=0.01)
