@@ -19,7 +19,7 @@ from typing import Any
 
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Patience
-from trainjob.backends.kubernetes.errors import ApiError, Forbidden, Transient
+from trainjob.backends.kubernetes.errors import Forbidden, Transient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
 from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
@@ -175,8 +175,10 @@ class WatchHub:
 
     async def aclose(self) -> None:
         """End the watch."""
-        for task in (*self._tasks, *self._confirming):
+        tasks = (*self._tasks, *self._confirming)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each has a connection to let go of
 
     async def _run(self) -> None:
         mirror = Mirror(self._client, self._path, self._selector)
@@ -293,7 +295,7 @@ class WatchHub:
                 found = await self._surroundings.obstacles(waiting)
             except Transient:  # the watch meets the same outage, and tells
                 continue
-            except ApiError as error:
+            except TrainJobError as error:
                 _log.warning("why jobs of %s wait cannot be seen: %s", self._path, error)
                 return
             for ref, phase in waiting.items():
