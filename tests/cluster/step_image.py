@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ _COMMAND = "#!/usr/bin/python3\nfrom trainjob.cli import main\n\nmain()\n"
 
 def dependencies() -> Path:
     """The layer with the dependencies; made if it is not there (half a minute)."""
-    pins = [(_ROOT / name).read_bytes() for name in ("constraints/main.txt", "pyproject.toml")]
-    key = hashlib.sha256(b"\0".join([*pins, " ".join(_EXTRAS).encode()])).hexdigest()[:12]
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in _EXTRAS)]
+    pins = (_ROOT / "constraints" / "main.txt").read_text()
+    key = hashlib.sha256(f"{asked}{pins}".encode()).hexdigest()[:12]
     layer = images.directory() / f"step-{key}.layer"
     if layer.exists():
         return layer
