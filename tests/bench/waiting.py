@@ -68,7 +68,7 @@ POLICY = {
 
 
 def say(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
-    ratio = value / peer if isinstance(value, float | int) and peer else None
+    ratio = value / peer if isinstance(value, float | int) and peer and min(value, peer) >= 0 else None
     figures = {"metric": metric, "value": _short(value), "unit": unit, "peer": _short(peer), "ratio": _short(ratio)}
     print(json.dumps({"bench": "waiting", **figures}), flush=True)
 
