@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
@@ -132,16 +132,21 @@ def _faults(seen: Seen, dice: random.Random, *, first: bool) -> Iterator[Fault]:
 
 @dataclass
 class Life:
-    """One TrainJob, as the API server told it on a connection of our own."""
+    """One TrainJob, as the API server told it on a connection of our own.
+
+    Attributes:
+        key: Of its work.
+        name: Its own.
+        born: Number of the event that told of it first.
+        end: The first final phase.
+        ended: Number of the event that told of that.
+    """
 
     key: str
     name: str
-    phases: list[Phase] = field(default_factory=list)
-
-    @property
-    def end(self) -> Phase | None:
-        """The first final phase."""
-        return next((phase for phase in self.phases if phase.terminal), None)
+    born: int
+    end: Phase | None = None
+    ended: int = 0
 
 
 class Truth:
@@ -161,15 +166,19 @@ class Truth:
         params = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "3600"}
         async with self._direct.stream("GET", _LIST, params=params, timeout=None) as answer:
             task_status.started()
+            number = 0
             async for line in answer.aiter_lines():
+                number += 1
                 event = json.loads(line)
                 item = event["object"]
                 metadata = item["metadata"]
                 key = (metadata.get("annotations") or {}).get(KEY, "")
-                life = self.lives.setdefault(metadata["uid"], Life(key, metadata["name"]))
-                life.phases.append(observe(item).phase)
-                if event["type"] == "DELETED":
-                    life.phases.append(Phase.DELETED)
+                life = self.lives.setdefault(metadata["uid"], Life(key, metadata["name"], number))
+                phase = observe(item).phase
+                if event["type"] == "DELETED" and not phase.terminal:
+                    phase = Phase.DELETED
+                if phase.terminal and life.end is None:
+                    life.end, life.ended = phase, number
         raise RuntimeError("the watch for the truth has ended")
 
     def of(self, key: str) -> dict[str, Life]:
@@ -219,24 +228,28 @@ class Run:
             with anyio.fail_after(SECONDS):
                 await self._work(work)
         except TimeoutError:
-            self.problems.append(f"{work}: not over within {SECONDS:.0f} s; truth: {self._truth.of(work.key)}")
+            self._problem(work, f"not over within {SECONDS:.0f} s")
         except Exception as error:  # noqa: BLE001 - every schedule is to be told about
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
-            self.problems.append(f"{work}: {type(error).__name__}: {error}; truth: {self._truth.of(work.key)}")
+            self._problem(work, f"{type(error).__name__}: {error}")
 
     async def _work(self, work: Work) -> None:
-        refs = sorted(await self._launch(work), key=lambda ref: ref.attempt)
+        refs = await self._launch(work)
+        latest = max(refs, key=lambda ref: ref.attempt)
         verdicts: list[tuple[JobRef, Phase]] = []
         async with anyio.create_task_group() as tasks:
             for number, shared in enumerate(work.shared):
-                tasks.start_soon(self._wait, self._backends[number % 2][shared], refs[0], verdicts)
+                tasks.start_soon(self._wait, self._backends[number % 2][shared], latest, verdicts)
             if work.end == "cancelled":
                 await anyio.sleep(work.seconds)
-                if not await cancel(self._backends[1][False], refs[0]):
-                    self.problems.append(f"{work}: its pods did not end")
-        again = await self._again(work, refs[-1])
+                if not await cancel(self._backends[1][False], latest):
+                    self._problem(work, "its pods did not end")
+        again = await self._again(work, latest)
         await self._check(work, {*refs, *again}, verdicts)
+
+    def _problem(self, work: Work, what: str) -> None:
+        self.problems.append(f"{work}: {what}; truth: {self._truth.of(work.key)}")
 
     async def _launch(self, work: Work) -> list[JobRef]:
         one, other = (each[False] for each in self._backends)
@@ -262,7 +275,7 @@ class Run:
             return [await launch(self._backends[1][False], work.spec, work.key, namespace=self._namespace)]
         again = await launch(self._backends[1][False], LONG, work.key, namespace=self._namespace)
         if again.attempt != ref.attempt + 1:
-            self.problems.append(f"{work}: launched again, it is attempt {again.attempt}")
+            self._problem(work, f"launched again after {ref}, it is {again}")
         await cancel(self._backends[0][False], again)
         return [again]
 
@@ -282,17 +295,18 @@ class Run:
                 uid not in self._truth.lives or self._truth.lives[uid].end is None for uid in uids
             ):
                 await anyio.sleep(0.05)
-        lives = self._truth.of(work.key)
-        if set(lives) != uids:
-            self.problems.append(f"{work}: jobs {lives}, but {refs} are known to their launchers")
-        for name, count in Counter(life.name for life in lives.values()).items():
-            if count > 1:
-                self.problems.append(f"{work}: {count} jobs were made of {name}")
-        problems = [f"{verdict} of {lives.get(ref.uid)}" for ref, verdict in verdicts if lives[ref.uid].end != verdict]
-        if problems or len(verdicts) != len(work.shared):
-            self.problems.append(f"{work}: wrong verdicts: {problems}, {len(verdicts)} of {len(work.shared)}")
-        if (first := lives[min(lives, key=lambda uid: lives[uid].name)].end) is not _ENDS[work.end]:
-            self.problems.append(f"{work}: the job's end was {first}")
+        lives = sorted(self._truth.of(work.key).items(), key=lambda each: int(each[1].name.rpartition("-")[2]))
+        if not uids <= dict(lives).keys() or lives[-1][0] not in uids:
+            self._problem(work, f"its launchers know {refs}")
+        for number, (uid, life) in enumerate(lives, 1):
+            if not life.name.endswith(f"-{number}"):
+                self._problem(work, f"{life.name} is the {number}. job")
+            if number < len(lives) and not (life.end is Phase.FAILED and life.ended < lives[number][1].born):
+                self._problem(work, f"there was another job before {life.name} had failed")
+            if wrong := [verdict for ref, verdict in verdicts if ref.uid == uid and verdict is not life.end]:
+                self._problem(work, f"the verdicts about {life.name} were {wrong}")
+        if lives[0][1].end is not _ENDS[work.end] or len(verdicts) != len(work.shared):
+            self._problem(work, f"not what was to be: {verdicts}")
 
     def _no_storm(self) -> None:
         for (method, path), most in busiest(self.proxy).items():

@@ -6,6 +6,7 @@ draws from seed + n, so that one is repeated by its own seed and ``TRAINJOB_FAUL
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import ssl
@@ -34,6 +35,8 @@ TIMINGS = Timings(connect=3, read=3, watch_read=6, sound=3, poll=(0.2, 0.5), wai
 
 @pytest.mark.anyio
 @pytest.mark.timeout(1200)
+# httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector, and launchers die here.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_random_faults(cluster: Access, authority: Authority, token: str) -> None:
     print(f"TRAINJOB_FAULTS_SEED={SEED}")
     pair = authority.issue("proxy", addresses=["127.0.0.1"])
@@ -84,6 +87,7 @@ async def test_random_faults(cluster: Access, authority: Authority, token: str) 
                 for name in names:
                     lanes.start_soon(lane, name, truth, direct)
             listening.cancel_scope.cancel()
+    gc.collect()
     print(f"{RUNS} schedules, {sum(injected.values())} faults: {dict(injected)}")
     print(f"requests of one: {statistics.median(requests)}, most {max(requests)}; a second and work: {max(peaks):.0f}")
     print(f"seconds of one: {statistics.median(seconds):.1f}, most {max(seconds):.1f}")

@@ -301,7 +301,7 @@ async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
             evidence = await backend.evidence(ref)
         assert proxy.injected
         assert evidence.pods
-        assert evidence.unseen == ["logs: injected 500"]
+        assert "logs: injected 500" in evidence.unseen
 
 
 async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:

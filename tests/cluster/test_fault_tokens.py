@@ -1,0 +1,152 @@
+"""Tokens that expire while a job is waited for: real ones, which the API server stops to accept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.cluster.access import RULES, Access
+from tests.cluster.api import write_kubeconfig
+from tests.cluster.certificates import Authority
+from tests.cluster.fault_proxy import FaultProxy
+from tests.cluster.fault_schedules import LONG, busiest
+
+from trainjob import TrainJobFailed
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import BackendUnavailable, Rejected
+from trainjob.launch import launch
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+PLUGIN = """printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
+printf '"status": {"token": "%s"}}' "$(cat "$0")" """
+
+
+@dataclass
+class Tokens:
+    """Tokens of a service account, each bound to a Secret: it ends with that, since none may last less than 10 min."""
+
+    cluster: Access
+    namespace: str
+    account: str
+
+    def new(self, secret: str) -> str:
+        metadata = {"name": secret, "namespace": self.namespace}
+        self.cluster.api.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+        bound = {"kind": "Secret", "apiVersion": "v1", "name": secret}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "metadata": {},
+            "spec": {"expirationSeconds": 600, "boundObjectRef": bound},
+        }
+        path = self.cluster.api.path("v1", "ServiceAccount", self.namespace, self.account)
+        return str(self.cluster.api.request("POST", f"{path}/token", request)["status"]["token"])
+
+    async def end(self, secret: str, proxy: FaultProxy) -> None:
+        """Delete the Secret and wait until the server says 401; it remembers what it has checked for 10 s."""
+        self.cluster.api.delete("v1", "Secret", self.namespace, secret)
+        before = len(refusals(proxy))
+        with anyio.fail_after(40):
+            while len(refusals(proxy)) == before:  # noqa: ASYNC110 - the other side is a server
+                await anyio.sleep(0.05)
+
+
+def refusals(proxy: FaultProxy) -> list[object]:
+    return [seen for seen in proxy.requests if b'"code":401' in seen.reply]
+
+
+@pytest.fixture
+async def proxy(cluster: Access, authority: Authority) -> AsyncIterator[FaultProxy]:
+    pair = authority.issue("proxy", addresses=["127.0.0.1"])
+    async with FaultProxy(cluster.api.server, cluster.api.authority, pair) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tokens(cluster: Access, namespace: str) -> Tokens:
+    cluster.kubeconfig_for(RULES, namespace)
+    accounts = (each["metadata"]["name"] for each in cluster.api.find("v1", "ServiceAccount", namespace))
+    return Tokens(cluster, namespace, next(name for name in accounts if name.startswith("limited-")))
+
+
+@pytest.fixture(params=["file", "plugin"])
+def kubeconfig(
+    request: pytest.FixtureRequest, proxy: FaultProxy, authority: Authority, tmp_path: Path
+) -> Callable[[str], Path]:
+    """Writes the token to where the kubeconfig has it from."""
+    token = tmp_path / "token"
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sh",
+        "args": ["-c", PLUGIN, str(token)],
+        "interactiveMode": "Never",
+    }
+    user: dict[str, Any] = {"tokenFile": str(token)} if request.param == "file" else {"exec": plugin}
+    config = write_kubeconfig(tmp_path / "kubeconfig", proxy.url, authority.certificate.read_bytes(), user)
+
+    def renewed(content: str) -> Path:
+        token.write_text(content)
+        return config
+
+    return renewed
+
+
+def connected(kubeconfig: Path, asking: tuple[int, float]) -> KubernetesBackend:
+    timings = Timings(watch_read=2, sound=1, asking=asking)
+    return KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=timings)
+
+
+async def test_a_token_that_ends_is_read_again(
+    kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
+) -> None:
+    backend = connected(kubeconfig(tokens.new("first")), (5, 60))
+    ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
+    ends: list[str] = []
+
+    async def waiting() -> None:
+        try:
+            await wait(backend, ref)
+        except TrainJobFailed as error:
+            ends.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiting)
+        await tokens.end("first", proxy)
+        kubeconfig(tokens.new("second"))
+        with anyio.fail_after(40):
+            await backend.delete(ref)
+    assert "somebody deleted the job" in ends[0]
+    assert max(busiest(proxy).values()) <= 8
+    await backend.aclose()
+
+
+async def test_a_token_that_stays_bad_ends_clearly_and_soon(
+    kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
+) -> None:
+    backend = connected(kubeconfig(tokens.new("first")), (3, 3))
+    ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
+    told = "credentials are refused, also after they were read again: log in again or renew the token"
+
+    async def waiting() -> None:
+        with pytest.raises(BackendUnavailable, match=told):
+            await wait(backend, ref)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiting)
+        await tokens.end("first", proxy)
+        tasks.cancel_scope.deadline = anyio.current_time() + 40
+    assert not tasks.cancel_scope.cancelled_caught
+    assert max(busiest(proxy).values()) <= 8
+    before = len(proxy.requests)
+    with pytest.raises(Rejected, match=told):
+        await launch(backend, LONG, "b", namespace=tokens.namespace)
+    assert len(proxy.requests) - before == 2
+    await backend.aclose()
