@@ -1,0 +1,86 @@
+"""Writes the tables of docs/performance.md from what the scripts of tests/bench print.
+
+::
+
+    make bench > figures.jsonl
+    python tests/docs/performance.py < figures.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+Line = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def figure(line: Line | None, of: str = "value") -> str:
+    if line is None or line[of] is None:
+        return ""
+    value = line[of]
+    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{number} {line['unit'] if of != 'ratio' else ''}".strip()
+
+
+def waiting(lines: Sequence[Line]) -> dict[str, str]:
+    facts = [line for line in lines if " jobs: " not in line["metric"]]
+    ours: dict[str, dict[int, Line]] = {}
+    peers: dict[tuple[str, int], dict[str, Line]] = {}
+    for line in lines:
+        if found := re.fullmatch(r"(\d+) jobs: (.+?)(?:, beside (\S+))?", line["metric"]):
+            number, metric, peer = int(found[1]), found[2], found[3]
+            if peer:
+                peers.setdefault((metric, number), {})[peer] = line
+            else:
+                ours.setdefault(metric, {})[number] = line
+    numbers = sorted({number for values in ours.values() for number in values})
+    names = sorted({name for values in peers.values() for name in values}, reverse=True)
+    own_rows = [[metric, *(figure(values.get(number)) for number in numbers)] for metric, values in ours.items()]
+    peer_rows = [
+        [
+            f"{metric}, {number:,} jobs",
+            figure(ours[metric][number]),
+            *(figure(values.get(name), "peer") for name in names),
+        ]
+        for (metric, number), values in sorted(peers.items(), key=lambda item: item[0][1])
+    ]
+    return {
+        "machine": "\n".join(f"* {line['metric']}: {line['value']}" for line in facts),
+        "waiting": table(["", *(f"{number:,} jobs" for number in numbers)], own_rows),
+        "peers": table(["", "trainjob", *names], peer_rows),
+    }
+
+
+def plain(lines: Iterable[Line]) -> str:
+    rows = []
+    for line in lines:
+        number = isinstance(line["peer"], int | float)
+        beside = figure(line, "peer") if number else str(line["peer"] or "")
+        rows.append([line["metric"], figure(line), beside, figure(line, "ratio")])
+    return table(["", "trainjob adds", "beside", "ratio"], rows)
+
+
+def main() -> None:
+    lines = [json.loads(line) for line in sys.stdin]
+    of = {
+        name: [line for line in lines if line["bench"] == name] for name in ("waiting", "import_cost", "local_launch")
+    }
+    parts = waiting(of["waiting"]) | {name: plain(of[name]) for name in ("import_cost", "local_launch") if of[name]}
+    text = PAGE.read_text()
+    for name, part in parts.items():
+        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{part}\n\g<2>", text, flags=re.DOTALL)
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
