@@ -18,14 +18,17 @@ from tests.cluster import images, kueue
 from tests.cluster.access import RULES, Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
+from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
 from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch, Stuck
 from trainjob.launch import cancel, dry_run, launch, mark_delivered
+from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.waiting import wait
 
@@ -102,6 +105,50 @@ async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace
     with pytest.raises(Rejected, match=r"spec\.podTemplateOverrides: is not served.* which has here: active"):
         await launch(backend, TrainJobSpec.parse(unknown), "a", namespace=namespace)
     assert await backend.find(namespace, {}) == []
+
+
+async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
+    """What a real server says to what may not be, is too big, is invalid or is over a quota; nothing is asked twice."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    reading = [{**RULES[0], "verbs": ["get", "list", "watch"]}]
+    reader = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(reading, namespace))))
+    with pytest.raises(Rejected, match='cannot create resource "trainjobs"') as forbidden:
+        await launch(reader, spec(), "a", namespace=namespace)
+    with pytest.raises(Rejected, match=r"413|[Tt]oo large") as too_large:
+        await launch(backend, spec(env={"BIG": "x" * 3_500_000}), "a", namespace=namespace)
+    with pytest.raises(Rejected, match="PET_NNODES") as invalid:
+        await backend.create(_with_env(render(spec(), "a", 1, namespace), "PET_NNODES"))
+    for refused in (forbidden, too_large, invalid):
+        assert refused.value.retry is RetryVerdict.CONFIGURATION
+    hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
+    metadata = {"name": "none", "namespace": namespace}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
+    cluster.api.create(quota)
+    used = lambda: (cluster.api.get("v1", "ResourceQuota", namespace, "none") or {})["status"].get("used")  # noqa: E731
+    wait_until("the quota counts", used, 20)
+    with pytest.raises(Rejected, match="exceeded quota") as over:
+        await launch(backend, spec(), "a", namespace=namespace)
+    assert over.value.retry is RetryVerdict.QUOTA
+    assert await backend.find(namespace, {}) == []
+    await backend.aclose()
+    await reader.aclose()
+
+
+def _with_env(trainjob: TrainJob, name: str) -> TrainJob:
+    trainer = {**trainjob["spec"]["trainer"], "env": [{"name": name, "value": "1"}]}
+    return {**trainjob, "spec": {**trainjob["spec"], "trainer": trainer}}
+
+
+async def test_warnings_of_the_server_are_shown(
+    backend: KubernetesBackend, cluster: Access, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = cluster.api.get("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", "", "jax-distributed") or {}
+    labels = {**runtime["metadata"]["labels"], "trainer.kubeflow.org/support": "deprecated"}
+    old = {**runtime, "metadata": {"name": f"old-{namespace}", "labels": labels}}
+    cluster.api.apply(old)
+    await launch(backend, spec(runtime=f"old-{namespace}"), "a", namespace=namespace)
+    assert any("API server: " in each.message and "deprecated" in each.message for each in caplog.records)
+    cluster.api.delete("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", "", f"old-{namespace}")
 
 
 async def test_a_dry_run_creates_nothing(backend: KubernetesBackend, namespace: str) -> None:
@@ -323,4 +370,51 @@ async def test_logs_and_results_of_real_pods(real_node: Access) -> None:
         assert [line.text for line in stored] == ["rank 1 line 3", "rank 1 line 4"]
         later = [line async for line in connected.logs(ref, ranks=["node-1"], since=stored[0].time)]
         assert [line.text for line in later] == ["rank 1 line 4"]
+    await connected.aclose()
+
+
+def stages(name: str, *steps: str) -> dict[str, Any]:
+    """A runtime whose replicated jobs run one after the other, each writing its name."""
+    jobs: list[dict[str, Any]] = []
+    for step in steps:
+        container = {"name": step, "image": images.PYTHON, "command": ["sh", "-c", f"echo {step} writes; sleep 1"]}
+        if step.endswith("-initializer"):
+            container["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
+        template: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
+        template["volumes"] = [{"name": "initializer", "emptyDir": {}}]
+        ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer" if step == "node" else step}
+        job: dict[str, Any] = {"spec": {"template": {"spec": template}}}
+        if step != "launcher":
+            job["metadata"] = {"labels": ancestor}
+        depends = [{"name": jobs[-1]["name"], "status": "Complete"}] if jobs else []
+        jobs.append({"name": step, "template": job, **({"dependsOn": depends} if depends else {})})
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "test"}},
+        "spec": {"mlPolicy": {"numNodes": 1}, "template": {"spec": {"replicatedJobs": jobs}}},
+    }
+
+
+async def test_logs_of_initializers_and_of_a_launcher(real_node: Access) -> None:
+    steps = ("dataset-initializer", "model-initializer", "node", "launcher")
+    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    real_node.api.apply(stages("stages", *steps))
+    initializer = {"dataset": {"storage_uri": "s3://b/d"}, "model": {"storage_uri": "s3://b/m"}}
+    with real_node.namespace("real", real=True) as namespace:
+        asked = spec(runtime="stages", num_nodes=1, initializer=initializer)
+        ref = await launch(connected, asked, "a", namespace=namespace)
+        lines: list[str] = []
+        phases: list[Phase] = []
+        with anyio.fail_after(120):
+            await wait(
+                connected,
+                ref,
+                on_change=lambda observation, _: phases.append(observation.phase),
+                on_log=lambda line: lines.append(str(line)),
+            )
+        assert lines == [f"[{step}-0] {step} writes" for step in steps]
+        assert Phase.INITIALIZING in phases
+        only = [str(line) async for line in connected.logs(ref, ranks=["model-initializer-0", "launcher-0"])]
+        assert only == ["[model-initializer-0] model-initializer writes", "[launcher-0] launcher writes"]
     await connected.aclose()
