@@ -145,7 +145,7 @@ class FaultProxy:
         self._flowing.clear()
 
     def thaw(self) -> None:
-        """Undo `freeze`."""
+        """Let new requests through; what was held is lost, and its connections are cut."""
         self._flowing.set()
 
     def seen(self, method: str, ending: str = "") -> list[Seen]:
@@ -242,7 +242,9 @@ class FaultProxy:
 
     async def _passing(self, body: AsyncIterator[bytes], seen: Seen) -> AsyncIterator[bytes]:
         async for data in body:
-            await self._flowing.wait()
+            if not self._flowing.is_set():
+                await self._flowing.wait()
+                raise ConnectionResetError("what was held is lost")
             seen.reply += data[: 4096 - len(seen.reply)]
             yield data
 

@@ -320,14 +320,12 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
         wires.open(patient, shared=True) as (shared, other),
         anyio.create_task_group() as tasks,
     ):
-        ending = await launch(alone, spec(env=fate(run="2s")), "ends", namespace=wires.namespace)
+        ending = await launch(alone, spec(env=fate(run="4s")), "ends", namespace=wires.namespace)
         going = await launch(alone, LONG, "goes", namespace=wires.namespace)
-        await until_running(alone, ending)
-        await until_running(alone, going)
         for backend in (alone, shared):
             for ref in (ending, going):
                 tasks.start_soon(waited, backend, ref)
-        await until(lambda: len(one.seen("WATCH", "/trainjobs")) == 4 and other.seen("WATCH", "/trainjobs"))
+        await until(lambda: len(one.seen("WATCH", "/trainjobs")) == 2 and other.seen("WATCH", "/trainjobs"))
         one.freeze()
         other.freeze()
         wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, going.name)
