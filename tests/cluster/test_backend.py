@@ -377,7 +377,8 @@ def stages(name: str, *steps: str) -> dict[str, Any]:
     """A runtime whose replicated jobs run one after the other, each writing its name."""
     jobs: list[dict[str, Any]] = []
     for step in steps:
-        container = {"name": step, "image": images.PYTHON, "command": ["sh", "-c", f"echo {step} writes; sleep 1"]}
+        command = ["sh", "-c", f"echo {step} writes; sleep 1"]
+        container: dict[str, Any] = {"name": step, "image": images.PYTHON, "command": command}
         if step.endswith("-initializer"):
             container["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
         template: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
