@@ -20,7 +20,7 @@ class Snapshot:
     """A job as it stands now; earlier states may have been skipped (level-triggered).
 
     Attributes:
-        trainjob: The object; None once it is certain that the job of this UID is gone.
+        trainjob: What `observe` looks at of the object; None once it is certain that the job of this UID is gone.
         notice: What a person should know that is not in the object: an outage that is being waited out, …
         obstacle: What is in the way of a job that does not get on, where that is known.
     """
