@@ -35,11 +35,6 @@ from trainjob.waiting import wait
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=[False, True], ids=["alone", "shared"])
 async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
     opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)

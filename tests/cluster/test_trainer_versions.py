@@ -67,11 +67,6 @@ def older(request: pytest.FixtureRequest) -> Iterator[Older]:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def namespace(older: Older) -> Iterator[str]:
     with older.namespace() as name:
         yield name
