@@ -36,7 +36,7 @@ class Kind(StrEnum):
     SHORTEN = "shorten"
     """The body ends in the middle, in good order: what buffers in between does that."""
     DELAY = "delay"
-    """The request waits before it is forwarded."""
+    """The request waits before it is forwarded, unless the client hangs up meanwhile."""
     STALL = "stall"
     """The request is not forwarded, and the connection stays open."""
     STALL_REPLY = "stall-reply"
@@ -183,8 +183,8 @@ class FaultProxy:
         request.seen.fault = fault = self.plan(request.seen)
         if fault is not None and fault.kind is not Kind.DELAY:
             return await self._break(request, fault, reader, writer)
-        if fault is not None:
-            await asyncio.sleep(fault.seconds)
+        if fault is not None and await _hangs_up(reader, fault.seconds):
+            return False
         if request.seen.method != "WATCH":
             return await self._forward(request, writer)
         # A client that hangs up has to end the watch behind us, too; otherwise nothing would before the next event.
@@ -259,6 +259,17 @@ async def _read(reader: asyncio.StreamReader) -> _Request:
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     method = "WATCH" if query.get("watch") == "true" else method
     return _Request(Seen(method, parts.path, query, time.monotonic(), body), target, headers)
+
+
+async def _hangs_up(reader: asyncio.StreamReader, seconds: float) -> bool:
+    """Whether the client leaves within so many seconds.
+
+    What nobody waits for any more is not forwarded, as proxies have it: nothing could keep the late request of a dead
+    launcher from making a job after others have launched and cancelled the same work.
+    """
+    with suppress(TimeoutError):
+        return not await asyncio.wait_for(_until_closed(reader), seconds)
+    return False
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> bool:

@@ -317,7 +317,8 @@ class Run:
 LONG = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never")})
 _ENDS = {"complete": Phase.COMPLETE, "failed": Phase.FAILED, "cancelled": Phase.DELETED}
 
-MOST_A_SECOND = 15
+MOST_A_SECOND = 10
+"""Requests of a kind for one resource and each piece of work, which has up to two launchers and two waiters."""
 
 
 def busiest(proxy: FaultProxy) -> dict[tuple[str, str], int]:
