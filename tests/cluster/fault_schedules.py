@@ -317,7 +317,7 @@ class Run:
 LONG = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never")})
 _ENDS = {"complete": Phase.COMPLETE, "failed": Phase.FAILED, "cancelled": Phase.DELETED}
 
-MOST_A_SECOND = 10
+MOST_A_SECOND = 12
 """Requests of a kind for one resource and each piece of work, which has up to two launchers and two waiters."""
 
 
