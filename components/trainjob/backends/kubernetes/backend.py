@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -46,6 +47,7 @@ from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import observe
 
 _REQUEST = RESERVED_PREFIX + "request"
+_LARGEST = 3 << 20  # bytes; beyond, a server hangs up in the middle of the request, which looks like an outage
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,11 @@ class KubernetesBackend:
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. A reply that was lost is looked up."""
+        if (size := len(json.dumps(trainjob))) > _LARGEST:
+            raise Rejected(
+                f"TrainJob {trainjob['metadata']['name']} is {size / 2**20:.1f} MiB of JSON, and an API server takes "
+                f"{_LARGEST >> 20}: bring what is so big as an input"
+            )
         # Tells a launcher whose reply was lost that the job is the one that it has just made, and not one of the same
         # work that ended before.
         mark = secrets.token_hex(8)

@@ -121,5 +121,7 @@ def error_of(status: int, body: object, retry_after: str | None = None) -> ApiEr
     seconds = (fields.get("details") or {}).get("retryAfterSeconds")
     if retry_after and retry_after.isdigit():
         seconds = float(retry_after)
+    if "etcdserver: request is too large" in message:  # which the API server passes on as 500
+        status = 413
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     return kind(status, str(fields.get("reason") or ""), message.strip()[:_SHOWN], seconds)
