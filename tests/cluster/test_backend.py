@@ -180,6 +180,20 @@ async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: s
     assert await backend.stopped(ref)
 
 
+async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace: str) -> None:
+    """A controller that has just seen a job go on makes pods for it, also if the job is deleted at that moment."""
+    for number in range(6):
+        ref = await launch(backend, spec(env=fate(run="never"), suspend=True), f"{number}", namespace=namespace)
+        await until(backend, ref, Phase.SUSPENDED)
+        await backend.patch(ref, {"spec": {"suspend": False}})
+        await anyio.sleep(0.05 * number)
+        assert await cancel(backend, ref)
+        with anyio.move_on_after(0.7):
+            while await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+                await anyio.sleep(0.02)
+            pytest.fail(f"a pod of {ref} came after it was cancelled ({0.05 * number:.2f} s after it went on)")
+
+
 async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
     """Kueue takes jobs of every namespace that has its default queue; there, it decides over suspension."""
     return observe(await backend.get(ref.namespace, ref.name)).phase is Phase.QUEUED

@@ -314,7 +314,7 @@ async def test_lines_of_all_ranks_in_order(shell: Harness) -> None:
 
 
 async def test_following_begins_before_the_first_line_and_ends_with_the_last(shell: Harness) -> None:
-    ref = await shell.run("sleep 0.3; echo one; sleep 0.3; echo two >&2; echo three")
+    ref = await shell.run("sleep 0.3; echo one; sleep 0.3; echo two >&2; sleep 0.3; echo three")
     lines = await collected(shell.backend.logs(ref, follow=True))
     assert [line.text for line in lines] == ["one", "two", "three"]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -72,6 +73,7 @@ class KubernetesBackend:
         self._adapting = AdaptingClient(self._client)
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}
+        self._told: dict[str, float] = {}  # UID -> when a job was told to end, until pods of it were seen since
 
     @property
     def default_namespace(self) -> str:
@@ -225,6 +227,8 @@ class KubernetesBackend:
         """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""
         metadata = {**patch.get("metadata", {}), "uid": ref.uid}
         body = {**patch, "metadata": metadata}
+        if patch.get("spec", {}).get("suspend"):
+            self._told[ref.uid] = time.monotonic()
         params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
         request = Request("PATCH", _path(ref.namespace, ref.name), params, body=body, content_type=MERGE_PATCH)
         try:
@@ -238,6 +242,7 @@ class KubernetesBackend:
     async def delete(self, ref: JobRef) -> None:
         """See `Backend.delete`."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": ref.uid}}
+        self._told[ref.uid] = time.monotonic()
         try:
             await self._insist(lambda: self._client.send(Request("DELETE", _path(ref.namespace, ref.name), body=body)))
         except (ObjectNotFound, Conflict):
@@ -252,7 +257,10 @@ class KubernetesBackend:
         if trainjob is not None and not suspended and not observe(trainjob).phase.terminal:
             return False
         found = await self._insist(lambda: pods.list_pods(self._client, ref))
-        return not any(pod["status"].get("phase") in ("Pending", "Running") for pod in found)
+        if any(pod["status"].get("phase") in ("Pending", "Running") for pod in found):
+            self._told.pop(ref.uid, None)  # once they are gone, so is what made them: Jobs end before their pods
+            return False
+        return time.monotonic() >= self._told.get(ref.uid, 0) + self._client.timings.settle
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""

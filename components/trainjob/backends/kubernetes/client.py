@@ -51,6 +51,8 @@ class Timings:
             idle after a minute or less.
         relist: How often a watched collection is listed all the same, 20 % more or less (kopf #585: silent streams).
         poll: Shortest and longest pause between two lists where no watch is allowed.
+        settle: How long a job that was told to end may still get pods, if none were there: a controller that saw it go
+            on a moment before is about to make them.
         waiting: Budgets of an outage, failures in a row and seconds, while a job is waited for: an upgrade of a control
             plane takes minutes.
         asking: The same while somebody waits for an answer.
@@ -62,6 +64,7 @@ class Timings:
     sound: float = 5.0
     relist: float = 600.0
     poll: tuple[float, float] = (10.0, 30.0)
+    settle: float = 3.0
     waiting: tuple[int, float] = (20, 900.0)
     asking: tuple[int, float] = (5, 60.0)
 
