@@ -268,7 +268,7 @@ async def test_delete_is_idempotent(harness: Harness) -> None:
         await harness.backend.delete(ref)
     await is_gone(harness, ref)
     await harness.backend.delete(ref)
-    assert await harness.backend.stopped(ref)
+    await stops(harness, ref)
     assert await harness.backend.find(harness.namespace, {}) == []
     with pytest.raises(NotFound):
         await harness.backend.patch(ref, {"spec": {"suspend": True}})

@@ -227,8 +227,6 @@ class KubernetesBackend:
         """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""
         metadata = {**patch.get("metadata", {}), "uid": ref.uid}
         body = {**patch, "metadata": metadata}
-        if patch.get("spec", {}).get("suspend"):
-            self._told[ref.uid] = time.monotonic()
         params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
         request = Request("PATCH", _path(ref.namespace, ref.name), params, body=body, content_type=MERGE_PATCH)
         try:
@@ -238,15 +236,17 @@ class KubernetesBackend:
             if other_uid or isinstance(error, ObjectNotFound | Conflict):
                 raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone") from error
             raise Rejected(f"TrainJob {ref} could not be changed: {error.message}") from error
+        if patch.get("spec", {}).get("suspend"):
+            self._told[ref.uid] = time.monotonic()
 
     async def delete(self, ref: JobRef) -> None:
         """See `Backend.delete`."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": ref.uid}}
-        self._told[ref.uid] = time.monotonic()
         try:
             await self._insist(lambda: self._client.send(Request("DELETE", _path(ref.namespace, ref.name), body=body)))
         except (ObjectNotFound, Conflict):
             return
+        self._told[ref.uid] = time.monotonic()
 
     async def stopped(self, ref: JobRef) -> bool:
         """See `Backend.stopped`."""
