@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -43,6 +44,7 @@ class TrainJobClient:
         self.namespace = namespace or Settings().namespace or self.backend.default_namespace
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
+        self._starting = RLock()  # several threads may use one client; reentrant, because signal handlers do, too
 
     def __enter__(self) -> Self:
         return self
@@ -63,10 +65,11 @@ class TrainJobClient:
             thread.__exit__(None, None, None)
 
     def _loop(self) -> BlockingPortal:
-        if self._portal is None:
-            self._thread = start_blocking_portal()
-            self._portal = self._thread.__enter__()
-        return self._portal
+        with self._starting:
+            if self._portal is None:
+                thread = start_blocking_portal()
+                self._portal, self._thread = thread.__enter__(), thread
+            return self._portal
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run an async function of no arguments on the loop and return its result."""

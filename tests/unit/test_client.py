@@ -1,0 +1,39 @@
+"""The synchronous client's own part: an event loop in a thread."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from threading import Barrier, get_ident
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from tests.contract.memory import MemoryBackend
+
+from trainjob import TrainJobClient
+
+THREADS = 8
+
+
+def test_threads_that_use_it_first_at_the_same_time_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two loops one was closed by the garbage collector, and the client with it."""
+
+    def slowly() -> AbstractContextManager[BlockingPortal]:
+        time.sleep(0.05)
+        return start_blocking_portal()
+
+    monkeypatch.setattr("trainjob.client.start_blocking_portal", slowly)
+    barrier = Barrier(THREADS)
+
+    async def where() -> int:
+        return get_ident()
+
+    with TrainJobClient(MemoryBackend(), "ns") as client, ThreadPoolExecutor(THREADS) as pool:
+
+        def use(_: int) -> int:
+            barrier.wait(10)
+            return client.call(where)
+
+        assert len(set(pool.map(use, range(THREADS)))) == 1
+        assert client.list() == []
