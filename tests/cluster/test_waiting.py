@@ -69,4 +69,6 @@ def test_the_measurements_of_waiting(own_cluster: Cluster) -> None:
     assert figures["requests of one launch"]["value"] == 1
     assert figures["50 jobs: connections"]["value"] == 1
     beside = figures["50 jobs: condition to waiter, median, beside GET"]
-    assert 0 < beside["ratio"] == pytest.approx(beside["value"] / beside["peer"], rel=0.01)
+    # None where a waiter knew before the writer had its answer.
+    ratio = pytest.approx(beside["value"] / beside["peer"], rel=0.01) if beside["value"] > 0 else None
+    assert beside["ratio"] == ratio
