@@ -120,6 +120,11 @@ class Access:
         target = self.directory / f"{name}.kubeconfig"
         return write_kubeconfig(target, self.api.server, self.api.authority, {"token": token}, namespace)
 
+    def watch(self, api_version: str, kind: str, namespace: str) -> str:
+        """What a watch of a collection brings within a second: first all that is there, one event a line."""
+        params = {"watch": "true", "timeoutSeconds": "1"}
+        return str(self.api.request("GET", self.api.path(api_version, kind, namespace), params=params))
+
     def versions(self) -> dict[str, str]:
         """What the API server says of itself."""
         answer = self.api.request("GET", "/version")

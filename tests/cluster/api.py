@@ -63,7 +63,7 @@ class Api:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        """What the server answers: the decoded JSON, or the text where it is none.
+        """What the server answers: the decoded JSON, or the text where it is none, such as the lines of a watch.
 
         Raises:
             ApiError: The status is not 2xx.
@@ -76,7 +76,8 @@ class Api:
         if not answer.is_success:
             status = answer.json() if is_json else {}
             raise ApiError(answer.status_code, status.get("reason", ""), status.get("message", answer.text[:500]))
-        return answer.json() if is_json else answer.text
+        is_watch = (params or {}).get("watch") == "true"
+        return answer.json() if is_json and not is_watch else answer.text
 
     def path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
         """The path of an object, or of its collection if `name` is empty."""

@@ -7,16 +7,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 from tests.cluster.access import TRAINER, Access
+from tests.cluster.api import ApiError
 from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
 from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -339,6 +342,9 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
         await until(lambda: observe(wires.jobs("ends")[0]).phase is Phase.COMPLETE)
         await anyio.to_thread.run_sync(own_cluster.compact)
         await anyio.to_thread.run_sync(own_cluster.restart, "kube-apiserver")
+        # Until it has read them it says 429 to watches, and who hears that twice lists without having heard of a 410.
+        watch = partial(wires.cluster.watch, TRAINER, "TrainJob", wires.namespace)
+        await anyio.to_thread.run_sync(partial(wait_until, "TrainJobs can be watched", watch, ignore=ApiError))
         one.thaw()
         other.thaw()
     told = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2

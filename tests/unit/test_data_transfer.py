@@ -352,6 +352,36 @@ def test_two_writers_take_turns(source: Path, target: Path) -> None:
     assert sum("copied 100 %" in line for line in lines) == 1
 
 
+def test_a_writer_that_finishes_while_the_next_one_begins(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mkdir` finds the directory of the other, and it is gone when `mkdir` looks whether it is one."""
+    work = target / ".trainjob"
+    work.mkdir(parents=True)
+    is_dir, left = Path.is_dir, [work]
+
+    def finishing(path: Path) -> bool:
+        if path in left:
+            left.remove(path)
+            work.rmdir()
+        return is_dir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", finishing)
+        copy(str(source), str(target))
+    assert not left
+    assert _content(target) == FILES
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_something_where_the_lock_should_be(source: Path, target: Path, dangling: bool) -> None:
+    target.mkdir()
+    work = target / ".trainjob"
+    work.symlink_to("nowhere") if dangling else work.write_bytes(b"")
+    with pytest.raises(UnsafePath, match="in the way"):
+        copy(str(source), str(target))
+
+
 def test_memory_stays_constant(tmp_path: Path, target: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

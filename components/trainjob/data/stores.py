@@ -202,11 +202,14 @@ class FileStore:
             with _os_errors(work):
                 if self._root.is_file():
                     raise ConfigurationError(f"{self._root} is a file; the target has to be a directory")
-                work.mkdir(parents=True, exist_ok=True)
                 try:
+                    work.mkdir(parents=True, exist_ok=True)
                     file = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                except FileNotFoundError:
-                    continue  # the writer before us finished and removed the directory
+                except (FileExistsError, FileNotFoundError):
+                    # The writer before us finished and removed the directory, perhaps while `mkdir` looked at it.
+                    if _is_something_else(work):
+                        raise
+                    continue
             try:
                 _lock(file, lambda: notify(f"waiting for another process that writes {self._root}"))
                 if not _same(file, work / "lock"):
@@ -289,6 +292,13 @@ def _lock(file: int, waiting: Callable[[], None]) -> None:
 def _same(file: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_something_else(folder: Path) -> bool:
+    try:
+        return not stat.S_ISDIR(folder.lstat().st_mode)
     except FileNotFoundError:
         return False
 
