@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -180,8 +182,11 @@ def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, name
         own_cluster.api.request("GET", accounts, params={"limit": "1", "continue": list_token})
     assert gone.value.status == 410
     watch = {"watch": "true", "resourceVersion": job["metadata"]["resourceVersion"], "timeoutSeconds": "5"}
-    events = own_cluster.api.request("GET", own_cluster.api.path(TRAINER, "TrainJob", namespace), params=watch)
-    assert events["object"]["code"] == 410  # the one event there is
+    path = own_cluster.api.path(TRAINER, "TrainJob", namespace)
+    served = partial(own_cluster.watch, TRAINER, "TrainJob", namespace)
+    wait_until("TrainJobs can be watched", served, ignore=ApiError)  # 429 until it has read them
+    [event] = own_cluster.api.request("GET", path, params=watch).splitlines()
+    assert json.loads(event)["object"]["code"] == 410
     own_cluster.api.create(trainjob("next", namespace, trainer={"numNodes": 1}))
     finished = lambda: condition(_job(own_cluster, namespace, "next"), "Complete")  # noqa: E731
     wait_until("the controllers have found the API server again", finished, 60)
