@@ -101,7 +101,7 @@ test-kfp: $(VENV)/test.stamp ## the KFP compiler, executor and kfp.local
 .PHONY: test-cluster
 test-cluster: $(VENV)/test.stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
 	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
-	nice -n 10 $(BIN)/python -m tests.cluster.build
+	$(BIN)/python -m tests.cluster.build
 	COVERAGE_FILE=.coverage.cluster $(PYTEST) tests/cluster --cov --cov-report=
 
 .PHONY: cluster cluster-down
