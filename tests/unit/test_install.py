@@ -1,21 +1,122 @@
-"""What the package brings for a cluster."""
+"""What the package brings for a cluster, and what `trainjob install` makes of it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
+from click.testing import CliRunner
 
 import trainjob
+from trainjob.cli.program import program
 from trainjob.data.program import STEP_RUNTIME
+from trainjob.install import STEP_IMAGE, STORAGE, objects
 
 INSTALL = Path(trainjob.__file__).parent / "install"
 
 
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No cluster is configured, and no namespace."""
+    for name in ("TRAINJOB_BACKEND", "TRAINJOB_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nosuch"))
+
+
+def printed(*words: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(said(*words)))
+
+
+def said(*words: str) -> str:
+    return CliRunner().invoke(program, ["install", *words], standalone_mode=False, catch_exceptions=False).stdout
+
+
+def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in found if each["kind"] == kind]
+
+
+def containers(each: dict[str, Any]) -> list[dict[str, Any]]:
+    jobs = each["spec"]["template"]["spec"]["replicatedJobs"]
+    return [container for job in jobs for container in job["template"]["spec"]["template"]["spec"]["containers"]]
+
+
+def step_runtime(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(each for each in found if each["metadata"]["name"] == STEP_RUNTIME)
+
+
 def test_the_step_runtime_names_the_image_of_this_version() -> None:
-    runtime = yaml.safe_load((INSTALL / "trainjob-step.yaml").read_text())
-    assert runtime["metadata"]["name"] == STEP_RUNTIME
-    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"trainjob-step:{trainjob.__version__}"
-    assert f"trainjob-step:{trainjob.__version__} ." in (INSTALL / "Dockerfile").read_text()
+    (container,) = containers(step_runtime(objects()))
+    assert container["image"] == STEP_IMAGE == f"trainjob-step:{trainjob.__version__}"
+    assert f"{STEP_IMAGE} ." in (INSTALL / "Dockerfile").read_text()
+    assert [source[kind]["name"] for source in container["envFrom"] for kind in source] == [STORAGE, STORAGE]
+
+
+def test_every_file_is_printed_as_it_is() -> None:
+    files = sorted(INSTALL.glob("*.yaml"))
+    assert len(files) >= 3
+    written = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    found = printed()
+    assert found == [each for each in written if each["kind"] != "RoleBinding"]
+    assert printed("--only", "runtimes") + printed("--only", "rbac") == sorted(found, key=lambda e: e["kind"] == "Role")
+    assert all(each["apiVersion"].startswith("trainer.kubeflow.org/") for each in printed("--only", "runtimes"))
+    listed = json.loads(said("--json"))
+    assert (listed["kind"], listed["items"]) == ("List", found)
+
+
+def test_the_stream_says_what_it_is_and_is_the_same_each_time() -> None:
+    text = said()
+    assert text == said()
+    assert text.splitlines()[:2] == [
+        f"# What trainjob {trainjob.__version__} needs on a cluster: kubectl apply --server-side -f -",
+        "---",
+    ]
+
+
+def test_names_are_filled_in_wherever_they_stand() -> None:
+    image, config, secret = "registry.example/steps:1", "settings", "keys"
+    filled = said("--image", image, "--storage-config", config, "--storage-secret", secret)
+    assert STEP_IMAGE not in filled
+    assert STORAGE not in filled
+    (container,) = containers(step_runtime(list(yaml.safe_load_all(filled))))
+    assert container["image"] == image
+    assert container["envFrom"] == [
+        {"configMapRef": {"name": config, "optional": True}},
+        {"secretRef": {"name": secret, "optional": True}},
+    ]
+    plain = yaml.safe_dump(objects(image="a", storage_config="b", storage_secret="c"))
+    assert yaml.safe_dump(objects()) != plain, "what was filled in once is not kept"
+
+
+def test_rights_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-n", "training", "--service-account", "airflow:worker", "--service-account", "pipeline"]
+    role, binding = printed("--only", "rbac", *words)
+    assert {each["metadata"]["namespace"] for each in (role, binding)} == {"training"}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "namespace": "airflow", "name": "worker"},
+        {"kind": "ServiceAccount", "namespace": "training", "name": "pipeline"},
+    ]
+    assert all("namespace" not in each["metadata"] for each in printed(*words) if each["kind"].endswith("Runtime"))
+    (unbound,) = printed("--only", "rbac")
+    assert "namespace" not in unbound["metadata"]
+    monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")
+    assert printed("--only", "rbac")[0]["metadata"]["namespace"] == "ml"
+
+
+@pytest.mark.parametrize(
+    ("account", "message"),
+    [
+        ("worker", "say the namespace of service account worker"),
+        ("a:b:c", "is not the name of a service account"),
+        ("system:serviceaccount:a:b", "is not the name of a service account"),
+        ("Worker", "is not the name of a service account"),
+    ],
+)
+def test_what_is_no_service_account(account: str, message: str) -> None:
+    result = CliRunner().invoke(program, ["install", "--service-account", account])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "kind:" not in result.stdout

@@ -43,6 +43,14 @@ def job_name(text: str) -> tuple[str, str]:
     return namespace, name
 
 
+def service_account(text: str) -> tuple[str, str]:
+    """``NAMESPACE:NAME``, as kubectl has it, or ``NAME``: the namespace (empty: that of the rights) and the name."""
+    if not re.fullmatch(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?", text):
+        raise click.BadParameter(f"{text!r} is not the name of a service account: NAMESPACE:NAME or NAME")
+    namespace, _, name = text.rpartition(":")
+    return namespace, name
+
+
 class WithCommand(click.Command):
     """A command that takes everything after ``--`` as the words of another one (parameter `command`)."""
 

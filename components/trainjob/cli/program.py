@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import IO, Any, Literal, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
@@ -22,10 +22,14 @@ from trainjob.cli.options import (
     job_name,
     live_options,
     require_work,
+    service_account,
     spec_options,
 )
 from trainjob.errors import InvalidSpec, NotFound, RetryVerdict, TimedOut, TrainJobError, TrainJobFailed
 from trainjob.status import Phase
+
+if TYPE_CHECKING:
+    from trainjob.install import Part
 
 USER, USAGE, INFRASTRUCTURE, BUDGET, NOT_FOUND, BUG, INTERRUPTED = 1, 2, 3, 4, 5, 70, 130
 
@@ -295,6 +299,37 @@ def render(
     fields = fields_of(options, command)
     require_work(spec, fields)
     return target.do(lambda commands: commands.render(spec, fields, key, dry_run=dry_run))
+
+
+@program.command()
+@click.option(
+    "--only",
+    type=click.Choice(["runtimes", "rbac"]),
+    help="Only the runtimes, which a cluster needs once, or only the rights, which each namespace needs.",
+)
+@click.option(
+    "--service-account",
+    "service_accounts",
+    type=service_account,
+    multiple=True,
+    metavar="[NAMESPACE:]NAME",
+    help="Who gets the rights, e.g. airflow:airflow-worker; may be repeated.",
+)
+@click.option("--image", help="The step image, with the registry that the nodes pull it from.")
+@click.option("--storage-config", metavar="NAME", help="ConfigMap with the settings of storage and registry.")
+@click.option("--storage-secret", metavar="NAME", help="Secret with their keys.")
+@common_options
+@click.pass_obj
+def install(
+    target: Target, /, *, only: Part | None, service_accounts: tuple[tuple[str, str], ...], **names: str | None
+) -> int:
+    """Print what a cluster must have, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
+
+    The rights are for the namespace of --namespace or TRAINJOB_NAMESPACE, else for that of kubectl.
+    """
+    from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+    return target.do(lambda _: clusters.install(target, only, service_accounts, names))
 
 
 @program.command("exec", cls=WithCommand)

@@ -1,0 +1,82 @@
+"""What a cluster must have for this package: its runtimes, and the rights of who launches, waits and cancels.
+
+The objects are the YAML files of this directory, each of them. Only names that differ from cluster to cluster are
+filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+from trainjob import __version__
+
+Part = Literal["runtimes", "rbac"]
+
+STEP_IMAGE = f"trainjob-step:{__version__}"
+"""The step image as the files name it: in no registry, since where images come from is each cluster's own."""
+
+STORAGE = "trainjob-storage"
+"""ConfigMap and Secret with the addresses and keys of storage and registry, as the files name them."""
+
+
+def objects(
+    only: Part | None = None,
+    *,
+    namespace: str | None = None,
+    service_accounts: Sequence[tuple[str, str]] = (),
+    image: str = STEP_IMAGE,
+    storage_config: str = STORAGE,
+    storage_secret: str = STORAGE,
+) -> list[dict[str, Any]]:
+    """The objects to apply, in the order of the files' names.
+
+    Args:
+        only: Runtimes are there once a cluster, rights (``rbac``) once a namespace; both if None.
+        namespace: Where the Role and its binding are; wherever they are applied, if None.
+        service_accounts: Namespace and name of each account that gets the rights. Without any there is no binding.
+        image: The step image.
+        storage_config: Name of the ConfigMap with the settings of storage and registry.
+        storage_secret: Name of the Secret with their keys.
+    """
+    names = {
+        ("image", STEP_IMAGE): image,
+        ("configMapRef", STORAGE): storage_config,
+        ("secretRef", STORAGE): storage_secret,
+    }
+    subjects = [{"kind": "ServiceAccount", "namespace": where, "name": name} for where, name in service_accounts]
+    found = []
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
+        for each in yaml.safe_load_all(file.read_text()) if file.name.endswith(".yaml") else ():
+            rights = each["apiVersion"].startswith("rbac.authorization.k8s.io/")
+            if only not in (None, "rbac" if rights else "runtimes"):
+                continue
+            if each["kind"] == "RoleBinding" and not subjects:
+                continue
+            filled = _filled(each, names)
+            if rights and namespace:
+                filled["metadata"] = {**filled["metadata"], "namespace": namespace}
+            if each["kind"] == "RoleBinding":
+                filled["subjects"] = subjects
+            found.append(filled)
+    return found
+
+
+def _filled(value: Any, names: Mapping[tuple[str, Any], str]) -> Any:
+    """`value` with other names: `names` has a field and what stands there now, by itself or as its ``name``."""
+    if isinstance(value, list):
+        return [_filled(item, names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {}
+    for field, part in value.items():
+        if isinstance(part, dict) and (field, part.get("name")) in names:
+            filled[field] = {**part, "name": names[field, part["name"]]}
+        elif isinstance(part, str) and (field, part) in names:
+            filled[field] = names[field, part]
+        else:
+            filled[field] = _filled(part, names)
+    return filled
