@@ -9,7 +9,7 @@ import pytest
 from tests.unit.served import recorded
 
 from trainjob import TrainJobSpec
-from trainjob.backends.kubernetes.served import Served, adapt
+from trainjob.backends.kubernetes.served import Served, adapt, release_of
 from trainjob.manifest import render
 
 SERVED = {release: Served(recorded(release)) for release in ("2.1", "2.2", "2.3")}
@@ -49,6 +49,12 @@ def adapted(release: str, trainjob: dict[str, Any]) -> dict[str, Any]:
 
 def paths(release: str, trainjob: dict[str, Any]) -> list[str]:
     return [each.path for each in adapt(trainjob, SERVED[release])[1]]
+
+
+@pytest.mark.parametrize("release", ["2.1", "2.2", "2.3"])
+def test_a_release_is_known_by_its_schema(release: str) -> None:
+    assert release_of(recorded(release)) == release
+    assert release_of({"properties": {"podSpecOverrides": {}}}) == "", "2.0"
 
 
 @pytest.mark.parametrize("release", ["2.2", "2.3"])

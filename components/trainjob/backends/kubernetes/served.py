@@ -27,6 +27,9 @@ Schema = Mapping[str, Any]
 _KUEUE_API = "kueue.x-k8s.io/v1beta2"
 _NEW_IN_KUEUE_0_17 = "preemptionGates"  # a field of Workload.spec
 
+_PATCHED_POD = "runtimePatches.trainingRuntimeSpec.template.spec.replicatedJobs.template.spec.template.spec"
+_NEW_IN_TRAINER_2_3 = "terminationGracePeriodSeconds"  # a field of such a pod
+
 _INSTEAD = {
     "spec.activeDeadlineSeconds": "leave it out and wait with run_timeout, or upgrade Kubeflow Trainer",
     "spec.runtimePatches": "leave it out, put it into a training runtime of your own, or upgrade Kubeflow Trainer",
@@ -52,7 +55,7 @@ def adapt(trainjob: TrainJob, served: Served) -> tuple[dict[str, Any], list[Prob
     spec: dict[str, Any] = copy.deepcopy(dict(trainjob["spec"]))
     problems: list[Problem] = []
     patches: list[Any] = []
-    if "runtimePatches" not in _fields(served.spec):
+    if not has_patches(served.spec):
         patches = spec.pop("runtimePatches", None) or []
         queue = mapping(trainjob, "metadata", "labels").get(QUEUE_LABEL)
         if queue and served.kueue_patches:
@@ -147,6 +150,51 @@ def _never_admitted(queue: object) -> Problem:
     )
 
 
+async def spec_schema(client: ApiClient, api_version: str, kind: str) -> Schema:
+    """The schema that a cluster serves of a kind's spec.
+
+    Raises:
+        ObjectNotFound: there is no such kind.
+        ApiError: See `ApiClient.send`.
+    """
+    document = await client.send(Request("GET", f"/openapi/v3/apis/{api_version}"))
+    for schema in mapping(document, "components", "schemas").values():
+        of = schema.get("x-kubernetes-group-version-kind") or []
+        if any(each.get("kind") == kind for each in of):
+            return mapping(schema, "properties", "spec")
+    raise ObjectNotFound(404, "NotFound", f"the OpenAPI document of {api_version} has no {kind}")
+
+
+def has_patches(spec: Schema) -> bool:
+    """Whether TrainJobs of that schema have `runtimePatches`: those of Trainer 2.2 and newer."""
+    return "runtimePatches" in _fields(spec)
+
+
+def release_of(spec: Schema) -> str:
+    """The release of Trainer whose TrainJobs have that schema: 2.1, 2.2, or 2.3 for any newer one; empty if older."""
+    if "podTemplateOverrides" in _fields(spec):
+        return "2.1"
+    if not has_patches(spec):
+        return ""
+    pod = spec
+    for name in _PATCHED_POD.split("."):
+        field = mapping(_fields(pod), name)
+        pod = mapping(field, "items") or field
+    return "2.3" if _NEW_IN_TRAINER_2_3 in _fields(pod) else "2.2"
+
+
+async def kueue_needs_patches(client: ApiClient) -> bool:
+    """Whether there is a Kueue that starts TrainJobs by `runtimePatches` alone.
+
+    Raises:
+        ApiError: See `ApiClient.send`.
+    """
+    try:
+        return _NEW_IN_KUEUE_0_17 in _fields(await spec_schema(client, _KUEUE_API, "Workload"))
+    except ObjectNotFound:
+        return False
+
+
 class AdaptingClient:
     """Creates TrainJobs in the shape that the cluster serves, and remembers that shape.
 
@@ -189,8 +237,8 @@ class AdaptingClient:
 
     async def _ask(self, name: str, refusal: ApiError) -> Served:
         try:
-            spec = await self._spec_schema(API_VERSION, KIND)
-            return Served(spec, "runtimePatches" not in _fields(spec) and await self._kueue_patches())
+            spec = await spec_schema(self._client, API_VERSION, KIND)
+            return Served(spec, not has_patches(spec) and await kueue_needs_patches(self._client))
         except Transient:
             raise
         except ApiError as error:
@@ -198,20 +246,6 @@ class AdaptingClient:
                 f"{name} was refused: {refusal.message}. What is served instead cannot be read ({error}): "
                 "leave those fields out, or bind the ClusterRole system:discovery"
             ) from error
-
-    async def _kueue_patches(self) -> bool:
-        try:
-            return _NEW_IN_KUEUE_0_17 in _fields(await self._spec_schema(_KUEUE_API, "Workload"))
-        except ObjectNotFound:
-            return False
-
-    async def _spec_schema(self, api_version: str, kind: str) -> Schema:
-        document = await self._client.send(Request("GET", f"/openapi/v3/apis/{api_version}"))
-        for schema in mapping(document, "components", "schemas").values():
-            of = schema.get("x-kubernetes-group-version-kind") or []
-            if any(each.get("kind") == kind for each in of):
-                return mapping(schema, "properties", "spec")
-        raise ObjectNotFound(404, "NotFound", f"the OpenAPI document of {api_version} has no {kind}")
 
 
 def _with_probe(trainjob: TrainJob) -> TrainJob:
