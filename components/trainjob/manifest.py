@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.errors import InvalidSpec, Problem
-from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api
+from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
 
 MAX_NAME = 33
@@ -34,11 +34,18 @@ DELIVERED = RESERVED_PREFIX + "delivered"
 CANCELLED = RESERVED_PREFIX + "cancelled"
 """Annotation: it was suspended because its waiter was told to stop; the same key launched again means "go on"."""
 
+GIVEN_UP = RESERVED_PREFIX + "given-up"
+"""Annotation: it was suspended because its step has failed at the first crash; the diagnosis, as JSON. It counts as
+failed for as long as it is suspended: the same key launched again means "the next attempt"."""
+
 # Written by a shell-free program so that no character of the source means anything to anybody but Python. A file,
-# because torchrun wants one and because spawned worker processes import it.
+# because torchrun wants one and because spawned worker processes import it. How to start it is said by the variables of
+# Trainer's torch and MPI plugins: a runtime's name says nothing.
 _BOOTSTRAP = """\
 import fcntl, json, os, subprocess, sys, tempfile
 source, options = sys.argv[1], json.loads(sys.argv[2])
+if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
+    os.execvp("mpirun", ["mpirun", *sys.orig_argv])
 if options["packages"]:
     with open(os.path.join(tempfile.gettempdir(), "trainjob-pip.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -48,8 +55,8 @@ with open(path, "w", encoding="utf-8") as script:
     script.write("from __future__ import annotations\\n\\n" + source + "\\n\\n")
     script.write("if __name__ == '__main__':\\n    import json\\n")
     script.write("    %s(**json.loads(%r))\\n" % (options["name"], json.dumps(options["args"])))
-command = [*options["launcher"], path]
-os.execvp(command[0], command)
+launcher = "torchrun" if "PET_NNODES" in os.environ else sys.executable
+os.execvp(launcher, [launcher, path])
 """
 
 
@@ -131,12 +138,10 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
         raise InvalidSpec([Problem("runtime", "is missing")])
     body: dict[str, Any] = {"runtimeRef": spec.runtime.api()}
     if spec.initializer is not None:
-        sources = {"dataset": spec.initializer.dataset, "model": spec.initializer.model}
-        body["initializer"] = {name: source.api() for name, source in sources.items() if source is not None}
-    # Always sent: Trainer's torch and JAX plugins set the rendezvous variables only where spec.trainer is there.
-    trainer: dict[str, Any] = {"numNodes": spec.num_nodes}
+        body["initializer"] = spec.initializer.api()
     command, args = _entry_point(spec)
-    optional = {
+    trainer = {
+        "numNodes": spec.num_nodes,
         "image": spec.image,
         "command": command,
         "args": args,
@@ -144,7 +149,8 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
         "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
         "numProcPerNode": spec.num_proc_per_node,
     }
-    body["trainer"] = trainer | {name: value for name, value in optional.items() if value}
+    # Sent also where it is empty: Trainer's torch plugin sets the rendezvous variables only if spec.trainer is there.
+    body["trainer"] = {name: value for name, value in trainer.items() if value}
     if spec.runtime_patches:
         body["runtimePatches"] = [patch.api() for patch in spec.runtime_patches]
     if spec.suspend:
@@ -161,20 +167,17 @@ def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
-    if spec.func is None or spec.runtime is None:
+    if spec.torchtune is not None:
+        dataset = spec.initializer.dataset if spec.initializer else None
+        return torchtune.COMMAND, [*spec.torchtune.args(dataset.storage_uri if dataset else None), *spec.args]
+    if spec.func is None:
         return spec.command, spec.args
-    runtime = spec.runtime.name
-    launcher = ["torchrun"] if runtime.startswith("torch") else ["python"]
-    mpirun = ["mpirun"] if runtime.startswith(("deepspeed", "mlx", "mpi")) else []
     packages = list(spec.packages_to_install)
     if spec.pip_index_urls:
         first, *others = spec.pip_index_urls
         packages = [f"--index-url={first}", *(f"--extra-index-url={url}" for url in others), *packages]
-    options = {"name": spec.func.name, "args": spec.func_args, "packages": packages, "launcher": launcher}
-    return (
-        [*mpirun, "python", "-c", _literal(_BOOTSTRAP)],
-        [_literal(spec.func.source), _literal(json.dumps(options))],
-    )
+    options = {"name": spec.func.name, "args": spec.func_args, "packages": packages}
+    return ["python", "-c", _literal(_BOOTSTRAP)], [_literal(spec.func.source), _literal(json.dumps(options))]
 
 
 def _literal(text: str) -> str:

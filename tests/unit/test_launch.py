@@ -192,7 +192,7 @@ async def test_another_spec_under_the_same_key(backend: MemoryBackend) -> None:
     text = str(caught.value)
     assert f"ns/{ref.name}" in text
     assert 'spec.trainer.args[1]: "0.1" -> "0.2"' in text
-    assert "spec.trainer.numNodes: 1 -> 2" in text
+    assert "spec.trainer.numNodes: (nothing) -> 2" in text
     with pytest.raises(SpecMismatch, match="labels or annotations"):
         await launch(backend, args=["--lr", "0.1"], labels={"a": "b"})
     assert len(backend.jobs) == 1

@@ -80,7 +80,8 @@ PATCH = {
             {"name": "torch-distributed", "apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"},
         ),
         ({"runtime": {"name": "mine", "kind": "TrainingRuntime"}}, "runtimeRef.kind", "TrainingRuntime"),
-        ({}, "trainer", {"numNodes": 1, "command": ["torchrun", "train.py"]}),
+        ({}, "trainer", {"command": ["torchrun", "train.py"]}),
+        ({"command": []}, "trainer", {}),  # sent all the same
         ({"image": "ghcr.io/team/train:1"}, "trainer.image", "ghcr.io/team/train:1"),
         ({"args": ["--lr", "0.1"]}, "trainer.args", ["--lr", "0.1"]),
         ({"num_nodes": 4}, "trainer.numNodes", 4),
@@ -111,6 +112,11 @@ PATCH = {
             {"requests": {"cpu": "4", "nvidia.com/gpu": "1"}, "limits": {"cpu": "4", "nvidia.com/gpu": "1"}},
         ),
         (
+            {"resources_per_node": {"Memory": "1Gi", "storage": "9G", "MIG-1g.5gb": 1, "example.com/Custom-NPU": 2}},
+            "trainer.resourcesPerNode.limits",
+            {"memory": "1Gi", "ephemeral-storage": "9G", "nvidia.com/mig-1g.5gb": "1", "example.com/Custom-NPU": "2"},
+        ),
+        (
             {"resources_per_node": {"requests": {"memory": "1.5Gi"}}},
             "trainer.resourcesPerNode.requests",
             {"memory": "1.5Gi"},
@@ -119,7 +125,14 @@ PATCH = {
         (
             {"initializer": {"model": {"storage_uri": "s3://b/m", "secret_ref": "s3", "env": {"REGION": "eu"}}}},
             "initializer.model",
-            {"storageUri": "s3://b/m", "secretRef": {"name": "s3"}, "env": [{"name": "REGION", "value": "eu"}]},
+            {
+                "storageUri": "s3://b/m",
+                "secretRef": {"name": "s3"},
+                "env": [
+                    {"name": "IGNORE_PATTERNS", "value": "*.msgpack,*.h5,*.bin,*.pt,*.pth"},
+                    {"name": "REGION", "value": "eu"},
+                ],
+            },
         ),
         ({"suspend": True}, "suspend", True),
         ({"active_deadline_seconds": 60}, "activeDeadlineSeconds", 60),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,16 +28,15 @@ NASTY = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %
 
 def parts(func: object, **fields: Any) -> list[str]:
     """The words of the command, as the nodes get them."""
-    spec = TrainJobSpec.parse({"runtime": "jax-distributed", "func": func, **fields})
+    spec = TrainJobSpec.parse({"runtime": "a-runtime", "func": func, **fields})
     trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
     return [expand(word, {"HOME": "/expanded"}) for word in (*trainer["command"], *trainer["args"])]
 
 
-def run(func: object, **fields: Any) -> str:
+def run(func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> str:
     """What a node prints that runs `func`."""
     command = [sys.executable if word == "python" else word for word in parts(func, **fields)]
-    command = [word.replace('["python"]', json.dumps([sys.executable])) for word in command]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -108,20 +109,33 @@ def test_what_packages_are_installed_with() -> None:
     ]  # fmt: skip
 
 
+LAUNCHER = """\
+#!/bin/sh
+echo "{name}"
+export OMPI_COMM_WORLD_RANK=0
+case "$1" in *.py) exec "{python}" "$@";; *) exec "$@";; esac
+"""
+
+
 @pytest.mark.parametrize(
-    ("runtime", "begins", "launcher"),
+    ("variables", "started_by"),
     [
-        ("torch-distributed", ["python"], ["torchrun"]),
-        ("jax-distributed", ["python"], ["python"]),
-        ("deepspeed-distributed", ["mpirun", "python"], ["python"]),
-        ("mlx-distributed", ["mpirun", "python"], ["python"]),
-        ("a-runtime-of-our-own", ["python"], ["python"]),
+        ({}, []),
+        ({"JAX_PROCESS_ID": "0"}, []),
+        ({"PET_NNODES": "1"}, ["torchrun"]),
+        ({"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}, ["mpirun"]),
     ],
+    ids=["plain", "jax", "torch", "mpi"],
 )
-def test_how_each_runtime_starts_it(runtime: str, begins: list[str], launcher: list[str]) -> None:
-    words = parts(decorated, runtime=runtime)
-    assert words[: len(begins)] == begins
-    assert json.loads(words[-1])["launcher"] == launcher
+def test_the_runtimes_plugin_decides_what_starts_it(
+    variables: dict[str, str], started_by: list[str], tmp_path: Path
+) -> None:
+    """By the variables that it sets, whatever the runtime is called; launchers of another make, with the same words."""
+    for name in ("torchrun", "mpirun"):
+        (tmp_path / name).write_text(LAUNCHER.format(name=name, python=sys.executable))
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.defpath}", **variables}
+    assert run(decorated, environment).split() == [*started_by, "plain"]
 
 
 def closing() -> Callable[[], None]:

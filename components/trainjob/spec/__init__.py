@@ -7,11 +7,10 @@ Rules are those of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/ap
 """
 
 from trainjob.spec.function import Function
+from trainjob.spec.initializers import Initializer, InitializerSource
 from trainjob.spec.parts import (
     EnvVarSource,
     FieldRef,
-    Initializer,
-    InitializerSource,
     KeyRef,
     ResourceFieldRef,
     Resources,
@@ -20,6 +19,7 @@ from trainjob.spec.parts import (
     env_api,
 )
 from trainjob.spec.patches import RuntimePatch
+from trainjob.spec.torchtune import LoraConfig, TorchTuneConfig, TorchTuneInstructDataset
 from trainjob.spec.trainjob import API_VERSION, KIND, TrainJobSpec
 
 __all__ = [
@@ -31,11 +31,14 @@ __all__ = [
     "Initializer",
     "InitializerSource",
     "KeyRef",
+    "LoraConfig",
     "ResourceFieldRef",
     "Resources",
     "RuntimePatch",
     "RuntimeRef",
     "SecretRef",
+    "TorchTuneConfig",
+    "TorchTuneInstructDataset",
     "TrainJobSpec",
     "env_api",
 ]

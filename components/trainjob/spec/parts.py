@@ -1,4 +1,4 @@
-"""The parts that specs are made of: environment, resources, initializers."""
+"""The parts that specs are made of: runtime, environment, resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
-_STORAGE_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
+
+# The Kubeflow SDK's short names, and those that it takes in any case.
+_SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
+_IN_ANY_CASE = {"cpu", "memory", "ephemeral-storage", *_SHORT_NAMES}
 
 
 class Part(BaseModel):
@@ -79,6 +82,13 @@ class EnvVarSource(Part):
         return self
 
 
+def unwrap_value_from(value: object) -> object:
+    """Of ``{"valueFrom": …}`` what is inside; anything else as it is."""
+    if isinstance(value, Mapping) and set(value) in ({"valueFrom"}, {"value_from"}):
+        return next(iter(value.values()))
+    return value
+
+
 def _normalize_env(value: object) -> object:
     """Accept Kubernetes' list of ``{name, value | valueFrom}`` and ``{"NAME": {"valueFrom": …}}``."""
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -91,12 +101,7 @@ def _normalize_env(value: object) -> object:
             pairs[item["name"]] = item.get("valueFrom", item.get("value_from", item.get("value", "")))
         value = pairs
     if isinstance(value, Mapping):
-        return {
-            name: next(iter(source.values()))
-            if isinstance(source, Mapping) and set(source) in ({"valueFrom"}, {"value_from"})
-            else source
-            for name, source in value.items()
-        }
+        return {name: unwrap_value_from(source) for name, source in value.items()}
     return value
 
 
@@ -120,10 +125,10 @@ class Resources(Part):
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, value: object) -> object:
-        """Accept the SDK's flat form; it becomes requests and limits alike, and ``gpu`` NVIDIA's resource name."""
+        """Accept the SDK's flat form with its short names; it becomes requests and limits alike."""
         if not isinstance(value, Mapping) or set(value) & {"requests", "limits"}:
             return value
-        flat = {("nvidia.com/gpu" if name == "gpu" else name): amount for name, amount in value.items()}
+        flat = {_resource_name(name): amount for name, amount in value.items()}
         return {"requests": flat, "limits": flat}
 
     @field_validator("requests", "limits", mode="before")
@@ -138,6 +143,13 @@ class Resources(Part):
         return amounts
 
 
+def _resource_name(name: object) -> object:
+    lower = str(name).lower()
+    if lower.startswith("mig-"):
+        return f"nvidia.com/{lower}"
+    return _SHORT_NAMES.get(lower, lower) if lower in _IN_ANY_CASE else name
+
+
 class SecretRef(Part):
     """A Secret of the job's namespace."""
 
@@ -147,36 +159,3 @@ class SecretRef(Part):
     @classmethod
     def _name_alone(cls, value: object) -> object:
         return {"name": value} if isinstance(value, str) else value
-
-
-class InitializerSource(Part):
-    """What one of Trainer's initializers brings in; ``secret_ref``'s keys become its environment."""
-
-    storage_uri: Annotated[str, Field(max_length=2048)]
-    env: Env = Field(default_factory=dict)
-    secret_ref: SecretRef | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _uri_alone(cls, value: object) -> object:
-        return {"storage_uri": value} if isinstance(value, str) else value
-
-    @field_validator("storage_uri")
-    @classmethod
-    def _uri(cls, value: str) -> str:
-        if not _STORAGE_URI.fullmatch(value):
-            raise ValueError("a URI such as hf://org/name or s3://bucket/prefix is needed")
-        return value
-
-    def api(self) -> dict[str, Any]:
-        """As in the API."""
-        env = {"env": env_api(self.env)} if self.env else {}
-        secret = {"secretRef": self.secret_ref.api()} if self.secret_ref else {}
-        return {"storageUri": self.storage_uri, **env, **secret}
-
-
-class Initializer(Part):
-    """Trainer's own initializers; the runtime must have a job for each that is used (``spec.initializer``)."""
-
-    dataset: InitializerSource | None = None
-    model: InitializerSource | None = None

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 from trainjob.errors import InvalidSpec, Problem
+from trainjob.spec import torchtune
 from trainjob.spec.checks import (
     argument_problems,
     env_problems,
@@ -24,8 +25,10 @@ from trainjob.spec.checks import (
     shape_problems,
 )
 from trainjob.spec.function import Function
-from trainjob.spec.parts import Env, Initializer, Part, Resources, RuntimeRef, env_api
+from trainjob.spec.initializers import Initializer
+from trainjob.spec.parts import Env, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
+from trainjob.spec.torchtune import TorchTuneConfig
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 KIND = "TrainJob"
@@ -74,6 +77,9 @@ class TrainJobSpec(Part):
     pip_index_urls: list[str] = Field(default_factory=list)
     """Package indexes for `packages_to_install`: the first replaces pip's own, the others are added."""
 
+    torchtune: TorchTuneConfig | None = None
+    """What to change of torchtune's recipe, on one of Trainer's torchtune runtimes; `args` may add to it."""
+
     env: Env = Field(default_factory=dict)
     """Environment of the nodes: ``{"NAME": "value"}`` or ``{"NAME": {"valueFrom": …}}``; secrets by reference only."""
 
@@ -84,8 +90,8 @@ class TrainJobSpec(Part):
     outputs: dict[str, str] = Field(default_factory=dict)
     """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes."""
 
-    num_nodes: Annotated[int, Field(ge=1)] = 1
-    """Number of nodes (pods)."""
+    num_nodes: Annotated[int, Field(ge=1)] | None = None
+    """Number of nodes (pods); the runtime's if left out, which is 1 with those that Trainer ships."""
 
     num_proc_per_node: Annotated[int, Field(ge=1)] | None = None
     """Processes on each node, for runtimes that start several (torchrun, mpirun); the runtime's if left out."""
@@ -177,6 +183,12 @@ class TrainJobSpec(Part):
         trainer = spec.get("trainer") or {}
         yield from env_problems(trainer.get("env") or [], "manifest.spec.trainer.env", reserved=True)
         yield from argument_problems(trainer, "manifest.spec.trainer.")
+        if trainer.get("command") == torchtune.COMMAND:
+            where = "manifest.spec.trainer"
+            paths = {"num_nodes": f"{where}.numNodes", "args": f"{where}.args", "lora": f"{where}.args"}
+            args = [arg for arg in trainer.get("args") or [] if isinstance(arg, str)]
+            paths["runtime"] = "manifest.spec.runtimeRef.name"
+            yield from torchtune.problems(spec["runtimeRef"]["name"], trainer, args, paths)
         for name, source in (spec.get("initializer") or {}).items():
             where = f"manifest.spec.initializer.{name}"
             yield from env_problems((source or {}).get("env") or [], f"{where}.env")
@@ -192,12 +204,9 @@ class TrainJobSpec(Part):
         yield from metadata_problems(self.labels, self.annotations)
         yield from env_problems(env_api(self.env), "env", reserved=True)
         yield from argument_problems({"command": self.command, "args": self.args})
-        for name in ("dataset", "model"):
-            source = getattr(self.initializer, name, None)
-            if source is not None:
-                yield from env_problems(env_api(source.env), f"initializer.{name}.env")
-                if holds_secret(source.storage_uri):
-                    yield Problem(f"initializer.{name}.storage_uri", "holds a credential", "use secret_ref")
+        yield from self._torchtune_problems()
+        if self.initializer is not None:
+            yield from self.initializer.problems()
         yield from location_problems(self.inputs, "inputs")
         yield from location_problems(self.outputs, "outputs")
         yield from self._patch_problems()
@@ -221,6 +230,25 @@ class TrainJobSpec(Part):
                 yield Problem(path, "is a secret given as a literal", "read it from an environment variable of env")
         if self.func is not None and holds_secret(self.func.source):
             yield Problem("func", "holds a secret in its source", "read it from an environment variable of env")
+
+    def _torchtune_problems(self) -> Iterator[Problem]:
+        args, lora = self.args, "args"
+        if self.torchtune is not None:
+            args, lora = [*args, *self.torchtune.args(None)], "torchtune.peft_config"
+            for path in secret_texts(self.torchtune.model_dump(), "torchtune"):
+                yield Problem(path, "holds a secret")
+            if self.command or self.func is not None:
+                yield Problem("torchtune", "cannot be combined with command or func", "say what it cannot say in args")
+        elif self.command != torchtune.COMMAND:
+            return
+        trainer = {
+            "numNodes": self.num_nodes,
+            "numProcPerNode": self.num_proc_per_node,
+            "resourcesPerNode": self.resources_per_node and self.resources_per_node.api(),
+        }
+        paths = {"runtime": "runtime", "num_nodes": "num_nodes", "args": "args", "lora": lora}
+        if self.runtime is not None:
+            yield from torchtune.problems(self.runtime.name, trainer, args, paths)
 
     def _patch_problems(self) -> Iterator[Problem]:
         managers = [patch.manager for patch in self.runtime_patches]
@@ -276,8 +304,9 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
 
 
 def _similar(path: str) -> str:
+    last = to_snake(path.rpartition(".")[2])
     if "." in path:
-        return ""
+        return f"{last} is a field of the spec itself" if last in TrainJobSpec.model_fields else ""
     names = [*TrainJobSpec.model_fields, *(to_camel(name) for name in TrainJobSpec.model_fields)]
     close = difflib.get_close_matches(path, names, n=1)
     return f"did you mean {close[0]}?" if close else "anything else goes into a whole manifest"

@@ -1,0 +1,207 @@
+"""Fine-tuning by configuration: what reaches ``tune run``, and what Trainer's webhook would refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob.backends.local.ranks import expand
+from trainjob.manifest import render
+from trainjob.spec import LoraConfig, TorchTuneConfig
+
+TUNE: dict[str, Any] = {"runtime": "torchtune-llama3.2-1b", "torchtune": {}}
+LORA = ["model.lora_attn_modules=[q_proj,v_proj,output_proj]"]
+
+
+def trainer(**fields: Any) -> dict[str, Any]:
+    rendered: dict[str, Any] = render(TrainJobSpec.parse({**TUNE, **fields}), "key", 1, "ns")["spec"]["trainer"]
+    return rendered
+
+
+def problems(source: Any = TUNE, **fields: Any) -> dict[str, str]:
+    with pytest.raises(InvalidSpec) as caught:
+        TrainJobSpec.parse({**source, **fields})
+    return {problem.path: f"{problem.message} ({problem.instead})" for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("config", "args"),
+    [
+        ({}, []),
+        ({"dtype": "bf16", "batch_size": 4, "epochs": 2}, ["dtype=bf16", "batch_size=4", "epochs=2"]),
+        (
+            {"loss": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+            ["loss=torchtune.modules.loss.CEWithChunkedOutputLoss"],
+        ),
+        ({"peft_config": {}}, LORA),
+        ({"peftConfig": {"loraAttnModules": ["k_proj"]}}, ["model.lora_attn_modules=[k_proj]"]),
+        (
+            {
+                "peft_config": {
+                    "apply_lora_to_mlp": True,
+                    "apply_lora_to_output": False,
+                    "lora_rank": 8,
+                    "lora_alpha": 16,
+                    "lora_dropout": 0.1,
+                    "use_dora": True,
+                }
+            },
+            [
+                "model.apply_lora_to_mlp=True",
+                "model.apply_lora_to_output=False",
+                "model.lora_rank=8",
+                "model.lora_alpha=16",
+                "model.lora_dropout=0.1",
+                "model.use_dora=True",
+                *LORA,
+            ],
+        ),
+        ({"dataset_preprocess_config": {}}, ["dataset=torchtune.datasets.instruct_dataset"]),
+        (
+            {
+                "dataset_preprocess_config": {
+                    "source": "parquet",
+                    "split": "train[:10%]",
+                    "train_on_input": False,
+                    "new_system_prompt": "Answer briefly.",
+                    "column_map": {"input": "question", "output": "answer"},
+                }
+            },
+            [
+                "dataset=torchtune.datasets.instruct_dataset",
+                "dataset.source=parquet",
+                "dataset.split=train[:10%]",
+                "dataset.train_on_input=False",
+                "dataset.new_system_prompt=Answer briefly.",
+                "dataset.column_map={'input': 'question', 'output': 'answer'}",
+            ],
+        ),
+    ],
+)
+def test_arguments(config: dict[str, Any], args: list[str]) -> None:
+    rendered = trainer(torchtune=config)
+    assert rendered["command"] == ["tune", "run"]
+    assert rendered.get("args", []) == args
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arg"),
+    [
+        ("hf://tatsu-lab/alpaca", "dataset.data_dir=/workspace/dataset/."),
+        ("hf://tatsu-lab/alpaca/data", "dataset.data_dir=/workspace/dataset/data"),
+        ("hf://tatsu-lab/alpaca/data/train.parquet", "dataset.data_files=/workspace/dataset/data/train.parquet"),
+        ("s3://bucket/alpaca/data", "dataset.data_dir=/workspace/dataset"),
+    ],
+)
+def test_where_the_dataset_is(dataset: str, arg: str) -> None:
+    assert trainer(initializer={"dataset": dataset})["args"] == [arg]
+
+
+def test_what_the_author_adds_comes_last() -> None:
+    assert trainer(torchtune={"epochs": 2}, args=["optimizer.lr=2e-5"])["args"] == ["epochs=2", "optimizer.lr=2e-5"]
+
+
+@given(st.text(alphabet=st.one_of(st.sampled_from("${}()':#\\\"%! \n"), st.characters(exclude_categories=["Cs"]))))
+def test_a_prompt_arrives_as_it_is(prompt: str) -> None:
+    preprocess = {"new_system_prompt": prompt, "column_map": {"input": prompt}}
+    args = [
+        expand(arg, {"": "x", "A": "x"}) for arg in trainer(torchtune={"dataset_preprocess_config": preprocess})["args"]
+    ]
+    read = {name: yaml.safe_load(value) for name, _, value in (arg.partition("=") for arg in args)}
+    escaped = prompt.replace("${", "\\${")  # which OmegaConf takes back
+    assert read.get("dataset.new_system_prompt", "") == escaped
+    assert read["dataset.column_map"] == {"input": escaped}
+
+
+def test_round_trip() -> None:
+    spec = TrainJobSpec.parse({**TUNE, "torchtune": {"epochs": 1, "peft_config": {"lora_rank": 8}}})
+    assert spec.torchtune == TorchTuneConfig(epochs=1, peft_config=LoraConfig(lora_rank=8))
+    assert TrainJobSpec.parse(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True))) == spec
+    assert TrainJobSpec.parse(spec.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)) == spec
+
+
+QLORA = {"peft_config": {"quantize_base": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "says"),
+    [
+        ({"runtime": "torch-distributed"}, "runtime", "torchtune-llama3.2-1b"),
+        ({"runtime": "my-own-llama3.2-1b"}, "runtime", "names no model"),
+        ({"num_nodes": 2}, "num_nodes", "torchtune trains llama3.2-1b on one node only"),
+        (
+            {"runtime": "torchtune-llama3.3-70b", "num_nodes": 2, "torchtune": {"peft_config": {}}},
+            "torchtune.peft_config",
+            "LoRA on 2 nodes",
+        ),
+        ({"runtime": "torchtune-qwen2.5-1.5b", "torchtune": QLORA}, "torchtune.peft_config", "quantize_base"),
+        ({"torchtune": QLORA, "resources_per_node": {"gpu": 2}}, "torchtune.peft_config", "on a single GPU only"),
+        ({"torchtune": QLORA, "resources_per_node": {"cpu": 2}}, "torchtune.peft_config", "resources_per_node"),
+        ({"args": ["epochs=1", "output_dir=/x"]}, "args[1]", "output_dir, which the runtime decides"),
+        ({"args": ["tokenizer.path=/x"]}, "args[0]", "leave it out"),
+        ({"command": ["tune", "run"]}, "torchtune", "cannot be combined with command"),
+        ({"func": {"name": "f", "source": "def f(): pass"}}, "torchtune", "or func"),
+        ({"torchtune": {"dtype": "fp16"}}, "torchtune.dtype", "'bf16' or 'fp32'"),
+        ({"torchtune": {"epochs": 0}}, "torchtune.epochs", "greater than or equal to 1"),
+        ({"torchtune": {"loss": "my loss"}}, "torchtune.loss", "match"),
+        ({"torchtune": {"num_nodes": 2}}, "torchtune.num_nodes", "num_nodes is a field of the spec itself"),
+        ({"torchtune": {"resourcesPerNode": {}}}, "torchtune.resourcesPerNode", "a field of the spec itself"),
+        (
+            {"torchtune": {"peft_config": {"lora_attn_modules": []}}},
+            "torchtune.peft_config.lora_attn_modules",
+            "1 item",
+        ),
+        (
+            {"torchtune": {"peft_config": {"lora_attn_modules": ["x"]}}},
+            "torchtune.peft_config.lora_attn_modules[0]",
+            "q_proj",
+        ),
+        (
+            {"torchtune": {"dataset_preprocess_config": {"source": "avro"}}},
+            "torchtune.dataset_preprocess_config.source",
+            "parquet",
+        ),
+    ],
+)
+def test_refused(fields: dict[str, Any], path: str, says: str) -> None:
+    found = problems(**fields)
+    assert says in found[path], found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"runtime": "torchtune-llama3.3-70b", "num_nodes": 2},
+        {"runtime": "mine-llama3.2-3b"},
+        {"torchtune": QLORA},  # the runtime may have one GPU
+        {"torchtune": QLORA, "num_proc_per_node": 1},
+        {"torchtune": QLORA, "resources_per_node": {"gpu": 1}},
+        {"torchtune": {"peft_config": {"quantize_base": True, "use_dora": True}}, "resources_per_node": {"gpu": 2}},
+        {"torchtune": {"peft_config": {"quantize_base": False}}, "resources_per_node": {"gpu": 2}},
+    ],
+)
+def test_not_refused(fields: dict[str, Any]) -> None:
+    TrainJobSpec.parse({**TUNE, **fields})
+
+
+BY_HAND = {"runtime": "torchtune-llama3.2-1b", "command": ["tune", "run"], "args": ["tokenizer.path=/x", *LORA]}
+
+
+def test_the_same_rules_hold_for_a_command_and_a_manifest() -> None:
+    assert set(problems(BY_HAND, num_nodes=2)) == {"num_nodes", "args", "args[0]"}
+    manifest = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "spec": {
+            "runtimeRef": {"name": "torchtune-x"},
+            "trainer": {"numNodes": 2, "command": ["tune", "run"], "args": BY_HAND["args"]},
+        },
+    }
+    trainer = "manifest.spec.trainer"
+    expected = {"manifest.spec.runtimeRef.name", f"{trainer}.numNodes", f"{trainer}.args", f"{trainer}.args[0]"}
+    assert set(problems(manifest)) == expected
