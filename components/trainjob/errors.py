@@ -18,6 +18,7 @@
         + RunTimeout
         + Stuck                     it would wait for something that only a person can change
       x TrainJobFailed              the job ended without success; carries the diagnosis
+        + RankCrashed               a rank did, and what becomes of the job was not to be waited for: it goes on
       x DataError                   a dataset or model could not be moved or is not what it should be
         + SourceNotFound
         + ChecksumMismatch
@@ -177,6 +178,14 @@ class TrainJobFailed(TrainJobError):
 
     def __reduce__(self) -> tuple[type[TrainJobFailed], tuple[Diagnosis]]:
         return (type(self), (self.diagnosis,))
+
+
+class RankCrashed(TrainJobFailed):
+    """A rank crashed, and the waiter was asked to wait no longer (``fail_on_first_crash``).
+
+    The job goes on, and its runtime may start the rank again: what becomes of it is the caller's decision, see
+    `trainjob.launch.give_up`.
+    """
 
 
 class DataError(TrainJobError):

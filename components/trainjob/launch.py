@@ -6,6 +6,7 @@ from it, creating a name twice fails, and everything else is read back from the 
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from contextlib import suppress
@@ -14,14 +15,26 @@ from typing import Any, Literal
 import anyio
 
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import diagnose
+from trainjob.crashes import pack_diagnosis, unpack_diagnosis
+from trainjob.diagnosis import Diagnosis, diagnose
 from trainjob.errors import (
     AlreadyExists,
     NotFound,
     SpecMismatch,
+    TrainJobError,
     TrainJobFailed,
 )
-from trainjob.manifest import CANCELLED, DELIVERED, JobRef, differences, job_name, labels_of, render, spec_hash
+from trainjob.manifest import (
+    CANCELLED,
+    DELIVERED,
+    GIVEN_UP,
+    JobRef,
+    differences,
+    job_name,
+    labels_of,
+    render,
+    spec_hash,
+)
 from trainjob.spec import TrainJobSpec
 from trainjob.status import QUEUE_LABEL, Phase, observe
 
@@ -44,8 +57,8 @@ async def launch(
     """Create the job of `key`, or adopt the one that is there. A fresh launch is one request.
 
     An attempt that is under way, suspended, or complete and not yet delivered is adopted; one that `cancel` suspended
-    is resumed, one that a person suspended is left to that person. After one that failed, was deleted, or whose result
-    was delivered, the next attempt is made, under a name never used before.
+    is resumed, one that a person suspended is left to that person. After one that failed, was given up or deleted, or
+    whose result was delivered, the next attempt is made, under a name never used before.
 
     Args:
         backend: Where.
@@ -100,11 +113,12 @@ async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFail
         return False
     if phase is Phase.COMPLETE:
         return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
+    diagnosis = given_up(trainjob)
     if phase is Phase.FAILED and after_failure == "verdict":
         diagnosis = diagnose(await backend.evidence(JobRef.of(trainjob)))
-        if not diagnosis.retry.retryable:
-            raise TrainJobFailed(diagnosis)
-    return phase is not Phase.FAILED
+    if diagnosis is not None and after_failure == "verdict" and not diagnosis.retry.retryable:
+        raise TrainJobFailed(diagnosis)
+    return phase is not Phase.FAILED and diagnosis is None
 
 
 async def _resume(backend: Backend, trainjob: TrainJob) -> None:
@@ -177,3 +191,47 @@ async def cancel(
         await anyio.sleep(pause)
         pause = min(2.0, pause * 1.5)
     return True
+
+
+CrashAction = Literal["suspend", "cancel", "keep"]
+
+
+async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: CrashAction = "suspend") -> str:
+    """Do what was asked with a job whose step has failed at its first crash, by one request, and say what was done.
+
+    Never raises because of the job or an outage: the step fails anyway, and its reason is the crash.
+
+    Args:
+        backend: Where it is.
+        ref: The job.
+        diagnosis: Why the step has failed.
+        action: ``suspend`` stops it and keeps the object, with the diagnosis as an annotation, since its pods go;
+            ``cancel`` deletes it; ``keep`` lets it go on. A job that Kueue manages is deleted also where it was to be
+            suspended, see `request_cancel`.
+    """
+    if action == "keep":
+        return f"{ref} goes on"
+    try:
+        trainjob = await backend.get(ref.namespace, ref.name)
+        if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
+            return f"{ref} has ended"
+        if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
+            why = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
+            await backend.patch(ref, {"metadata": {"annotations": {GIVEN_UP: why}}, "spec": {"suspend": True}})
+            return f"{ref} was suspended"
+        await backend.delete(ref)
+        return f"{ref} was deleted" + (": Kueue would start it again" if action == "suspend" else "")
+    except NotFound:
+        return f"{ref} has ended"
+    except TrainJobError as error:
+        return f"{ref} could not be stopped, and goes on: {error}"
+
+
+def given_up(trainjob: TrainJob) -> Diagnosis | None:
+    """Why `give_up` has suspended a job; None if it has not, or somebody has resumed it."""
+    why = (trainjob["metadata"].get("annotations") or {}).get(GIVEN_UP)
+    if why is None or observe(trainjob).phase is not Phase.SUSPENDED:
+        return None
+    with suppress(ValueError):
+        return unpack_diagnosis(json.loads(why))
+    return unpack_diagnosis(None)

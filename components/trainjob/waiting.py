@@ -6,8 +6,9 @@ A waiter remembers nothing that the job does not say itself: one that is started
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from trainjob.diagnosis import Diagnosis, Evidence, diagnose, rank_of
 from trainjob.errors import (
     BackendUnavailable,
     QueueTimeout,
+    RankCrashed,
     RunTimeout,
     StartTimeout,
     Stuck,
@@ -30,6 +32,8 @@ from trainjob.errors import (
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase, observe
+
+_log = logging.getLogger(__name__)
 
 _LAST_LINES_SECONDS = 10.0  # for what the ranks wrote last, after the job has ended
 
@@ -44,12 +48,16 @@ class Budgets:
         run: From admission to the end, as ``activeDeadlineSeconds`` counts.
         fail_fast: No patience at all with what will not change by itself: a queue that does not exist, more GPUs than
             the queue will ever have, an image that is not there, a JobSet that is refused.
+        fail_on_first_crash: Do not wait for what becomes of a rank that crashed. The runtimes that Trainer ships start
+            it again and again, and the job fails minutes later if at all (one node: after 320 s). For those who watch
+            the ranks (`wait`, `attend`), not for `follow`.
     """
 
     queue: timedelta | None = None
     start: timedelta | None = None
     run: timedelta | None = None
     fail_fast: bool = False
+    fail_on_first_crash: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,24 +173,62 @@ async def wait(
         budgets: How long to be patient; forever if left out.
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
-        on_crash: Called with the diagnosis of each rank that crashes while the job goes on: the shipped runtimes start
-            it again, and the job fails minutes later if at all.
+        on_crash: Called with the diagnosis of ranks that crash while the job goes on, see `attend`.
 
     Raises:
         TrainJobFailed: with the diagnosis.
+        RankCrashed: likewise, at the first crash; the job goes on.
         TimedOut: a budget ran out; the job goes on.
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
+    read = None if on_log is None else lambda: _forward(backend, ref, on_log)
+    final, crash = await attend(backend, ref, budgets, on_change=on_change, on_crash=on_crash, read=read)
+    return await conclude(backend, ref, final, crash)
+
+
+async def attend(
+    backend: Backend,
+    ref: JobRef,
+    budgets: Budgets | None = None,
+    *,
+    on_change: Callable[[Observation, str], None] | None = None,
+    on_crash: Callable[[Diagnosis], None] | None = None,
+    read: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[Observation | None, Evidence | None]:
+    """Follow a job to its end and look after its ranks meanwhile: what `wait` does before it draws conclusions.
+
+    Args:
+        backend: Where it is.
+        ref: The job.
+        budgets: How long to be patient; forever if left out.
+        on_change: Called with each new observation and its notice.
+        on_crash: Called with the diagnosis of ranks that crash while the job goes on: the shipped runtimes start them
+            again, and the job fails minutes later if at all.
+        read: Reads the ranks' lines; cancelled a moment after the job's end, when they should have been read.
+
+    Returns:
+        The final observation, and the evidence of the first crash, both for `conclude`: pods that crashed may be gone
+        when the job has failed.
+
+    Raises:
+        RankCrashed, TimedOut, BackendUnavailable: see `wait`.
+    """
     final: Observation | None = None
-    crashes: list[Evidence] = []
+    crashed: list[Evidence] = []
     try:
         async with anyio.create_task_group() as tasks:
             read_out = anyio.Event()
-            if on_log is None:
-                read_out.set()
-            else:
-                tasks.start_soon(_forward, backend, ref, on_log, read_out)
-            tasks.start_soon(_collect, backend, ref, crashes, on_crash)
+
+            async def reading() -> None:
+                try:
+                    if read is not None:
+                        await read()
+                finally:
+                    read_out.set()
+
+            tasks.start_soon(reading)
+            fatal = budgets is not None and budgets.fail_on_first_crash
+            tasks.start_soon(_look_out, backend, ref, crashed, on_crash, fatal)
             async with aclosing(follow(backend, ref, budgets)) as changes:
                 async for final, notice in changes:
                     if on_change is not None:
@@ -192,35 +238,40 @@ async def wait(
             tasks.cancel_scope.cancel()
     except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
         raise group.exceptions[0] from None
-    return await conclude(backend, ref, final, crashes[0] if crashes else None)
+    return final, crashed[0] if crashed else None
 
 
-async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], read_out: anyio.Event) -> None:
-    try:
-        async with aclosing(backend.logs(ref, follow=True)) as lines:
-            while True:
-                try:
-                    line = await anext(lines, None)
-                except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
-                    on_log(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
-                    return
-                if line is None:
-                    return
-                on_log(line)
-    finally:
-        read_out.set()
+async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None]) -> None:
+    async with aclosing(backend.logs(ref, follow=True)) as lines:
+        while True:
+            try:
+                line = await anext(lines, None)
+            except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
+                on_log(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
+                return
+            if line is None:
+                return
+            on_log(line)
 
 
-async def _collect(
-    backend: Backend, ref: JobRef, crashes: list[Evidence], on_crash: Callable[[Diagnosis], None] | None
+async def _look_out(
+    backend: Backend, ref: JobRef, crashed: list[Evidence], on_crash: Callable[[Diagnosis], None] | None, fatal: bool
 ) -> None:
-    """Keep the evidence of the first crash, which may be gone when the job has failed."""
-    with suppress(TrainJobError):
+    """Keep the evidence of the first crash, and tell of each; at the first one give up if it is `fatal`."""
+    try:
         async with aclosing(backend.crashes(ref)) as found:
             async for evidence in found:
-                crashes.append(evidence)
+                if not crashed:
+                    crashed.append(evidence)
+                diagnosis = replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref))
+                if fatal:
+                    raise RankCrashed(diagnosis)
                 if on_crash is not None:
-                    on_crash(replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref)))
+                    on_crash(diagnosis)
+    except RankCrashed:
+        raise
+    except TrainJobError as error:
+        _log.warning("crashes of ranks of TrainJob %s cannot be seen while it goes on: %s", ref, error)
 
 
 async def conclude(

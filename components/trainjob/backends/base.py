@@ -62,7 +62,10 @@ class Backend(Protocol):
         """What can be known about the job at this moment: pods, terminations, last log lines."""
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """Each container that ended badly, as soon as it did, with its last log lines; ends with the job or before.
+        """Containers that ended badly, as soon as they did, with their last log lines; ends with the job or before.
+
+        What happened within a second comes together, and what happened before, as far as pods still tell of it, comes
+        first: a waiter that is started again finds the crash that the first one saw.
 
         A pod may be started again in its place, and the pods of a job that failed may be deleted with it: what is not
         taken at the crash is often gone at the end. Yields nothing where `evidence` still has all of it then.

@@ -17,6 +17,7 @@ import anyio
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes import pods
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request, Timings
+from trainjob.backends.kubernetes.crashes import CrashHub
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -28,7 +29,6 @@ from trainjob.backends.kubernetes.errors import (
     Transient,
 )
 from trainjob.backends.kubernetes.hub import WatchHub
-from trainjob.backends.kubernetes.mirror import Change, Mirror
 from trainjob.backends.kubernetes.served import AdaptingClient
 from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.diagnosis import Evidence
@@ -60,8 +60,8 @@ class KubernetesBackend:
 
     Args:
         credentials: Where credentials come from; kubeconfig or service account if left out.
-        shared: Let all waiters of a namespace share one watch (`WatchHub`). A single waiter is better off alone: its
-            requests name its job, so that a Role can be as narrow.
+        shared: Let all waiters of a namespace share one watch (`WatchHub`), and one of pods (`CrashHub`). A single
+            waiter is better off alone: its requests name its job, so that a Role can be as narrow.
         timings: How long is waited for what.
     """
 
@@ -73,6 +73,7 @@ class KubernetesBackend:
         self._adapting = AdaptingClient(self._client)
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}
+        self._crash_hubs: dict[str, CrashHub] = {}
         self._told: dict[str, float] = {}  # UID -> when a job was told to end, until pods of it were seen since
 
     @property
@@ -174,18 +175,13 @@ class KubernetesBackend:
         unseen += [*evidence.unseen, *(f"{what}: {said}" for what, said in around.hidden.items())]
         return replace(evidence, events=events, workload=next(iter(workloads), None), unseen=unseen)
 
-    async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """See `Backend.crashes`. One more watch, on the job's pods."""
-        selector = {"labelSelector": f"{pods.JOBSET_NAME}={ref.name}"}
-        mirror = Mirror(self._client, pods.collection(ref.namespace, "pods"), selector)
-        seen: set[tuple[str, str]] = set()
-        async with aclosing(mirror.events()) as events:
-            async for event in events:
-                if isinstance(event, Change):
-                    fresh = pods.crashes_of(event.item) - seen
-                    seen |= fresh
-                    if fresh:
-                        yield await pods.gather(self._client, [event.item], None)
+    def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
+        """See `Backend.crashes`. One more watch, on the job's pods, or on those of all jobs of the namespace."""
+        if not self._shared:
+            return CrashHub(self._client, ref.namespace, ref.name).subscribe(ref)
+        if ref.namespace not in self._crash_hubs:
+            self._crash_hubs[ref.namespace] = CrashHub(self._client, ref.namespace)
+        return self._crash_hubs[ref.namespace].subscribe(ref)
 
     async def logs(
         self,
@@ -264,9 +260,10 @@ class KubernetesBackend:
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
-        for hub in self._hubs.values():
+        for hub in (*self._hubs.values(), *self._crash_hubs.values()):
             await hub.aclose()
         self._hubs.clear()
+        self._crash_hubs.clear()
         await self._client.aclose()
 
     def _asking(self) -> Patience:

@@ -131,7 +131,10 @@ class LocalBackend:
         return Evidence(trainjob, pods, logs)
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """See `Backend.crashes`. A rank that crashes ends its job here, and its log and exit code stay."""
+        """See `Backend.crashes`. A rank that crashes ends its job here at once, and its log and exit code stay.
+
+        So ``fail_on_first_crash`` changes nothing on this backend: the first crash is the job's failure.
+        """
         del ref
         nothing: tuple[Evidence, ...] = ()
         for evidence in nothing:
