@@ -105,6 +105,13 @@ def test_a_spec_object_survives_serialization() -> None:
     json.dumps(DagSerialization.to_dict(dag))
 
 
+def test_every_field_of_a_spec_is_a_template_of_the_operator() -> None:
+    from trainjob import TrainJobSpec
+
+    functions = {"func", "func_args", "packages_to_install", "pip_index_urls"}  # a DAG file has tasks for these
+    assert set(TrainJobSpec.model_fields) - functions - {"manifest"} <= set(TrainJobOperator.template_fields)
+
+
 KEY = "airflow/x/dag/run/-1/export"
 TRAINED: dict[str, Any] = {
     "namespace": "ns", "name": "train-1", "uid": "u-1", "attempt": 1, "seconds": {},

@@ -23,7 +23,7 @@ class _DataOperator(TrainJobOperator):
     step: ClassVar[Step]
 
     def __init__(self, *, runtime: str = "trainjob-step", registry: str | None = None, **kwargs: Any) -> None:
-        for field in {"spec", "command", "args"} & set(kwargs):
+        for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
             raise TypeError(f"{type(self).__name__} has a command of its own: {field} cannot be given")
         super().__init__(runtime=runtime, **kwargs)
         self.registry = registry

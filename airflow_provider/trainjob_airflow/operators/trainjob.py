@@ -31,7 +31,17 @@ _LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the j
 _MAX_RESUMED = 3
 
 _SPEC_FIELDS = (
-    *("runtime", "image", "command", "args", "num_nodes", "num_proc_per_node", "resources_per_node", "env"),
+    *(
+        "runtime",
+        "image",
+        "command",
+        "args",
+        "torchtune",
+        "num_nodes",
+        "num_proc_per_node",
+        "resources_per_node",
+        "env",
+    ),
     *("inputs", "outputs", "initializer", "runtime_patches", "labels", "annotations", "active_deadline_seconds"),
     *("suspend", "managed_by"),
 )
@@ -53,7 +63,8 @@ class TrainJobOperator(BaseOperator):
         image: Container image of the nodes; the runtime's if left out.
         command: Entry point of each node; ``$(NAME)`` is replaced by an environment variable, ``$$`` is a ``$``.
         args: Arguments of `command`, or of the runtime's entry point.
-        num_nodes: Number of nodes.
+        torchtune: What to change of torchtune's recipe, on one of Trainer's torchtune runtimes, instead of a command.
+        num_nodes: Number of nodes; the runtime's if left out.
         num_proc_per_node: Processes on each node (torchrun, mpirun).
         resources_per_node: ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``, or ``{"requests": …, "limits": …}``.
         env: Environment of the nodes; secrets by ``valueFrom`` only.
@@ -96,6 +107,8 @@ class TrainJobOperator(BaseOperator):
         "env": "json",
         "inputs": "json",
         "outputs": "json",
+        "torchtune": "json",
+        "initializer": "json",
         "runtime_patches": "json",
         "resources_per_node": "json",
     }
@@ -109,6 +122,7 @@ class TrainJobOperator(BaseOperator):
         image: str | None = None,
         command: Sequence[str] | None = None,
         args: Sequence[str] | None = None,
+        torchtune: Mapping[str, Any] | None = None,
         num_nodes: int | str | None = None,
         num_proc_per_node: int | str | None = None,
         resources_per_node: Mapping[str, Any] | None = None,
@@ -139,6 +153,7 @@ class TrainJobOperator(BaseOperator):
         self.image = image
         self.command = command
         self.args = args
+        self.torchtune = torchtune
         self.num_nodes = num_nodes
         self.num_proc_per_node = num_proc_per_node
         self.resources_per_node = resources_per_node
