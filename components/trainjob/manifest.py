@@ -38,10 +38,6 @@ GIVEN_UP = RESERVED_PREFIX + "given-up"
 """Annotation: it was suspended because its step has failed at the first crash; the diagnosis, as JSON. It counts as
 failed for as long as it is suspended: the same key launched again means "the next attempt"."""
 
-GIVEN_UP = RESERVED_PREFIX + "given-up"
-"""Annotation: it was suspended because its step has failed at the first crash; the diagnosis, as JSON. It counts as
-failed for as long as it is suspended: the same key launched again means "the next attempt"."""
-
 # Written by a shell-free program so that no character of the source means anything to anybody but Python. A file,
 # because torchrun wants one and because spawned worker processes import it. How to start it is said by the variables of
 # Trainer's torch and MPI plugins: a runtime's name says nothing.
