@@ -23,15 +23,16 @@ from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
-from trainjob.errors import InvalidSpec, NotFound, Problem, TrainJobFailed
+from trainjob.errors import InvalidSpec, NotFound, Problem, RankCrashed, TrainJobFailed
+from trainjob.launch import CrashAction
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Phase, observe
 from trainjob.waiting import Budgets
 
-Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool]
-"""Budgets for queue, start and run, and whether to give up on what will not change by itself."""
+Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool, bool]
+"""Budgets for queue, start and run; whether to give up on what will not change by itself, and at the first crash."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
@@ -200,6 +201,7 @@ class Commands:
         *,
         detach: bool,
         patience: Patience,
+        on_crash: CrashAction,
         plain: bool,
         logs: bool,
         cancels: bool,
@@ -220,7 +222,7 @@ class Commands:
                     if not self.as_json:
                         click.echo(self._call(ref))
                     return 0
-                show.result(await self._wait(ref, patience, show))
+                show.result(await self._wait(ref, patience, on_crash, show))
                 await flow.mark_delivered(self.backend, ref)
                 return 0
             if cancels:
@@ -235,27 +237,28 @@ class Commands:
             show.interrupted(told)
         return interrupts.exit_code
 
-    async def wait(self, name: tuple[str, str], *, patience: Patience, plain: bool, logs: bool) -> int:
+    async def wait(
+        self, name: tuple[str, str], *, patience: Patience, on_crash: CrashAction, plain: bool, logs: bool
+    ) -> int:
         """Wait for a job that is there; its result counts as delivered only to whoever launched it."""
         ref = JobRef.of(await self._find(name))
         with self._view("Ctrl-C leaves the job running", plain=plain, logs=logs) as show, Interrupts() as interrupts:
             show.watching(ref)
             with interrupts.stage():
-                show.result(await self._wait(ref, patience, show))
+                show.result(await self._wait(ref, patience, on_crash, show))
                 return 0
             show.interrupted(f"{ref} goes on; wait for it again: trainjob wait {self._call(ref)}")
         return interrupts.exit_code
 
-    async def _wait(self, ref: JobRef, patience: Patience, show: View) -> waiting.TrainJobResult:
+    async def _wait(self, ref: JobRef, patience: Patience, on_crash: CrashAction, show: View) -> waiting.TrainJobResult:
         on_log = show.log if show.logs else None
-        return await waiting.wait(
-            self.backend,
-            ref,
-            Budgets(*patience),
-            on_change=show.change,
-            on_log=on_log,
-            on_crash=lambda diagnosis: show.notice(diagnosis.crash),
-        )
+        try:
+            return await waiting.wait(
+                self.backend, ref, Budgets(*patience), on_change=show.change, on_log=on_log, on_crash=show.crash
+            )
+        except RankCrashed as error:
+            show.notice(await flow.give_up(self.backend, ref, error.diagnosis, on_crash))
+            raise
 
     async def _cancel_all(self, ref: JobRef | None, key: str) -> str:
         """Cancel `ref`; if the launch was interrupted, whatever it has left: nobody knows whether it went through."""

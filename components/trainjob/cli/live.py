@@ -15,8 +15,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from trainjob import crashes
 from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, result_text, short
 from trainjob.cli.views import View
+from trainjob.diagnosis import Diagnosis
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
@@ -129,6 +131,10 @@ class LiveView(View):
         """See `View.notice`."""
         self._notice = text
         self._hint = ""
+
+    def crash(self, diagnosis: Diagnosis) -> None:
+        """See `View.crash`. Above what is redrawn, where it stays."""
+        self._console.print(Text("\n".join(crashes.warning(diagnosis)), style="yellow"))
 
     def result(self, result: TrainJobResult) -> None:
         """See `View.result`."""

@@ -131,6 +131,12 @@ live_options = _apply(
     click.option("--start-timeout", type=duration, help="Longest time from admission to the first running rank."),
     click.option("--run-timeout", type=duration, help="Longest time from admission to the end."),
     click.option("--fail-fast", is_flag=True, help="Do not wait for what only a person can change."),
+    click.option("--fail-on-first-crash", is_flag=True, help="Do not wait for what becomes of a rank that crashed."),
+    click.option(
+        "--on-crash",
+        type=click.Choice(["suspend", "cancel", "keep"]),
+        help="What becomes of the job then: stopped and kept (default of run), deleted, or left alone (of wait).",
+    ),
     click.option("--plain", is_flag=True, help="Plain lines on a terminal too."),
     click.option("--no-logs", is_flag=True, help="Without the ranks' log lines."),
 )
@@ -149,3 +155,9 @@ def require_work(spec: IO[bytes] | None, fields: dict[str, Any]) -> None:
     """Refuse a command line that says nothing about what to run."""
     if spec is None and not fields:
         raise click.UsageError("say what to run: a SPEC file, or --runtime … -- COMMAND")
+
+
+def require_crash_option(on_crash: str | None, fail_on_first_crash: bool) -> None:
+    """Refuse to be told what becomes of a job that would not be given up."""
+    if on_crash and not fail_on_first_crash:
+        raise click.UsageError("--on-crash says what becomes of a job that --fail-on-first-crash gives up: give both")

@@ -21,6 +21,7 @@ from trainjob.cli.options import (
     global_options,
     job_name,
     live_options,
+    require_crash_option,
     require_work,
     service_account,
     spec_options,
@@ -30,6 +31,7 @@ from trainjob.status import Phase
 
 if TYPE_CHECKING:
     from trainjob.install import Part
+    from trainjob.launch import CrashAction
 
 USER, USAGE, INFRASTRUCTURE, BUDGET, NOT_FOUND, BUG, INTERRUPTED = 1, 2, 3, 4, 5, 70, 130
 
@@ -139,6 +141,8 @@ def run(
     start_timeout: timedelta | None,
     run_timeout: timedelta | None,
     fail_fast: bool,
+    fail_on_first_crash: bool,
+    on_crash: CrashAction | None,
     plain: bool,
     no_logs: bool,
     on_interrupt: Literal["cancel", "keep"],
@@ -152,7 +156,8 @@ def run(
     """
     fields = fields_of(options, command)
     require_work(spec, fields)
-    patience = (queue_timeout, start_timeout, run_timeout, fail_fast)
+    require_crash_option(on_crash, fail_on_first_crash)
+    patience = (queue_timeout, start_timeout, run_timeout, fail_fast, fail_on_first_crash)
     return target.do(
         lambda commands: commands.run(
             spec,
@@ -160,6 +165,7 @@ def run(
             key,
             detach=detach,
             patience=patience,
+            on_crash=on_crash or "suspend",
             plain=plain,
             logs=not no_logs,
             cancels=on_interrupt == "cancel",
@@ -189,15 +195,24 @@ def wait(
     start_timeout: timedelta | None,
     run_timeout: timedelta | None,
     fail_fast: bool,
+    fail_on_first_crash: bool,
+    on_crash: CrashAction | None,
     plain: bool,
     no_logs: bool,
 ) -> int:
     """Wait for the end of a job that is there. Ctrl-C leaves it running."""
-    patience = (queue_timeout, start_timeout, run_timeout, fail_fast)
+    require_crash_option(on_crash, fail_on_first_crash)
+    patience = (queue_timeout, start_timeout, run_timeout, fail_fast, fail_on_first_crash)
     if many == (name is not None):
         raise click.UsageError("say what to wait for: the NAME of a job, or --stdin")
     if name is not None:
-        return target.do(lambda commands: commands.wait(name, patience=patience, plain=plain, logs=not no_logs))
+        return target.do(
+            lambda commands: commands.wait(
+                name, patience=patience, on_crash=on_crash or "keep", plain=plain, logs=not no_logs
+            )
+        )
+    if fail_on_first_crash:
+        raise click.UsageError("--fail-on-first-crash watches the ranks of one job: give its NAME")
     from trainjob.cli.many import ManyWaits  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
 
     names = [job_name(word) for word in sys.stdin.read().split()]

@@ -11,7 +11,9 @@ from typing import Any, Self
 
 import click
 
+from trainjob import crashes
 from trainjob.cli.texts import as_json, colour_of, joined, phase_styled, progress_text, result_text
+from trainjob.diagnosis import Diagnosis
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
@@ -94,6 +96,10 @@ class View:
 
     def notice(self, text: str) -> None:
         """Something that a person should know."""
+
+    def crash(self, diagnosis: Diagnosis) -> None:
+        """A rank crashed, and the job goes on."""
+        self.notice("\n".join(crashes.warning(diagnosis)))
 
     def result(self, result: TrainJobResult) -> None:
         """The job ended well."""
@@ -182,6 +188,10 @@ class JsonView(View):
     def notice(self, text: str) -> None:
         """See `View.notice`."""
         self._write("notice", time=_now(), message=text)
+
+    def crash(self, diagnosis: Diagnosis) -> None:
+        """See `View.crash`."""
+        self._write("crash", time=_now(), **crashes.pack_diagnosis(diagnosis))
 
     def result(self, result: TrainJobResult) -> None:
         """See `View.result`."""
