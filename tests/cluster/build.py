@@ -2,14 +2,14 @@
 
 ::
 
-    python -m tests.cluster.build [control-plane|node|trainer-2.1|trainer-2.2|all]
+    python -m tests.cluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2|all]
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
 
-<cache> is ``XDG_CACHE_HOME`` or ``~/.cache``; <hash> is that of go.mod, go.sum, the flags and the version of Go, so a
-change of any of them builds anew and nothing else does. Programs appear under their names only when they are complete:
-an interrupted build goes on where it was. A started cluster needs neither Go nor the module cache.
+<cache> is ``XDG_CACHE_HOME`` or ``~/.cache``; <hash> is that of go.mod, go.sum, our own Go files, the flags and the
+version of Go, so a change of any of them builds anew and nothing else does. Programs appear under their names only when
+they are complete: an interrupted build goes on where it was. A started cluster needs neither Go nor the module cache.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Module:
         programs: Name of the program -> Go package.
         ldflags: For the linker, e.g. the version that a program reports.
         manifests: Owner -> Go module whose YAML `manifests.render` reads.
+        types: Owner -> Go package of API types, for owners that ship no definitions: controller-gen writes them.
         patches: Go package -> texts to replace in its main.go.
     """
 
@@ -61,6 +62,7 @@ class Module:
     programs: Mapping[str, str]
     ldflags: str = _STRIP
     manifests: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     patches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -114,6 +116,15 @@ CONTAINERD = Module(
     },
 )
 COREDNS = Module("coredns", {"coredns": "github.com/coredns/coredns"})
+GANGS = Module(
+    "gangs",
+    {"coscheduler": ".", "controller-gen": "sigs.k8s.io/controller-tools/cmd/controller-gen"},
+    _STAMP,
+    manifests={"coscheduling": "sigs.k8s.io/scheduler-plugins"},
+    # Volcano itself cannot be had as a Go module, and the one with its API types has no definitions.
+    types={"volcano": "volcano.sh/apis/pkg/apis/scheduling/v1beta1"},
+)
+"""Its requirements are those of `CONTROL_PLANE`, version by version, so that all but the plugin is compiled already."""
 
 
 def _pair(**releases: str) -> dict[str, Module]:
@@ -152,6 +163,7 @@ GROUPS: Mapping[str, Mapping[str, Module]] = {
         **dict.fromkeys(CONTAINERD.programs, CONTAINERD),
         "coredns": COREDNS,
     },
+    "gangs": dict.fromkeys(GANGS.programs, GANGS),
     **OLDER,
 }
 
@@ -175,14 +187,16 @@ def program(name: str, trainer: str = NEWEST) -> Path:
 
 def module_of(name: str, trainer: str = NEWEST) -> Module:
     """Where a program and its manifests come from, in a cluster with this release of Trainer."""
-    for group in (TRAINERS[trainer], GROUPS["control-plane"], GROUPS["node"]):
+    for group in (TRAINERS[trainer], GROUPS["control-plane"], GROUPS["node"], GROUPS["gangs"]):
         if name in group:
             return group[name]
+    if name in {**GANGS.manifests, **GANGS.types}:
+        return GANGS
     raise BuildError(f"no program {name!r} is known")
 
 
 def rendered(owner: str, trainer: str = NEWEST) -> Path:
-    """Directory of the rendered manifests of jobset, trainer, kueue or kwok."""
+    """Directory of the rendered manifests of jobset, trainer, kueue, kwok, coscheduling or volcano."""
     return _rendered(owner, module_of(owner, trainer))
 
 
@@ -190,7 +204,8 @@ def missing(group: str) -> list[str]:
     """What of `group` has not been built yet."""
     paths = {name: _directory(module) / name for name, module in GROUPS[group].items()}
     for module in GROUPS[group].values():
-        paths |= {f"manifests of {owner}": _rendered(owner, module) for owner in module.manifests}
+        owners = (*module.manifests, *module.types)
+        paths |= {f"manifests of {owner}": _rendered(owner, module) for owner in owners}
     return [name for name, path in paths.items() if not path.exists()]
 
 
@@ -243,16 +258,31 @@ def _patched(module: Module, package: str) -> Path:
 
 
 def _render(module: Module) -> None:
-    for owner, go_module in module.manifests.items():
+    for owner in (*module.manifests, *module.types):
         target = _rendered(owner, module)
         if target.exists():
             continue
-        source = Path(_go(module.path, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", go_module).strip())
         unfinished = target.with_name(f".{owner}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        manifests.render(owner, source, unfinished)
+        if owner in module.types:
+            definitions = manifests.read(_definitions(module, module.types[owner]))
+            (unfinished / "crds.json").write_text(json.dumps(definitions))
+        else:
+            where = ("list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module.manifests[owner])
+            manifests.render(owner, Path(_go(module.path, *where).strip()), unfinished)
         unfinished.replace(target)
+
+
+def _definitions(module: Module, go_package: str) -> str:
+    """What controller-gen makes of the markers of `go_package`: CustomResourceDefinitions, as YAML."""
+    command = [str(_directory(module) / "controller-gen"), "crd", f"paths={go_package}", "output:crd:stdout"]
+    path = f"{Path(_go_program()).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # it asks go for the package
+    environment = {**_environment(), "PATH": path, "GOFLAGS": "-mod=readonly"}
+    done = subprocess.run(command, cwd=module.path, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)}: {done.stderr[-4000:]}")
+    return done.stdout
 
 
 def _rendered(owner: str, module: Module) -> Path:
@@ -268,6 +298,7 @@ def _directory(module: Module) -> Path:
 def _hash(name: str) -> str:
     module = next(each for group in GROUPS.values() for each in group.values() if each.name == name)
     parts = [(module.path / file).read_text() for file in ("go.mod", "go.sum")]
+    parts += [file.read_text() for file in sorted(module.path.glob("*.go"))]
     parts += [*_FLAGS, module.ldflags, json.dumps({package: dict(texts) for package, texts in module.patches.items()})]
     parts.append(_go_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -16,6 +16,8 @@ from tests.cluster.processes import Component, free_port
 SERVICES = "10.96.0.0/16"
 _API_SERVICE = "10.96.0.1"  # the first address of SERVICES is the API server's
 _SIMULATED_PODS = "10.128.0.0/10"  # room for 4 million
+COSCHEDULER = "scheduler-plugins-scheduler"
+"""``schedulerName`` of pods that are scheduled all or none; what scheduler-plugins' own chart calls it."""
 
 _PORTS = (
     "etcd",
@@ -164,6 +166,28 @@ def scheduler(layout: Layout) -> Component:
     """The scheduler."""
     flags = ("--leader-elect=false", "--secure-port=0", "--kube-api-qps=200", "--kube-api-burst=400")
     return layout.component("kube-scheduler", f"--kubeconfig={layout.kubeconfig}", *flags)
+
+
+def coscheduler(layout: Layout) -> Component:
+    """A second scheduler, with the coscheduling plugin, for the pods that name it."""
+    plugin = {"name": "Coscheduling"}
+    profile = {
+        "schedulerName": COSCHEDULER,
+        "plugins": {
+            "multiPoint": {"enabled": [plugin]},
+            "queueSort": {"enabled": [plugin], "disabled": [{"name": "*"}]},
+        },
+        "pluginConfig": [{**plugin, "args": {"permitWaitingTimeSeconds": 60}}],
+    }
+    configuration = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(layout.kubeconfig), "qps": 200, "burst": 400},
+        "leaderElection": {"leaderElect": False},
+        "profiles": [profile],
+    }
+    file = layout.configuration("coscheduler", configuration)
+    return layout.component("coscheduler", f"--config={file}", "--secure-port=0")
 
 
 def jobset(layout: Layout) -> Component:

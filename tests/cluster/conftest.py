@@ -14,6 +14,7 @@ from tests.cluster import step_image as steps
 from tests.cluster.access import RULES, Access
 from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
+from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.real_node import unfit
 
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
@@ -42,6 +43,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         build.ensure("control-plane")
         if "older" in wanted:
             build.ensure(*build.OLDER)
+        if "gangs" in wanted:
+            build.ensure("gangs")
         if "real_node" in wanted and not unfit():
             build.ensure("node")
             images.ensure()
@@ -91,6 +94,22 @@ def step_image(real_node: Access, own_cluster: Cluster) -> str:
     own_cluster.real_node.load(archive)
     archive.unlink()
     return steps.IMAGE
+
+
+@pytest.fixture(scope="session")
+def gangs(own_cluster: Cluster) -> Cluster:
+    """The cluster with definitions of PodGroups, which Trainer then makes, and with the coscheduling scheduler."""
+    own_cluster.start_gang_scheduling()
+    return own_cluster
+
+
+@pytest.fixture(scope="session")
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a migrated database. The process of the tests has another Airflow: it reads its home when it is imported."""
+    home = tmp_path_factory.mktemp("airflow")
+    settings = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    run({**launcher_environment(), **settings}, home, "airflow", "db", "migrate")
+    return home
 
 
 @pytest.fixture

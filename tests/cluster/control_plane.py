@@ -148,14 +148,16 @@ class Cluster(Access):
                 for each in point(load(build.rendered(owner, self._trainer), kind), self.layout.ports[owner], bundle)
             ]
 
-        definitions = objects("crds")
-        self._apply(definitions)
-        names = [each["metadata"]["name"] for each in definitions]
-        wait_until("the definitions are established", lambda: all(map(self._established, names)), 30)
+        self._define(objects("crds"))
         if not self._with_controllers:
             return
         self._run(*(make(self.layout) for make in owners.values()))
         self._apply(objects("webhooks"))
+
+    def _define(self, definitions: Sequence[dict[str, Any]]) -> None:
+        self._apply(definitions)
+        names = [each["metadata"]["name"] for each in definitions]
+        wait_until("the definitions are established", lambda: all(map(self._established, names)), 30)
 
     def _established(self, definition: str) -> bool:
         found = self.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", definition)
@@ -195,6 +197,16 @@ class Cluster(Access):
         self.real_node.start()
         self.seconds["real-node"] = time.monotonic() - started
         return self.real_node
+
+    def start_gang_scheduling(self) -> None:
+        """Define coscheduling's and Volcano's PodGroups, and start the scheduler that knows the former.
+
+        Trainer makes PodGroups only of kinds that are defined when it starts, so it is started again.
+        """
+        build.ensure("gangs")
+        self._define([each for owner in ("coscheduling", "volcano") for each in load(build.rendered(owner), "crds")])
+        self.restart("trainer")
+        self._run(components.coscheduler(self.layout))
 
     # ------------------------------------------------------------------ stop
 

@@ -1,4 +1,4 @@
-"""The manifests that JobSet, Trainer, Kueue and kwok ship, as JSON.
+"""The manifests that JobSet, Trainer, Kueue, kwok and scheduler-plugins ship, as JSON.
 
 `render` runs when the programs are built, and does by hand what the projects' kustomizations do: YAML takes seconds to
 parse (Trainer's definitions alone are 1.7 MB), JSON milliseconds. `load` reads the result, `point` aims webhooks at a
@@ -58,9 +58,13 @@ def _clients(each: Object) -> list[Object]:
     return [webhook["clientConfig"] for webhook in each["webhooks"]]
 
 
+def read(text: str) -> list[Object]:
+    """The documents of a YAML text."""
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+
+
 def _read(*paths: Path) -> list[Object]:
-    documents = (yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader) for path in paths)
-    return [document for each in documents for document in each if document]
+    return [document for path in paths for document in read(path.read_text())]
 
 
 def _jobset(source: Path) -> dict[str, list[Object]]:
@@ -138,6 +142,10 @@ def _kwok(source: Path) -> dict[str, list[Object]]:
     }
 
 
+def _coscheduling(source: Path) -> dict[str, list[Object]]:
+    return {"crds": _read(source / "config" / "crd" / "bases" / "scheduling.x-k8s.io_podgroups.yaml")}
+
+
 def _own_names(owner: str, configurations: list[Object], patches: Mapping[str, Any]) -> list[Object]:
     """Patched configurations under names of their own.
 
@@ -167,4 +175,5 @@ _RENDERERS: Mapping[str, Callable[[Path], dict[str, list[Object]]]] = {
     "trainer": _trainer,
     "kueue": _kueue,
     "kwok": _kwok,
+    "coscheduling": _coscheduling,
 }

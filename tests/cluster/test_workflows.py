@@ -25,6 +25,7 @@ from moto.server import ThreadedMotoServer
 from tests.cluster import step_image as steps
 from tests.cluster.access import TRAINER, Access
 from tests.cluster.control_plane import Cluster
+from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.real_node import NAME
 
 from trainjob.registry import ModelVersion, Registry, connect
@@ -34,13 +35,6 @@ pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).parents[2]
 STORAGE = "trainjob-storage"
 KEYS = {"AWS_ACCESS_KEY_ID": "pods", "AWS_SECRET_ACCESS_KEY": "of-the-bucket"}
-
-
-def launcher_environment() -> dict[str, str]:
-    """This process's, without what leads to a backend, to storage or to another test's Airflow."""
-    foreign = ("TRAINJOB_", "AWS_", "AIRFLOW", "KUBE", "PYTHONDONTWRITEBYTECODE")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @dataclass
@@ -143,24 +137,6 @@ def namespace(platform: Platform) -> Iterator[str]:
     with platform.cluster.namespace("work", real=True) as name:
         platform.admit(name)
         yield name
-
-
-def run(environment: dict[str, str], directory: Path, *command: str, code: int = 0) -> str:
-    """What a program says, which ends with `code`."""
-    done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == code, done.stdout[-8000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a migrated database. The process of the tests has another Airflow: it reads its home when it is imported."""
-    home = tmp_path_factory.mktemp("airflow")
-    settings = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    run({**launcher_environment(), **settings}, home, "airflow", "db", "migrate")
-    return home
 
 
 @pytest.fixture
