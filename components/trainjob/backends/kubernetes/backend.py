@@ -294,6 +294,15 @@ def _refuse_without_trainer(error: ObjectNotFound) -> None:
         raise ConfigurationError(f"this cluster has no {API_VERSION} TrainJobs: install Kubeflow Trainer 2.1 or newer")
 
 
+# What Trainer's webhook says of a runtime that `initializer` does not fit -> what can be done about it.
+_ADVICE = {
+    "-initializer job when trainJob is configured": "this runtime has no such initializer, so bring it in with a step "
+    "of its own before this one, or use a runtime that has",
+    "must have volumeMount with name - initializer": "mount a volume called initializer there by runtime_patches, as "
+    "docs/runtimes.md shows",
+}
+
+
 def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
     """Why a job was refused, as the error that says who has to act."""
     name = f"TrainJob {trainjob['metadata']['namespace']}/{trainjob['metadata']['name']}"
@@ -307,7 +316,8 @@ def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
     phrases = ("must be created before the TrainJob is created", f"runtime '{runtime['name']}' not found")
     if any(phrase in error.message for phrase in phrases):
         return RuntimeNotFound(f"{name}: there is no {runtime.get('kind', 'runtime')} {runtime['name']!r}")
-    refused = Rejected(f"{name} was refused: {error.message}")
+    advice = [f"; {text}" for phrase, text in _ADVICE.items() if phrase in error.message]
+    refused = Rejected(f"{name} was refused: {error.message}{''.join(advice)}")
     if "exceeded quota" in error.message:
         refused.retry = RetryVerdict.QUOTA
     return refused
