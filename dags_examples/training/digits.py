@@ -193,13 +193,56 @@ def digest(weights: Weights) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one, never half of one."""
+    """Readers see the old file or the new one, never half of one, whether the process or the machine goes down."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """What a training needs to go on after an interruption: one file, which rank 0 replaces after each epoch.
+
+    ``TRAINJOB_CHECKPOINT`` says in which directory, the same for every attempt at one piece of work. Without it nothing
+    is kept.
+    """
+
+    def __init__(self, options: argparse.Namespace, data: Data) -> None:
+        location = os.environ.get("TRAINJOB_CHECKPOINT", "")
+        self._path = local(location) / "checkpoint.safetensors" if location else None
+        shaping = ("epochs", "batch_size", "learning_rate", "seed", "model")
+        self._training = json.dumps({name: getattr(options, name) for name in shaping} | {"dataset": data.sha256})
+
+    def load(self, first: Weights) -> tuple[int, Weights, Weights]:
+        """Epochs done, weights, and the optimizer's momentum; 0, `first` and zeros for a training that begins."""
+        if self._path is not None and self._path.exists():
+            with safe_open(self._path, framework="numpy") as file:
+                if file.metadata()["training"] == self._training:
+                    weights = {name: file.get_tensor(name) for name in SHAPES}
+                    return int(file.metadata()["epoch"]), weights, {n: file.get_tensor(f"velocity.{n}") for n in SHAPES}
+            say(f"{self._path} is of a training with other arguments or data: this one begins anew")
+        return 0, first, {name: np.zeros_like(array) for name, array in first.items()}
+
+    def save(self, epoch: int, weights: Weights, velocity: Weights) -> None:
+        """On rank 0, whenever an epoch is done."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            tensors = weights | {f"velocity.{name}": array for name, array in velocity.items()}
+            contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            _replace(self._path, save(contiguous, {"epoch": str(epoch), "training": self._training}))
+
+    def remove(self) -> None:
+        """Once the model is saved: the same work asked for again later is to be done again."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 # --- one run -------------------------------------------------------------------------------------------------------
@@ -210,8 +253,14 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
         self.options, self.rank = options, rank
-        self._first_end = 0.0
+        self._first = (0, 0.0)  # epoch of this process, and when it ended
         say(f"rank {rank} of {world} starts, process {os.getpid()}")
+
+    def resume(self, epoch: int) -> None:
+        """Say so if `epoch` of an earlier attempt were done."""
+        if epoch:
+            say(f"rank {self.rank} resumes after epoch {epoch}")
+            report(metrics={"resumed_after_epoch": epoch})
 
     def begin(self, epoch: int) -> None:
         """Epochs count from 1."""
@@ -225,11 +274,12 @@ class Run:
             return
         say(f"epoch {epoch}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.4f}")
         # The first epoch compiles; it says nothing about the others.
-        if epoch == 1:
-            self._first_end = time.monotonic()
+        first, ended = self._first
+        if not first:
+            self._first = (epoch, time.monotonic())
             remaining = None
         else:
-            per_epoch = (time.monotonic() - self._first_end) / (epoch - 1)
+            per_epoch = (time.monotonic() - ended) / (epoch - first)
             remaining = per_epoch * (self.options.epochs - epoch)
         report(
             progress=100 * epoch / self.options.epochs,

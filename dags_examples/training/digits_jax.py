@@ -84,13 +84,19 @@ def train() -> None:
         return jnp.mean(logits(weights, data.test_images).argmax(axis=1) == data.test_labels)
 
     first, continued = digits.first_weights(options)
-    weights = jax.device_put(first, everywhere)
-    velocity = jax.tree.map(jnp.zeros_like, weights)
-    first_accuracy = accuracy = float(accuracy_of(weights))
+    first_accuracy = float(accuracy_of(jax.device_put(first, everywhere)))
+    checkpoint = digits.Checkpoint(options, data)
+    state = checkpoint.load(first)
+    if world > 1:
+        state = multihost_utils.broadcast_one_to_all(state)  # rank 0's, so that all go on from the same epoch
+    done, *trained = state
+    run.resume(int(done))
+    weights, velocity = jax.device_put(trained, everywhere)
+    accuracy = float(accuracy_of(weights))
     steps = len(data.train_labels) // options.batch_size
     rates = digits.learning_rates(options, steps).reshape(options.epochs, steps)
 
-    for epoch in range(1, options.epochs + 1):
+    for epoch in range(int(done) + 1, options.epochs + 1):
         run.begin(epoch)
         mine = digits.batches(len(data.train_labels), options, epoch, rank, world)
         images = jax.make_array_from_process_local_data(by_batch, data.train_images[mine])
@@ -98,6 +104,8 @@ def train() -> None:
         weights, velocity, loss = epoch_of(weights, velocity, images, labels, rates[epoch - 1])
         accuracy = float(accuracy_of(weights))
         run.end(epoch, float(loss), accuracy)
+        if rank == 0:
+            checkpoint.save(epoch, *jax.tree.map(np.asarray, (weights, velocity)))
 
     if continued and accuracy < first_accuracy:
         weights, accuracy = first, first_accuracy
@@ -105,6 +113,8 @@ def train() -> None:
     if world > 1:
         # Nobody reports success before the model is saved.
         multihost_utils.sync_global_devices("saved")
+    if rank == 0:
+        checkpoint.remove()
 
 
 if __name__ == "__main__":

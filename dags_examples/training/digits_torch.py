@@ -37,27 +37,58 @@ def network() -> nn.Sequential:
     )
 
 
+def fill(model: nn.Module, weights: digits.Weights) -> None:
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+
+
+def accuracy_on(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float((model(images).argmax(1) == labels).float().mean())
+
+
+def resume(
+    checkpoint: digits.Checkpoint, first: digits.Weights, model: nn.Module, optimizer: torch.optim.Optimizer, world: int
+) -> int:
+    """Go back to where an earlier attempt was; how many epochs it had done."""
+    state = [checkpoint.load(first)]
+    if world > 1:
+        dist.broadcast_object_list(state)  # rank 0's, so that all go on from the same epoch
+    done, weights, velocity = state[0]
+    fill(model, weights)
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.from_numpy(velocity[name])
+    return int(done)
+
+
+def keep(checkpoint: digits.Checkpoint, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    parameters = dict(model.named_parameters())
+    weights = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    buffers = {name: optimizer.state[parameter]["momentum_buffer"] for name, parameter in parameters.items()}
+    checkpoint.save(epoch, weights, {name: buffer.numpy() for name, buffer in buffers.items()})
+
+
 def train() -> None:
     options = digits.arguments()
     rank, world = join()
     run = digits.Run(options, rank, world)
     data = digits.load(options.dataset)
     train_images, train_labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels).long()
-    test_images, test_labels = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels).long()
+    test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels).long()
 
     first, continued = digits.first_weights(options)
     model = network()
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in first.items()})
-    parallel = DistributedDataParallel(model) if world > 1 else model
+    fill(model, first)
+    first_accuracy = accuracy_on(model, *test)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=digits.MOMENTUM)
-    rates = iter(digits.learning_rates(options, len(train_labels) // options.batch_size))
+    checkpoint = digits.Checkpoint(options, data)
+    done = resume(checkpoint, first, model, optimizer, world)
+    run.resume(done)
+    accuracy = accuracy_on(model, *test)
+    parallel = DistributedDataParallel(model) if world > 1 else model
+    steps = len(train_labels) // options.batch_size
+    rates = iter(digits.learning_rates(options, steps)[done * steps :])
 
-    def accuracy_now() -> float:
-        with torch.no_grad():
-            return float((model(test_images).argmax(1) == test_labels).float().mean())
-
-    first_accuracy = accuracy = accuracy_now()
-    for epoch in range(1, options.epochs + 1):
+    for epoch in range(done + 1, options.epochs + 1):
         run.begin(epoch)
         total = torch.zeros(())
         mine = torch.from_numpy(digits.batches(len(train_labels), options, epoch, rank, world))
@@ -70,8 +101,10 @@ def train() -> None:
             total += loss.detach()
         if world > 1:
             dist.all_reduce(total)
-        accuracy = accuracy_now()
+        accuracy = accuracy_on(model, *test)
         run.end(epoch, float(total) / len(mine) / world, accuracy)
+        if rank == 0:
+            keep(checkpoint, epoch, model, optimizer)
 
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     if continued and accuracy < first_accuracy:
@@ -79,6 +112,9 @@ def train() -> None:
     run.finish(weights, accuracy, "torch", data)
     if world > 1:
         dist.barrier()  # nobody reports success before the model is saved
+    if rank == 0:
+        checkpoint.remove()
+    if world > 1:
         dist.destroy_process_group()
         # Gloo's threads outlive the group, and sometimes (2 of 36 runs, PyTorch 2.15) one drops a tensor while the
         # interpreter shuts down, which aborts the process: pytorch/pytorch#179291.
