@@ -10,9 +10,12 @@ or in a notebook, `report` only checks its arguments. It chooses its channels fr
 
 * Trainer's status API (gate ``TrainJobStatus``, Trainer >= 2.2), if ``KUBEFLOW_TRAINER_SERVER_URL``, ``_CA_CERT`` and
   ``_TOKEN`` are set. A background thread posts the latest state, at most once per second; the last one goes out at
-  interpreter exit. This API has no field for outputs.
+  interpreter exit, for which it takes 5 s at most. This API has no field for outputs.
 * The termination message of the container: the file named by ``TRAINJOB_TERMINATION_LOG``, or inside Kubernetes
   ``/dev/termination-log``. Written during the call, so it survives a SIGKILL right after it.
+
+A reader that has both takes each metric from the message, which is never behind, and only what is missing there from
+the API: metrics that the message had no room for, and those of others (Hugging Face's callback posts there, too).
 
 The message is one JSON object of at most 4096 bytes. What is unknown is left out. Other programs may write it too::
 
@@ -48,8 +51,11 @@ MAX_VALUE = 64
 MAX_SECONDS = 2**31 - 1  # int32 there
 
 _POST_INTERVAL = 1.0
+_POST_SHARE = 20  # pauses per post: Trainer's server takes 5 posts a second of all jobs together, the others wait
 _POST_TIMEOUT = 5.0
 _MAX_BACKOFF = 30.0
+_FLUSH_TRIES = 2
+_FLUSH_TIMEOUT = 5.0
 _DEFAULT_LOG = "/dev/termination-log"
 
 
@@ -132,7 +138,7 @@ def report(
 def flush() -> None:
     """Send what the status API has not got yet. Happens by itself at interpreter exit; needed before ``os._exit``.
 
-    Takes at most two tries of 5 s each, after a request that is under way.
+    Takes 5 s at most: a server that is away does not hold up the end.
     """
     _reporter.poster.flush()
 
@@ -386,18 +392,19 @@ class _Poster:
 
     def __init__(self, warn: Callable[[str, object], None]) -> None:
         self._warn = warn
-        self._wake = threading.Condition()
-        self._sending = threading.Lock()
+        self._changed = threading.Condition()
         self._pending: bytes | None = None
+        self._posting = False
+        self._urgent = 0  # so many tries are to be made without a long pause
         self._thread: threading.Thread | None = None
 
     def post(self, status: bytes) -> None:
-        with self._wake:
+        with self._changed:
             self._pending = status
-            self._wake.notify()
+            self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="trainjob-progress", daemon=True)
-                # At interpreter shutdown no thread can be started any more; `flush` sends then.
+                # At interpreter shutdown no thread can be started any more; `flush` posts then.
                 try:
                     thread.start()
                 except RuntimeError:
@@ -407,33 +414,54 @@ class _Poster:
     def _run(self) -> None:
         pause = _POST_INTERVAL
         while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._pending is not None)
-            pause = _POST_INTERVAL if self._send() else min(pause * 2, _MAX_BACKOFF)
-            time.sleep(pause)
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending is not None)
+            began = time.monotonic()
+            if self._send():
+                pause = max(_POST_INTERVAL, _POST_SHARE * (time.monotonic() - began))
+            else:
+                pause = min(pause * 2, _MAX_BACKOFF)
+            with self._changed:
+                if self._urgent:
+                    self._changed.wait(0.2)
+                else:
+                    self._changed.wait_for(lambda: self._urgent, pause)
 
     def _send(self) -> bool:
-        """Send what is pending, if anything; False if it should be tried again."""
-        with self._sending:  # one at a time, so that an old status never arrives after a newer one
-            with self._wake:
-                status, self._pending = self._pending, None
-            if status is None:
-                return True
-            try:
+        """Post what is pending; False if it should be tried again."""
+        with self._changed:
+            status, self._pending = self._pending, None
+            self._posting = True
+        again = False
+        try:
+            if status is not None:
                 _post(status)
-            except _RejectedError as error:
-                self._warn("status API", error)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not the training's fault
-                self._warn("status API", error)
-                with self._wake:
-                    self._pending = self._pending or status
-                return False
-            return True
+        except _RejectedError as error:
+            self._warn("status API", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the training's fault
+            self._warn("status API", error)
+            again = True
+        with self._changed:
+            if again:
+                self._pending = self._pending or status
+            self._posting = False
+            self._urgent = max(0, self._urgent - 1)
+            self._changed.notify_all()
+        return not again
 
     def flush(self) -> None:
-        if not self._send():
-            time.sleep(0.2)
-            self._send()
+        if self._thread is None:
+            if not self._send():
+                self._send()
+            return
+        # By the thread, so that nothing, a name server that is silent included, can hold up the end for longer.
+        with self._changed:
+            self._urgent = _FLUSH_TRIES + self._posting
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: not self._posting and (self._pending is None or not self._urgent), _FLUSH_TIMEOUT
+            )
+            self._urgent = 0
 
 
 def _post(status: bytes) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import math
 import os
@@ -32,10 +33,18 @@ ENVIRONMENT = (
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(progress, "_reporter", progress._Reporter())
+    reporter = progress._Reporter()
+    monkeypatch.setattr(progress, "_reporter", reporter)
+    yield
+
+    def end(*_: object) -> None:
+        raise SystemExit
+
+    # A thread that still tries would go on with the next test's server.
+    reporter.poster._pending, reporter.poster._warn = None, end
 
 
 @pytest.fixture
@@ -423,6 +432,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[float, str, dict[str, str], Any]] = []
         self.answers: list[int] = []
+        self.delay = 0.0
         self.url = f"https://localhost:{self.server_address[1]}" + Handler.PATH
 
     def statuses(self) -> list[Any]:
@@ -445,6 +455,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((time.monotonic(), self.path, dict(self.headers), body))
+        time.sleep(self.server.delay)
         status = self.server.answers.pop(0) if self.server.answers else 200
         answer = json.dumps(body if status == 200 else {"kind": "Status", "message": f"no: {status}"}).encode()
         self.send_response(status)
@@ -656,6 +667,46 @@ def test_a_server_that_does_not_answer_holds_up_no_step(server: Server, monkeypa
         assert time.monotonic() - start < 0.4
         progress.flush()
         assert time.monotonic() - start < 5
+
+
+def test_the_end_is_not_held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by a name server that is silent, which no timeout of a socket is about."""
+    monkeypatch.setattr(progress, "_FLUSH_TIMEOUT", 0.3)
+    released = threading.Event()
+
+    def silent(*_: object) -> Any:
+        released.wait(30)
+        raise OSError("no answer")
+
+    monkeypatch.setattr("socket.getaddrinfo", silent)
+    start = time.monotonic()
+    report(progress=5)
+    progress.flush()
+    progress.flush()
+    assert 0.5 < time.monotonic() - start < 5
+    released.set()
+
+
+def test_a_busy_server_is_asked_less_often(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_POST_INTERVAL", 0.01)
+    server.delay = 0.1
+    for percent in range(3):
+        report(progress=percent)
+        server.wait(percent + 1)
+    times = [request[0] for request in server.requests]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert all(gap > 20 * 0.1 for gap in gaps), gaps
+
+
+def test_an_update_costs_no_millisecond(server: Server, log: Path) -> None:
+    report(progress=0)
+    server.wait(1)  # the thread is there
+    spent = []
+    for percent in range(100):
+        start = time.perf_counter()
+        report(progress=percent, metrics={"loss": 1 / (percent + 1), "accuracy": 0.9, "step": percent})
+        spent.append(time.perf_counter() - start)
+    assert sorted(spent)[50] < 0.001
 
 
 @pytest.mark.parametrize("missing", ENVIRONMENT[:3])
