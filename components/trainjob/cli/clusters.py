@@ -1,16 +1,30 @@
-"""What a cluster must have: ``trainjob install``."""
+"""What a cluster must have, and whether it has it: ``trainjob install`` and ``trainjob doctor``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
 import click
 
 from trainjob import __version__
 from trainjob import install as package
+from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import texts
+from trainjob.cli.commands import Commands
 from trainjob.cli.options import Target
+from trainjob.cli.views import on_terminal
+from trainjob.doctor import Finding, Level, local
+from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
+
+_CHANGE, _RETRY = 2, 3  # exit codes, see `trainjob.cli.program`
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red", Level.SKIPPED: "bright_black"}
+_INDENT = " " * 22  # of what stands beside level and check
 
 
 async def install(
@@ -33,3 +47,59 @@ async def install(
     for each in found:
         click.echo(f"---\n{texts.as_yaml(each)}")
     return 0
+
+
+async def doctor(commands: Commands, runtimes: Sequence[str], queue: str) -> int:
+    """Print what each check finds, as soon as it is known; 0 if nothing fails."""
+    findings: list[Finding] = []
+    async with aclosing(_examined(commands, runtimes, queue)) as found:
+        async for finding in found:
+            if not commands.as_json:
+                click.echo(_text(finding, findings[-1].advice if findings else ""))
+            findings.append(finding)
+    failures = [finding for finding in findings if finding.level is Level.FAILURE]
+    if commands.as_json:
+        click.echo(texts.as_json({"ok": not failures, "findings": [_fields(finding) for finding in findings]}))
+    else:
+        counted = Counter(finding.level for finding in findings)
+        click.echo("\n" + ", ".join(f"{counted[level]} {level}" for level in Level if counted[level]))
+    if not failures:
+        return 0
+    return _RETRY if all(finding.retry.retryable for finding in failures) else _CHANGE
+
+
+async def _examined(commands: Commands, runtimes: Sequence[str], queue: str) -> AsyncGenerator[Finding]:
+    try:
+        backend, namespace = commands.backend, commands.namespace
+    except ConfigurationError as error:
+        yield Finding("settings", Level.FAILURE, str(error))
+        return
+    if isinstance(backend, LocalBackend):
+        for finding in local.examine(backend, runtimes, queue):
+            yield finding
+        return
+    # httpx, which the local backend does without
+    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
+    from trainjob.doctor import cluster  # noqa: PLC0415
+
+    if isinstance(backend, KubernetesBackend):
+        async with aclosing(cluster.examine(backend.credentials, namespace, runtimes, queue)) as found:
+            async for finding in found:
+                yield finding
+
+
+def _fields(finding: Finding) -> dict[str, Any]:
+    fields = vars(finding)
+    return fields if finding.level is Level.FAILURE else {name: fields[name] for name in fields if name != "retry"}
+
+
+def _text(finding: Finding, said: str) -> str:
+    """One finding for people; advice that was just `said` is not repeated, nor broken: it can be a command to copy."""
+    level = click.style(f"{finding.level:<9}", fg=_COLOURS[finding.level])
+    width = shutil.get_terminal_size().columns if on_terminal() else 1 << 20
+    room = max(40, width - len(_INDENT))
+    message = textwrap.wrap(" ".join(finding.message.split()), room, break_long_words=False, break_on_hyphens=False)
+    lines = [f"{level}{finding.check:<13}{message[0]}", *(_INDENT + line for line in message[1:])]
+    if finding.advice and finding.advice != said:
+        lines.append(f"{_INDENT}{click.style('->', bold=True)} {finding.advice}")
+    return "\n".join(lines)

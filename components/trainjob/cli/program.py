@@ -347,6 +347,22 @@ def install(
     return target.do(lambda _: clusters.install(target, only, service_accounts, names))
 
 
+@program.command(epilog=EXIT_CODES)
+@click.option("--runtime", "runtimes", multiple=True, metavar="NAME", help="A runtime that has to be there.")
+@click.option("--queue", default="", metavar="NAME", help="LocalQueue of Kueue that jobs are to name.")
+@common_options
+@click.pass_obj
+def doctor(target: Target, /, *, runtimes: tuple[str, ...], queue: str) -> int:
+    """Check the cluster and namespace, or this machine, before there are jobs: what is missing, and what to do.
+
+    Nothing is created or changed. A line for each finding: ok, warning, failure, or skipped if it could not be found
+    out. Exits with 0 if nothing fails.
+    """
+    from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+    return target.do(lambda commands: clusters.doctor(commands, runtimes, queue))
+
+
 @program.command("exec", cls=WithCommand)
 def exec_(command: tuple[str, ...]) -> int:
     """Inside a job: run COMMAND on local copies of the job's inputs and outputs.

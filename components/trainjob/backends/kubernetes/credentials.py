@@ -97,6 +97,14 @@ class Credentials:
         cluster = self._cluster()
         return _access(found, cluster.get("proxy-url"), cluster.get("tls-server-name"))
 
+    def source(self) -> str:
+        """Where they come from, in words; no secret is in it."""
+        if self.host:
+            return f"given for {self.host}"
+        if not (self.kubeconfig or self.context) and self._in_cluster():
+            return "service account of this pod"
+        return f"kubeconfig {self._path()}, context {self.context or self._file().get('current-context')}"
+
     def token_file(self) -> Path | None:
         """The file that the token is read from, where that is known; it may be replaced at any time."""
         if self.host:
@@ -118,10 +126,13 @@ class Credentials:
         """In a pod, and no kubeconfig was pointed at."""
         return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("KUBECONFIG")
 
-    def _file(self) -> dict[str, Any]:
+    def _path(self) -> Path:
         path = self.kubeconfig or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0] or "~/.kube/config"
+        return Path(path).expanduser()
+
+    def _file(self) -> dict[str, Any]:
         try:
-            loaded = yaml.safe_load(Path(path).expanduser().read_text())
+            loaded = yaml.safe_load(self._path().read_text())
         except (OSError, yaml.YAMLError):
             return {}
         return loaded if isinstance(loaded, dict) else {}

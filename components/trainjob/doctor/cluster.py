@@ -1,0 +1,288 @@
+"""The checks of a cluster. Each stands by itself: what one cannot see is said, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
+from trainjob.backends.kubernetes.served import release_of, spec_schema
+from trainjob.data.program import STEP_RUNTIME
+from trainjob.doctor import admission, queues, rights, server
+from trainjob.doctor.findings import Finding, Level
+from trainjob.errors import BackendUnavailable, RetryVerdict, TrainJobError
+from trainjob.install import STEP_IMAGE
+from trainjob.spec import API_VERSION, KIND, RuntimeRef
+from trainjob.status import mapping, mappings
+
+# An API server waits 10 s for a webhook by default, and 30 at most. Nothing is asked twice: an outage is to be seen.
+_TIMINGS = Timings(connect=5, read=35, asking=(1, 0))
+_JOBSET = "jobset.x-k8s.io/v1alpha2"
+_SUPPORT = "trainer.kubeflow.org/support"
+_FRAMEWORK = "trainer.kubeflow.org/framework"
+_TRAINER = "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
+_INSTALL_RUNTIMES = (
+    f"trainjob install --only runtimes --image <registry>/{STEP_IMAGE} | kubectl apply --server-side -f -"
+)
+
+
+async def examine(
+    credentials: Credentials, namespace: str, runtimes: Sequence[str] = (), queue: str = ""
+) -> AsyncGenerator[Finding]:
+    """What is to be said about a cluster, as soon as it is known.
+
+    Args:
+        credentials: Where credentials come from.
+        namespace: Where jobs are to run.
+        runtimes: Runtimes that have to be there.
+        queue: LocalQueue that jobs are to name.
+    """
+    client, backend = ApiClient(credentials, _TIMINGS), KubernetesBackend(credentials, timings=_TIMINGS)
+    try:
+        reached, findings = await server.reach(client, credentials)
+        for finding in findings:
+            yield finding
+        if not reached:
+            return
+        async with aclosing(_Cluster(client, backend, namespace, runtimes, queue).examine()) as rest:
+            async for finding in rest:
+                yield finding
+    finally:
+        await client.aclose()
+        await backend.aclose()
+
+
+@dataclass
+class _Cluster:
+    """A cluster that answers.
+
+    Attributes:
+        client: The connection.
+        backend: What jobs are launched with.
+        namespace: Where jobs are to run.
+        wanted: Runtimes that have to be there.
+        queue: LocalQueue that jobs are to name.
+        trainer: False once it is known that there is no Trainer.
+        release: Of Trainer, once it is known.
+        kueue: What is known of it.
+        runtimes: Those that are seen, with their objects.
+        all_seen: Whether these are all that there are.
+        active: LocalQueues that take jobs.
+        user: Who we are to the server.
+    """
+
+    client: ApiClient
+    backend: KubernetesBackend
+    namespace: str
+    wanted: Sequence[str]
+    queue: str
+    trainer: bool = True
+    release: str = ""
+    kueue: queues.Kueue = field(default_factory=queues.Kueue)
+    runtimes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    all_seen: bool = False
+    active: list[str] = field(default_factory=list)
+    user: str = ""
+
+    async def examine(self) -> AsyncGenerator[Finding]:
+        """All checks, those that wait for nothing else at the same time."""
+        first = (
+            ("identity", self._identity()),
+            ("clock", server.clock(self.client)),
+            ("trainer", self._trainer()),
+            ("jobset", self._jobset()),
+            ("kueue", self._kueue()),
+        )
+        async for finding in _all(*first):
+            yield finding
+        second = (("rights", self._rights()), ("watch", self._watch()), ("queue", self._queues()))
+        async for finding in _all(*second, *([("runtimes", self._runtimes())] if self.trainer else [])):
+            yield finding
+        async for finding in _all(*([("webhooks", self._trials())] if self.trainer else [])):
+            yield finding
+
+    async def _identity(self) -> list[Finding]:
+        kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        answer = await self.client.send(Request("POST", path, body=kind))
+        self.user = str(mapping(answer, "status", "userInfo").get("username") or "")
+        return [Finding("identity", Level.OK, f"you are {self.user}")]
+
+    async def _trainer(self) -> list[Finding]:
+        install = f"install Kubeflow Trainer: kubectl apply --server-side -k '{_TRAINER}'"
+        try:
+            spec = await spec_schema(self.client, API_VERSION, KIND)
+        except ObjectNotFound:
+            self.trainer = False
+            return [Finding("trainer", Level.FAILURE, f"this cluster has no {API_VERSION} TrainJobs", install)]
+        self.release = release_of(spec)
+        if not self.release:
+            message = "its TrainJobs are older than those of Kubeflow Trainer 2.1"
+            return [Finding("trainer", Level.FAILURE, message, install)]
+        newest = " or newer" if self.release == "2.3" else ""
+        return [
+            Finding("trainer", Level.OK, f"Kubeflow Trainer {self.release}{newest}, by the TrainJobs that it serves")
+        ]
+
+    async def _jobset(self) -> list[Finding]:
+        try:
+            found = await self.client.send(Request("GET", f"/apis/{_JOBSET}"))
+        except ObjectNotFound:
+            found = {}
+        if any(each.get("kind") == "JobSet" for each in mappings(found, "resources")):
+            return [Finding("jobset", Level.OK, f"serves {_JOBSET}")]
+        message = f"this cluster has no {_JOBSET} JobSets: no TrainJob would ever get pods"
+        return [
+            Finding("jobset", Level.FAILURE, message, "install JobSet; Kubeflow Trainer's manifests bring it along")
+        ]
+
+    async def _kueue(self) -> list[Finding]:
+        self.kueue, findings = await queues.look(self.client, self.queue)
+        return findings
+
+    async def _runtimes(self) -> list[Finding]:
+        findings, scopes = [], {"ClusterTrainingRuntime": "", "TrainingRuntime": f"/namespaces/{self.namespace}"}
+        hidden = 0
+        for kind, scope in scopes.items():
+            try:
+                for each in await self.client.items(f"/apis/{API_VERSION}{scope}/{kind.lower()}s", {}):
+                    self.runtimes[str(mapping(each, "metadata").get("name"))] = {**each, "kind": kind}
+            except Forbidden as error:
+                hidden += 1
+                findings.append(Finding("runtimes", Level.SKIPPED, f"{kind}s may not be seen: {error.message}"))
+        self.all_seen = not hidden
+        shown = ", ".join(_shown(name, self.runtimes[name]) for name in sorted(self.runtimes))
+        if hidden < len(scopes):
+            findings.insert(0, Finding("runtimes", Level.OK, shown or "there are none"))
+        findings += [found for name in dict.fromkeys(self.wanted) for found in self._runtime(name)]
+        step = self.runtimes.get(STEP_RUNTIME)
+        if step is not None:
+            findings.append(_step(step))
+        elif self.all_seen and STEP_RUNTIME not in self.wanted:
+            message = f"there is no {STEP_RUNTIME}, on which steps that initialize and export run"
+            findings.append(Finding("steps", Level.WARNING, message, _INSTALL_RUNTIMES))
+        return findings
+
+    def _runtime(self, name: str) -> list[Finding]:
+        """Of one that has to be there; nothing where that is left to a dry run."""
+        found = self.runtimes.get(name)
+        if found is None and self.all_seen:
+            advice = _INSTALL_RUNTIMES if name == STEP_RUNTIME else "use one that is there, or have this one applied"
+            return [Finding("runtime", Level.FAILURE, f"there is no runtime {name}", advice)]
+        if found is not None and mapping(found, "metadata", "labels").get(_SUPPORT) == "deprecated":
+            message = f"{found['kind']} {name} is deprecated"
+            return [Finding("runtime", Level.WARNING, message, "use another one before it is taken away")]
+        return []
+
+    async def _watch(self) -> list[Finding]:
+        path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/trainjobs"
+        # Of a job that is not there, so that nothing comes before the end.
+        params = {"watch": "true", "timeoutSeconds": "1", "fieldSelector": "metadata.name=trainjob-doctor"}
+        try:
+            async with aclosing(self.client.lines(Request("GET", path, params))) as lines:
+                async for _ in lines:
+                    break
+        except ObjectNotFound:
+            return []  # without Trainer, which is said
+        except Forbidden as error:
+            message = f"not allowed, so that what happens to a job is noticed up to 30 s late: {error.message}"
+            return [Finding("watch", Level.WARNING, message, "see what is said about rights")]
+        return [Finding("watch", Level.OK, "TrainJobs can be watched")]
+
+    async def _rights(self) -> list[Finding]:
+        return await rights.check(self.client, self.namespace, self.user, queues=bool(self.kueue.version))
+
+    async def _queues(self) -> list[Finding]:
+        if not self.kueue.version:
+            return []
+        self.active, findings = await queues.local_queues(self.client, self.kueue, self.namespace, self.queue)
+        return findings
+
+    async def _trials(self) -> list[Finding]:
+        """Dry runs, one after the other: where one is not answered, the next would not be either."""
+        trials = self._references()
+        if not trials:
+            return [Finding("webhooks", Level.SKIPPED, "there is no runtime to try a job with")]
+        findings = [await admission.webhooks(self.backend, self.namespace, trials[0])]
+        if findings[0].retry is RetryVerdict.INFRASTRUCTURE or findings[0].check != "webhooks":
+            return findings
+        accepted = None
+        for runtime in trials:
+            finding, stored = await admission.acceptance(self.backend, self.namespace, runtime)
+            findings.append(finding)
+            if stored is not None:
+                accepted = runtime, stored
+        if accepted is not None:
+            never = queues.misfit(self.kueue, self.release)
+            findings += queues.taken_by_default(accepted[1], self.namespace, never=never)
+            for queue in self.active[:1]:
+                asked = bool(self.queue)
+                where = (self.backend, self.namespace, accepted[0], queue)
+                findings.append(await queues.integration(*where, never=never, asked=asked))
+        return findings
+
+    def _references(self) -> list[RuntimeRef]:
+        """Runtimes to try a job with: those that were asked about, else any one."""
+        names = list(self.wanted) or [name for name in (STEP_RUNTIME, *sorted(self.runtimes)) if name in self.runtimes]
+        found = [RuntimeRef(name=name, kind=self.runtimes[name]["kind"]) for name in names if name in self.runtimes]
+        if not self.all_seen:
+            unseen = [name for name in self.wanted or (STEP_RUNTIME,) if name not in self.runtimes]
+            found += [RuntimeRef(name=name) for name in unseen]
+        return found if self.wanted else found[:1]
+
+
+def _shown(name: str, runtime: Mapping[str, Any]) -> str:
+    labels = mapping(runtime, "metadata", "labels")
+    notes = [str(labels[_FRAMEWORK])] if _FRAMEWORK in labels else []
+    notes += ["of this namespace"] if runtime["kind"] == "TrainingRuntime" else []
+    notes += ["deprecated"] if labels.get(_SUPPORT) == "deprecated" else []
+    return f"{name} ({', '.join(notes)})" if notes else name
+
+
+def _step(runtime: Mapping[str, Any]) -> Finding:
+    """Which image steps would run."""
+    jobs = mappings(runtime, "spec", "template", "spec", "replicatedJobs")
+    pods = [mapping(job, "template", "spec", "template") for job in jobs]
+    images = [str(container.get("image")) for pod in pods for container in mappings(pod, "spec", "containers")]
+    message = f"{STEP_RUNTIME} runs image {', '.join(images)}"
+    if STEP_IMAGE in images:
+        message += ", which names no registry: nodes that do not have it look for it at Docker Hub"
+        return Finding("steps", Level.WARNING, message, _INSTALL_RUNTIMES)
+    return Finding("steps", Level.OK, message)
+
+
+async def _all(*checks: tuple[str, Awaitable[list[Finding]]]) -> AsyncGenerator[Finding]:
+    """The findings of checks that are made at the same time, in the order of the checks."""
+    tasks = [asyncio.create_task(_guarded(name, check)) for name, check in checks]
+    try:
+        for task in tasks:
+            for finding in await task:
+                yield finding
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _guarded(name: str, check: Awaitable[list[Finding]]) -> list[Finding]:
+    """The findings of one check, or why there are none: the others go on in any case."""
+    try:
+        return await check
+    except Forbidden as error:
+        finding = Finding(name, Level.SKIPPED, f"may not be seen: {error.message}")
+    except (Transient, BackendUnavailable) as error:
+        finding = Finding(name, Level.FAILURE, str(error), "try again", RetryVerdict.INFRASTRUCTURE)
+    except Unauthorized as error:
+        finding = Finding(name, Level.FAILURE, error.message, "log in again, or renew the token")
+    except ApiError as error:
+        finding = Finding(name, Level.SKIPPED, f"cannot be asked: {error}")
+    except TrainJobError as error:
+        finding = Finding(name, Level.FAILURE, str(error))
+    except Exception as error:  # noqa: BLE001 - a reply in a shape that nobody expected must not take the others along
+        finding = Finding(name, Level.SKIPPED, f"not understood: {type(error).__name__}: {error}")
+    return [finding]

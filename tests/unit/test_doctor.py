@@ -1,0 +1,294 @@
+"""What is said before there are jobs: about this machine, about servers that are none, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.local import runtimes
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.cli import clusters
+from trainjob.cli.program import program
+from trainjob.doctor import Finding, Level, cluster, local, rights, server
+from trainjob.errors import RetryVerdict
+from trainjob.install import objects
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("TRAINJOB_", "KUBE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nosuch"))
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(program, ["doctor", *words], standalone_mode=False, catch_exceptions=False)
+
+
+def by_process(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the kubernetes package looks at KUBECONFIG when it is imported."""
+    command = [sys.executable, "-c", "from trainjob.cli import main; main()", "doctor", *words]
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def by_check(findings: Iterator[Finding] | list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = by_check(local.examine(LocalBackend()))
+    assert {name for name, finding in found.items() if finding.level is not Level.OK} == set()
+    assert str(tmp_path / "home") in found["home"].message
+    assert not (tmp_path / "home").exists(), "nothing is made"
+    present = runtimes.gpus_present()
+    assert found["gpus"].message.startswith(str(len(present)) if present else "none")
+
+
+def test_a_home_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = by_check(local.examine(LocalBackend(tmp_path / "file" / "home")))
+    assert found["home"].level is Level.FAILURE
+    assert f"{tmp_path / 'file'} is no directory" in found["home"].message
+    assert "TRAINJOB_HOME" in found["home"].advice
+    assert "space" not in found
+    found = by_check(local.examine(LocalBackend(Path("/proc/nosuch"))))
+    assert found["home"].level is Level.FAILURE
+    assert "cannot be written" in found["home"].message
+
+
+def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=200 << 20))
+    found = by_check(local.examine(LocalBackend()))
+    assert (found["space"].level, found["home"].level) == (Level.WARNING, Level.OK)
+    assert found["space"].message.startswith("0.2 GiB")
+
+
+def test_runtimes_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mpi = next(name for name, framework in runtimes.FRAMEWORKS.items() if framework == "mpi")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = by_check(local.examine(LocalBackend(), ["nosuch", mpi], "gpus"))
+    assert (found["runtime"].level, found["mpi"].level) == (Level.FAILURE, Level.FAILURE)
+    assert "trainjob-step" in found["runtime"].advice
+    assert "openmpi" in found["mpi"].advice
+    assert found["queue"].level is Level.SKIPPED
+    assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.OK, "nobody needs it"
+
+
+def test_environments_of_runtimes(tmp_path: Path) -> None:
+    (tmp_path / "good" / "bin").mkdir(parents=True)
+    (tmp_path / "good" / "bin" / "python").symlink_to("/bin/true")
+    environments = {
+        "torch-distributed": tmp_path / "good",
+        "jax-distributed": tmp_path / "gone",
+        "torch-distrbuted": tmp_path / "good",
+    }
+    found = [each for each in local.examine(LocalBackend(environments=environments)) if each.check == "python"]
+    assert [finding.level for finding in found] == [Level.OK, Level.OK, Level.FAILURE, Level.WARNING]
+    assert "jax-distributed" in found[2].message
+    assert "torch-distrbuted" in found[3].message
+
+
+def test_by_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    result = run()
+    assert result.return_value == 0
+    assert "failure" not in result.stdout
+    result = run("--runtime", "nosuch", "--json")
+    assert result.return_value == 2
+    answer = json.loads(result.stdout)
+    assert answer["ok"] is False
+    (failure,) = [finding for finding in answer["findings"] if finding["level"] == "failure"]
+    assert (failure["check"], failure["retry"]) == ("runtime", "configuration")
+
+
+# ---------------------------------------------------------------- no cluster, or none that answers
+
+
+def test_nothing_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("--json")
+    assert result.return_value == 2
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert finding["check"] == "credentials"
+    assert "TRAINJOB_BACKEND=local" in finding["message"]
+    monkeypatch.setenv("TRAINJOB_BACKEND", "kubernets")
+    result = run("--json")
+    assert result.return_value == 2
+    assert json.loads(result.stdout)["findings"][0]["check"] == "settings"
+
+
+def kubeconfig(path: Path, url: str, **user: Any) -> Path:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "training"}}],
+        "current-context": "here",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """URL of a web server that is no API server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as it is called there
+        pass
+
+
+def test_something_else_answers(tmp_path: Path, page: str) -> None:
+    result = by_process(kubeconfig(tmp_path / "config", page, token="s3cret"), "--json")
+    assert result.returncode == 2
+    credentials, failure = json.loads(result.stdout)["findings"]
+    assert (credentials["level"], failure["level"]) == ("ok", "failure")
+    assert "does not answer as an API server does" in failure["message"]
+    assert "s3cret" not in result.stdout + result.stderr
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"https://user:s3cret@127.0.0.1:{closed.getsockname()[1]}"
+        result = by_process(kubeconfig(tmp_path / "config", url, token="t0ken"))
+    assert result.returncode == 3
+    assert f"kubeconfig {tmp_path / 'config'}, context here" in result.stdout
+    assert "no reply from the API server" in result.stdout
+    assert "network, VPN, proxy" in result.stdout
+    assert not {"s3cret", "t0ken"} & set(re.findall(r"\w+", result.stdout + result.stderr))
+
+
+def test_where_credentials_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path / "config", "https://x")
+    assert Credentials(kubeconfig=str(file)).source() == f"kubeconfig {file}, context here"
+    assert Credentials(kubeconfig=str(file), context="there").source() == f"kubeconfig {file}, context there"
+    assert Credentials(host="https://x", token="s3cret").source() == "given for https://x"
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    assert Credentials().source() == "service account of this pod"
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("v1.36.2", Level.OK),
+        ("v1.31.0-gke.1000", Level.OK),
+        ("v1.31.1+rke2r1", Level.OK),
+        ("v2.0.0", Level.OK),
+        ("v1.30.9", Level.FAILURE),
+        ("None", Level.SKIPPED),
+    ],
+)
+def test_versions_of_kubernetes(version: str, level: Level) -> None:
+    assert server._version(version).level is level
+
+
+# ---------------------------------------------------------------- rights
+
+
+def test_rights_that_are_asked_for_are_those_of_the_role() -> None:
+    (role,) = [each for each in objects("rbac") if each["kind"] == "Role"]
+    given = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = {(rights.GROUPS.get(each.resource, ""), each.resource, each.verb) for each in rights.RIGHTS}
+    assert asked == given
+
+
+def test_advice_about_rights_can_be_pasted() -> None:
+    account = rights._advice("training", "system:serviceaccount:airflow:worker")
+    assert account.startswith("trainjob install --only rbac -n training --service-account airflow:worker | kubectl ")
+    words = account.partition(" | ")[0].split()[1:]
+    printed = CliRunner().invoke(program, words, standalone_mode=False, catch_exceptions=False).stdout
+    _, binding = yaml.safe_load_all(printed)
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "namespace": "airflow", "name": "worker"}]
+    assert "--user=jane" in rights._advice("training", "jane")
+
+
+# ---------------------------------------------------------------- how it is shown
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([], 0),
+        ([RetryVerdict.INFRASTRUCTURE], 3),
+        ([RetryVerdict.QUOTA, RetryVerdict.INFRASTRUCTURE], 3),
+        ([RetryVerdict.INFRASTRUCTURE, RetryVerdict.CONFIGURATION], 2),
+    ],
+)
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[RetryVerdict], code: int) -> None:
+    async def examined(*_: object) -> AsyncGenerator[Finding]:
+        yield Finding("clock", Level.WARNING, "late")
+        yield Finding("runtimes", Level.SKIPPED, "hidden")
+        for verdict in verdicts:
+            yield Finding("server", Level.FAILURE, "gone", "", verdict)
+
+    monkeypatch.setattr(clusters, "_examined", examined)
+    result = run()
+    assert result.return_value == code
+    failures = f", {len(verdicts)} failure" if verdicts else ""
+    assert result.stdout.splitlines()[-1] == f"1 warning{failures}, 1 skipped"
+
+
+def test_a_finding_fits_the_terminal_and_its_advice_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    advice = "kubectl " + "x" * 100
+    text = click.unstyle(clusters._text(Finding("rights", Level.WARNING, "may not watch\npods " * 8, advice), ""))
+    *lines, last = text.splitlines()
+    assert lines[0].startswith("warning  rights       may not watch pods")
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 70
+    assert all(line.startswith(" " * 22 + "may") or line[22] != " " for line in lines)
+    assert last == " " * 22 + f"-> {advice}"
+    assert advice not in clusters._text(Finding("rights", Level.WARNING, "may not", advice), advice), "said before"
+
+
+def test_one_check_does_not_take_the_others_along() -> None:
+    async def broken() -> list[Finding]:
+        raise KeyError("items")
+
+    async def fine() -> list[Finding]:
+        return [Finding("b", Level.OK, "")]
+
+    async def both() -> list[Finding]:
+        return [finding async for finding in cluster._all(("a", broken()), ("b", fine()))]
+
+    import anyio
+
+    found = anyio.run(both)
+    assert [(finding.check, finding.level) for finding in found] == [("a", Level.SKIPPED), ("b", Level.OK)]
+    assert "KeyError" in found[0].message
