@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob import checkpoints
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -102,8 +103,12 @@ def job_name(key: str, attempt: int) -> str:
     """
     if not 1 <= attempt <= MAX_ATTEMPT:
         raise ValueError(f"attempt {attempt} of {key!r}: only 1 to {MAX_ATTEMPT} fit into a name")
+    return f"{_work_name(key)}-{attempt}"
+
+
+def _work_name(key: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", key.rstrip("/").rpartition("/")[2].lower()).lstrip("-0123456789")
-    return f"{slug[:_SLUG].rstrip('-') or 'job'}-{key_hash(key)}-{attempt}"
+    return f"{slug[:_SLUG].rstrip('-') or 'job'}-{key_hash(key)}"
 
 
 def labels_of(key: str) -> dict[str, str]:
@@ -118,7 +123,7 @@ def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[s
         metadata = spec.manifest.get("metadata") or {}
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     else:
-        body = _body(spec)
+        body = _body(spec, f"{namespace}/{_work_name(key)}")
         labels, annotations = spec.labels, spec.annotations
     return {
         "apiVersion": API_VERSION,
@@ -133,7 +138,7 @@ def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[s
     }
 
 
-def _body(spec: TrainJobSpec) -> dict[str, Any]:
+def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
     if spec.runtime is None:
         raise InvalidSpec([Problem("runtime", "is missing")])
     body: dict[str, Any] = {"runtimeRef": spec.runtime.api()}
@@ -145,14 +150,22 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
         "image": spec.image,
         "command": command,
         "args": args,
-        "env": [*_locations("INPUT", spec.inputs), *_locations("OUTPUT", spec.outputs), *env_api(spec.env)],
+        "env": [
+            *_locations("INPUT", spec.inputs),
+            *_locations("OUTPUT", spec.outputs),
+            *_checkpoint(spec, work),
+            *env_api(spec.env),
+        ],
         "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
         "numProcPerNode": spec.num_proc_per_node,
     }
     # Sent also where it is empty: Trainer's torch plugin sets the rendezvous variables only if spec.trainer is there.
     body["trainer"] = {name: value for name, value in trainer.items() if value}
-    if spec.runtime_patches:
-        body["runtimePatches"] = [patch.api() for patch in spec.runtime_patches]
+    patches = [patch.api() for patch in spec.runtime_patches]
+    if spec.checkpoints is not None:
+        patches += checkpoints.runtime_patches(spec.checkpoints)
+    if patches:
+        body["runtimePatches"] = patches
     if spec.suspend:
         body["suspend"] = True
     if spec.active_deadline_seconds is not None:
@@ -164,6 +177,12 @@ def _body(spec: TrainJobSpec) -> dict[str, Any]:
 
 def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": f"TRAINJOB_{kind}_{name.upper()}", "value": uri} for name, uri in locations.items()]
+
+
+def _checkpoint(spec: TrainJobSpec, work: str) -> list[dict[str, Any]]:
+    if spec.checkpoints is None:
+        return []
+    return [{"name": checkpoints.VARIABLE, "value": checkpoints.place(spec.checkpoints, work)}]
 
 
 def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:

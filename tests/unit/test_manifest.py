@@ -189,3 +189,62 @@ def test_rendering_has_no_part_in_the_spec() -> None:
     spec = TrainJobSpec.parse(TRAIN)
     render(spec, "k", 1, "ns")["metadata"]["labels"]["x"] = "y"
     assert "x" not in render(spec, "k", 1, "ns")["metadata"]["labels"]
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def checkpoint(key: str = "a/work", attempt: int = 1, *, at: str) -> str:
+    trainjob = rendered(key, attempt, checkpoints=at)
+    (variable,) = trainjob["spec"]["trainer"]["env"]
+    assert variable["name"] == "TRAINJOB_CHECKPOINT"
+    return str(variable["value"])
+
+
+@pytest.mark.parametrize(
+    ("at", "handed"),
+    [
+        ("file:///mnt/disk", "/mnt/disk/ns/work-{hash}"),
+        ("file:///mnt/my%20disk/", "/mnt/my disk/ns/work-{hash}"),
+        ("s3://bucket/some/where/", "s3://bucket/some/where/ns/work-{hash}"),
+        ("pvc://claim", "/mnt/trainjob-checkpoints/ns/work-{hash}"),
+        ("pvc://claim/some/where", "/mnt/trainjob-checkpoints/some/where/ns/work-{hash}"),
+    ],
+)
+def test_checkpoints_have_a_place_below_the_one_that_was_given(at: str, handed: str) -> None:
+    assert checkpoint(at=at) == handed.format(hash=key_hash("a/work"))
+
+
+def test_checkpoints_hang_on_the_key_and_not_on_the_attempt() -> None:
+    assert checkpoint(attempt=1, at="s3://b") == checkpoint(attempt=2, at="s3://b")
+    assert checkpoint("a/work", at="s3://b") != checkpoint("b/work", at="s3://b")
+    assert "TRAINJOB_CHECKPOINT" not in str(rendered())
+
+
+def test_a_claim_is_mounted_beside_what_the_author_patches() -> None:
+    own = {"manager": "example.com/team", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
+    first, second = rendered(checkpoints="pvc://claim/x", runtime_patches=[own])["spec"]["runtimePatches"]
+    assert first == own
+    (job,) = second["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (volume,), (container,) = pod["volumes"], pod["containers"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "claim"}
+    (mount,) = container["volumeMounts"]
+    assert mount["name"] == volume["name"]
+    assert checkpoint(at="pvc://claim/x").startswith(f"{mount['mountPath']}/x/")
+    assert "runtimePatches" not in rendered(checkpoints="s3://b")["spec"]
+
+
+@pytest.mark.parametrize(
+    "at", ["", "/some/where", "file:some/where", "file://host/x", "pvc:///x", "pvc://Claim/x", "s3://", "s3://a b"]
+)
+def test_no_place_for_checkpoints(at: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"checkpoints: .* is no place for them"):
+        rendered(checkpoints=at)
+
+
+def test_checkpoints_hold_no_credential() -> None:
+    with pytest.raises(InvalidSpec, match="checkpoints: holds a credential"):
+        rendered(checkpoints="s3://me:word@host/x")
+    with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is made from"):
+        rendered(env={"TRAINJOB_CHECKPOINT": "/x"})

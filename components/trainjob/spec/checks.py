@@ -30,6 +30,9 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUALIFIED_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _LOCATION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")
+_CHECKPOINTS = re.compile(
+    r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+"
+)
 
 _SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "APIKEY"}
 _SECRET_PAIRS = {("API", "KEY"), ("PRIVATE", "KEY"), ("SECRET", "KEY"), ("ACCESS", "KEY"), ("ACCOUNT", "KEY")}
@@ -68,8 +71,8 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
         path = f"{where}.{name}"
         if not _ENV_NAME.fullmatch(name):
             yield Problem(path, "is not a name for an environment variable")
-        if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_")) and reserved:
-            yield Problem(path, "is made from inputs and outputs", "use those")
+        if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved:
+            yield Problem(path, "is made from inputs and outputs or checkpoints", "use those")
         for framework, names in _RESERVED_ENV.items() if reserved else ():
             if name in names:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
@@ -154,7 +157,18 @@ def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Prob
             yield Problem(f"{where}.{name}", "is not a name: lower-case letters, digits and '_', a letter first")
         if uri and not _LOCATION.fullmatch(uri):
             yield Problem(f"{where}.{name}", f"{uri!r} is not a URI", "write s3://…, hf://…, file:///…, …")
-        if "\x00" in uri:
-            yield Problem(f"{where}.{name}", "holds a NUL character")
-        if holds_secret(uri):
-            yield Problem(f"{where}.{name}", "holds a credential", "give credentials to the job by secretKeyRef")
+        yield from _uri_problems(uri, f"{where}.{name}")
+
+
+def checkpoint_problems(uri: str) -> Iterator[Problem]:
+    """What is wrong with the place of checkpoints."""
+    if not _CHECKPOINTS.fullmatch(uri):
+        yield Problem("checkpoints", f"{uri!r} is no place for them", "write pvc://claim/path, s3://… or file:///…")
+    yield from _uri_problems(uri, "checkpoints")
+
+
+def _uri_problems(uri: str, path: str) -> Iterator[Problem]:
+    if "\x00" in uri:
+        yield Problem(path, "holds a NUL character")
+    if holds_secret(uri):
+        yield Problem(path, "holds a credential", "give credentials to the job by secretKeyRef")

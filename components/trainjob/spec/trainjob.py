@@ -17,6 +17,7 @@ from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import torchtune
 from trainjob.spec.checks import (
     argument_problems,
+    checkpoint_problems,
     env_problems,
     holds_secret,
     location_problems,
@@ -89,6 +90,11 @@ class TrainJobSpec(Part):
 
     outputs: dict[str, str] = Field(default_factory=dict)
     """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes."""
+
+    checkpoints: str | None = None
+    """Where the training keeps what it needs to go on after an interruption: ``pvc://claim/path`` (mounted on every
+    node), ``s3://…``, ``file:///…``. Each key has a directory of its own below it, the same for all its attempts; the
+    nodes find it as ``TRAINJOB_CHECKPOINT``, a path or, of an object store, a URI."""
 
     num_nodes: Annotated[int, Field(ge=1)] | None = None
     """Number of nodes (pods); the runtime's if left out, which is 1 with those that Trainer ships."""
@@ -209,6 +215,8 @@ class TrainJobSpec(Part):
             yield from self.initializer.problems()
         yield from location_problems(self.inputs, "inputs")
         yield from location_problems(self.outputs, "outputs")
+        if self.checkpoints is not None:
+            yield from checkpoint_problems(self.checkpoints)
         yield from self._patch_problems()
 
     def _func_problems(self) -> Iterator[Problem]:
