@@ -35,6 +35,7 @@ from trainjob.status import Observation, Phase, observe
 
 _log = logging.getLogger(__name__)
 
+_CRASHES = 32  # whose evidence is kept
 _LAST_LINES_SECONDS = 10.0  # for what the ranks wrote last, after the job has ended
 
 
@@ -207,7 +208,7 @@ async def attend(
         read: Reads the ranks' lines; cancelled a moment after the job's end, when they should have been read.
 
     Returns:
-        The final observation, and the evidence of the first crash, both for `conclude`: pods that crashed may be gone
+        The final observation, and the evidence of the first crashes, both for `conclude`: pods that crashed may be gone
         when the job has failed.
 
     Raises:
@@ -238,7 +239,7 @@ async def attend(
             tasks.cancel_scope.cancel()
     except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
         raise group.exceptions[0] from None
-    return final, crashed[0] if crashed else None
+    return final, crashed[0].with_earlier(*crashed[1:]) if crashed else None
 
 
 async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None]) -> None:
@@ -257,11 +258,14 @@ async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], No
 async def _look_out(
     backend: Backend, ref: JobRef, crashed: list[Evidence], on_crash: Callable[[Diagnosis], None] | None, fatal: bool
 ) -> None:
-    """Keep the evidence of the first crash, and tell of each; at the first one give up if it is `fatal`."""
+    """Keep the evidence of the first crashes, and tell of each; at the first one give up if it is `fatal`.
+
+    Not only of one: which rank brought the others down is not told by whose end is heard of first.
+    """
     try:
         async with aclosing(backend.crashes(ref)) as found:
             async for evidence in found:
-                if not crashed:
+                if len(crashed) < _CRASHES:
                     crashed.append(evidence)
                 diagnosis = replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref))
                 if fatal:
@@ -283,7 +287,7 @@ async def conclude(
         backend: Where it is.
         ref: The job.
         final: The final observation that a waiter made: it stands, also where the job was deleted since.
-        earlier: Evidence of the first crash, taken while the job went on: its pods may be gone.
+        earlier: Evidence of the first crashes, taken while the job went on: its pods may be gone.
 
     Raises:
         TrainJobFailed: it failed or is gone; with the diagnosis.
@@ -292,9 +296,7 @@ async def conclude(
     observation = observe(evidence.trainjob, final)
     if observation.phase is not Phase.COMPLETE:
         if earlier is not None:
-            # The present ones first: of ranks that ended in the same second, they are in order.
-            pods, logs = [*evidence.pods, *earlier.pods], {**evidence.logs, **earlier.logs}
-            evidence = replace(evidence, pods=pods, logs=logs)
+            evidence = evidence.with_earlier(earlier)
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
     report = _report(evidence)
     created = observation.created

@@ -14,10 +14,10 @@ from tests.cluster.nodes import fate
 from trainjob import Budgets, JobRef, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis.obstacles import event_time
 from trainjob.errors import RetryVerdict, Stuck
 from trainjob.launch import cancel, launch
 from trainjob.manifest import render
-from trainjob.obstacles import event_time
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]

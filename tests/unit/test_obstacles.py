@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.obstacles import event_time, in_events, in_pods, in_workload
+from trainjob.diagnosis.obstacles import event_time, in_events, in_pods, in_workload
 from trainjob.status import Obstacle, Phase, observe
 
 NO_QUOTA = (

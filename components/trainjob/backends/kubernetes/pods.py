@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -12,13 +13,16 @@ import anyio
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient
-from trainjob.diagnosis import TAIL_LINES, Evidence, rank_of
+from trainjob.diagnosis import READ_LINES, Evidence, rank_of, tails
+from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, name_of, of_pod, training_container
+from trainjob.diagnosis.tails import Tail
 from trainjob.logs import MAX_LINE, LogLine
 from trainjob.manifest import JobRef
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
-_TAILS = 5  # log tails of one look: the first failing ranks say it, thousands more do not
+_TAILS = 16  # log tails that are read at the same time
+_MOST_TAILS = 64  # of one look: thousands more would say nothing new
 _LOOK_SECONDS = 2.0  # for pods that are new
 
 
@@ -32,21 +36,17 @@ async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
     return await client.items(collection(ref.namespace, "pods"), {"labelSelector": f"{JOBSET_NAME}={ref.name}"})
 
 
-def container_of(pod: Mapping[str, Any]) -> str:
-    """The container that trains: ``node`` in the runtimes that Trainer ships, else the first that is not a sidecar."""
-    names = [container["name"] for container in pod["spec"]["containers"]]
-    labels = pod["metadata"].get("labels") or {}
-    step = labels.get("jobset.sigs.k8s.io/replicatedjob-name", "")
-    return next((name for name in ("node", step) if name in names), names[0])
-
-
-async def tail_of(client: ApiClient, pod: Mapping[str, Any], lines: int, *, previous: bool = False) -> list[LogLine]:
-    """The last lines of a pod; of its container before the latest restart, if `previous`."""
+async def tail_of(
+    client: ApiClient, pod: Mapping[str, Any], container: str, lines: int, *, previous: bool = False
+) -> list[LogLine]:
+    """The last lines of a container of a pod; of its run before the latest restart, if `previous`."""
     metadata = pod["metadata"]
     params = {
-        "container": container_of(pod),
+        "container": container,
         "tailLines": str(lines),
-        "limitBytes": str(lines * 4096 + 65536),
+        # A line of the kubelet's is one of the container runtime's, which are never longer. What is over the limit is
+        # cut off at the end, which is what matters.
+        "limitBytes": str(lines * (MAX_LINE + 64)),
         "timestamps": "true",
         **({"previous": "true"} if previous else {}),
     }
@@ -162,7 +162,7 @@ class RankLogs:
     async def _stream(self, pod: Mapping[str, Any], *, follow: bool) -> AsyncGenerator[LogLine]:
         metadata = pod["metadata"]
         rank, uid = rank_of(pod), metadata["uid"]
-        params = {"container": container_of(pod), "timestamps": "true"}
+        params = {"container": training_container(pod), "timestamps": "true"}
         last = max(self._last.get(uid, ""), self._since)
         if last:  # whole seconds only; what comes twice is left out below
             params["sinceTime"] = last[:19] + "Z"
@@ -190,49 +190,103 @@ def _running(pod: Mapping[str, Any]) -> bool:
 async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob: TrainJob | None) -> Evidence:
     """What is known about pods that were `found`, with the log tails of those that ended badly.
 
+    Tails are read of those that seem to have failed first, and of more until one says why it failed by itself: ranks
+    that lose their peer end in the same second, and say so.
+
     Pods that fell silent first come first. The times in their statuses are whole seconds, and ranks that lose their
     peer end in the same one (Gloo: 0.1 s later), after they have said so.
     """
-    unseen: list[str] = []
-    logs: dict[str, list[str]] = {}
-    silent: dict[str, str] = {}
-    for pod in [pod for pod in found if crashes_of(pod)][: 4 * _TAILS]:
-        if len(logs) >= _TAILS:
+    reader = _Tails(client, {name_of(pod): pod for pod in found})
+    crashes = crashes_in(found)
+    codes = Counter(crash.exit_code for crash in crashes)
+    crashes.sort(key=lambda crash: codes[crash.exit_code])  # in the same second, who ended otherwise than most
+    while len(reader.asked) < _MOST_TAILS and not reader.hidden:
+        ordered = in_order(crashes, reader.tails)
+        if not ordered or _explained(ordered[0], reader.tails):
             break
-        statuses = (pod.get("status") or {}).get("containerStatuses") or []
-        previous = not any(_exit_code(status.get("state")) for status in statuses)
+        lost = {address for tail in reader.tails.values() for address in tail.peers}
+        suspects: dict[str, Crash] = {}
+        for crash in sorted(ordered, key=lambda crash: crash.address not in lost):
+            if crash.pod not in reader.asked:
+                suspects.setdefault(crash.pod, crash)
+        if not suspects:
+            break
+        await reader.read(list(suspects.values())[:_TAILS])
+    silent = sorted(found, key=lambda pod: reader.silent.get(name_of(pod), "~"))
+    return Evidence(trainjob, silent, reader.logs, unseen=reader.unseen)
+
+
+def _explained(crash: Crash, tails: Mapping[str, Tail]) -> bool:
+    """Whether the log of a crash is known, and does not put it down to another one's."""
+    tail = tails.get(crash.pod)
+    return tail is not None and not tail.lost_peer and not tail.told
+
+
+class _Tails:
+    """Reads the ends of logs.
+
+    Attributes:
+        asked: Names of the pods whose log was asked for.
+        logs: Pod -> last lines.
+        tails: Pod -> what they say.
+        silent: Pod -> time of its last line.
+        unseen: What could not be read.
+        hidden: No log may be read.
+    """
+
+    def __init__(self, client: ApiClient, pods: Mapping[str, Mapping[str, Any]]) -> None:
+        self._client = client
+        self._pods = pods
+        self.asked: set[str] = set()
+        self.logs: dict[str, list[str]] = {}
+        self.tails: dict[str, Tail] = {}
+        self.silent: dict[str, str] = {}
+        self.unseen: list[str] = []
+        self.hidden = False
+
+    async def read(self, crashes: Sequence[Crash]) -> None:
+        """Read the logs of the crashed containers, at the same time."""
+        self.asked |= {crash.pod for crash in crashes}
+        failures = [failure for failure in await asyncio.gather(*map(self._read, crashes)) if failure is not None]
+        self.hidden = any(isinstance(failure, Forbidden) for failure in failures)
+        self.unseen += dict.fromkeys(f"logs: {failure.message}" for failure in failures)
+
+    async def _read(self, crash: Crash) -> ApiError | None:
+        pod = self._pods[crash.pod]
+        container = crash.container or training_container(pod)
+        previous = not _ended_badly(pod, container)
         try:
-            lines = await _tail_once_more(client, pod, previous)
-            logs[pod["metadata"]["name"]] = [line.text for line in lines]
-            silent[pod["metadata"]["name"]] = lines[-1].time if lines else ""
+            try:
+                lines = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
+            except Transient:  # without it there is a diagnosis, too, but no log in it
+                await anyio.sleep(0.5)
+                lines = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
         except (BadRequest, ObjectNotFound):  # its container is gone already
-            continue
+            return None
         except (Forbidden, Transient) as error:  # the kubelet of a node that was lost does not answer
-            unseen.append(f"logs: {error.message}")
-    ordered = sorted(found, key=lambda pod: silent.get(pod["metadata"]["name"], "~"))
-    return Evidence(trainjob, ordered, logs, unseen=unseen)
-
-
-async def _tail_once_more(client: ApiClient, pod: Mapping[str, Any], previous: bool) -> list[LogLine]:
-    """The tail, by a second try if need be: without it there is a diagnosis, too, but no log in it."""
-    try:
-        return await tail_of(client, pod, TAIL_LINES, previous=previous)
-    except Transient:
-        await anyio.sleep(0.5)
-        return await tail_of(client, pod, TAIL_LINES, previous=previous)
+            return error
+        self.logs[crash.pod] = [line.text for line in lines]
+        self.tails[crash.pod] = tails.read(self.logs[crash.pod])
+        self.silent[crash.pod] = lines[-1].time if lines else ""
+        return None
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Containers of a pod that ended badly: container and the id of each such run of it."""
-    found = set()
-    for status in (pod.get("status") or {}).get("containerStatuses") or []:
-        for state in (status.get("state"), status.get("lastState")):
-            if _exit_code(state):
-                ended = (state or {})["terminated"]
-                run = ended.get("containerID") or f"{pod['metadata']['uid']}/{ended.get('finishedAt')}"
-                found.add((status["name"], run))
-    return found
+    """Bad ends of a pod and its containers: the container and the end of each such run of it.
+
+    Containers that ended because the pod was deleted, as when its job is suspended, are none.
+    """
+    return {
+        (f"{name_of(pod)}/{crash.container}", crash.finished or crash.reason)
+        for crash in of_pod(pod)
+        if not crash.stopped
+    }
 
 
-def _exit_code(state: Mapping[str, Any] | None) -> int:
-    return int(((state or {}).get("terminated") or {}).get("exitCode") or 0)
+def _ended_badly(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether the latest run of a container is the one that ended badly or is stopped, and not the one before."""
+    status = pod.get("status") or {}
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    state = next((each.get("state") or {} for each in every if each.get("name") == container), {})
+    last = next((each.get("lastState") or {} for each in every if each.get("name") == container), {})
+    return bool((state.get("terminated") or {}).get("exitCode")) or not last.get("terminated")

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainjob import obstacles
 from trainjob.backends.kubernetes.client import ApiClient
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection
+from trainjob.diagnosis import obstacles
 from trainjob.manifest import JobRef
 from trainjob.status import Obstacle, Phase
 
@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # since Kueue 0.14; before
 _JOB_UID = "kueue.x-k8s.io/job-uid"
+
+# Events of every job that gets on. What matters is not always a Warning: Preempted and Pulling are none.
+_ROUTINE = ("Scheduled", "Created", "Started", "Killing", "SuccessfulCreate", "SuccessfulDelete", "Completed")
 
 
 @dataclass
@@ -56,12 +59,15 @@ class Surroundings:
                 events[_owner(event, names)].append(event)
             for ref, phase in waiting.items():
                 if phase is not Phase.QUEUED:
-                    found[ref.uid] = obstacles.in_pods(pods[ref.name]) or obstacles.in_events(events[ref.name])
+                    seen = None if "pods" in self.hidden else pods[ref.name]
+                    finding = obstacles.first(obstacles.around(seen, events[ref.name]))
+                    found[ref.uid] = finding.obstacle if finding else None
         return {ref.uid: obstacle for ref in waiting if (obstacle := found.get(ref.uid)) is not None}
 
     async def events(self, ref: JobRef) -> list[dict[str, Any]]:
-        """The warnings about one job and all that belongs to it."""
-        return [event for event in await self.warnings() if _owner(event, {ref.name}) == ref.name]
+        """What was noted about one job and all that belongs to it, routine left out."""
+        events = await self._events(",".join(f"reason!={reason}" for reason in _ROUTINE))
+        return [event for event in events if _owner(event, {ref.name}) == ref.name]
 
     async def workloads(self, ref: JobRef | None = None) -> list[dict[str, Any]]:
         """Kueue's Workloads, or that of one job; none where there is no Kueue."""
@@ -76,7 +82,10 @@ class Surroundings:
 
     async def warnings(self) -> list[dict[str, Any]]:
         """The namespace's Events of type Warning, which the server keeps for an hour."""
-        return await self._list("events", collection(self.namespace, "events"), {"fieldSelector": "type=Warning"})
+        return await self._events("type=Warning")
+
+    async def _events(self, fields: str) -> list[dict[str, Any]]:
+        return await self._list("events", collection(self.namespace, "events"), {"fieldSelector": fields})
 
     async def _pending_pods(self, ref: JobRef | None) -> list[dict[str, Any]]:
         selector = f"{JOBSET_NAME}={ref.name}" if ref else JOBSET_NAME

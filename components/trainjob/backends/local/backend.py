@@ -21,7 +21,7 @@ from trainjob.backends.local import runtimes
 from trainjob.backends.local.files import JobFiles, now, write_json
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
-from trainjob.diagnosis import TAIL_LINES, Evidence, rank_of
+from trainjob.diagnosis import READ_LINES, Evidence, rank_of
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.logs import LogLine, merge, parse_cri
 from trainjob.manifest import JobRef
@@ -124,7 +124,7 @@ class LocalBackend:
             return Evidence(None)
         pods = files.pods()
         logs = {
-            name: [line.text for line in _Reader(files, name, rank_of(pod)).tail(TAIL_LINES)]
+            name: [line.text for line in _Reader(files, name, rank_of(pod)).tail(READ_LINES)]
             for pod in pods
             for name in [pod["metadata"]["name"]]
         }

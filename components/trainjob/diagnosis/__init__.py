@@ -1,0 +1,16 @@
+"""Evidence -> `Diagnosis`. Pure: plain dicts in, a value out; it never raises, whatever the evidence looks like.
+
+::
+
+    meanings    reason -> category, retry verdict, advice: the one table of all of them
+    obstacles   what is in a job's way: its pods, Events, Kueue's Workload
+    crashes     containers and pods that ended badly, and which of them was the first
+    tails       what the last lines of a log say: exceptions, peers that were lost
+    judge       all of these -> Diagnosis
+"""
+
+from trainjob.diagnosis.crashes import READ_LINES, rank_of
+from trainjob.diagnosis.judge import TAIL_LINES, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.meanings import Category
+
+__all__ = ["READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "rank_of"]

@@ -1,0 +1,209 @@
+"""Containers and pods that ended badly, and which of them was the first to fail by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from trainjob.diagnosis import meanings
+from trainjob.diagnosis.tails import Tail
+from trainjob.status import mapping, mappings, parse_time
+
+READ_LINES = 300
+"""Lines of a failing rank's log that are read: torchrun writes 40 of its own after those of eight workers."""
+
+_SIGTERM, _SIGKILL = 143, 137
+_STRAYING = timedelta(seconds=2)  # of clocks that agree as well as clocks of nodes do
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A container that ended badly, or a pod that was stopped.
+
+    Attributes:
+        rank: As ``node-1``.
+        pod: Name of the pod.
+        container: The container if it is none that trains: an init container or a sidecar.
+        exit_code: None for a pod that was stopped before its container ended.
+        reason: Of the container's end, or why the pod was stopped.
+        message: The same for people.
+        finished: When.
+        restarts: How often the container was started again.
+        stopped: Its pod was deleted before: the end of the container is a consequence.
+        helper: A sidecar.
+        address: Of the pod.
+    """
+
+    rank: str
+    pod: str
+    container: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    finished: str = ""
+    restarts: int = 0
+    stopped: bool = False
+    helper: bool = False
+    address: str = ""
+
+    @property
+    def meaning(self) -> meanings.Meaning | None:
+        """What its reason means; None where only the exit code can say more."""
+        return meanings.find(self.reason, self.message)
+
+
+def rank_of(pod: Mapping[str, Any]) -> str:
+    """``<replicated job>-<completion index>`` of a pod of a JobSet, as ``node-1``.
+
+    A replicated job of several Jobs, which Trainer's own runtimes do not have: ``node-<job>-<completion index>``.
+    """
+    labels = mapping(pod, "metadata", "labels")
+    name = labels.get("jobset.sigs.k8s.io/replicatedjob-name", "pod")
+    job = str(labels.get("jobset.sigs.k8s.io/job-index", "0"))
+    index = labels.get("batch.kubernetes.io/job-completion-index", "0")
+    return f"{name}-{index}" if job == "0" else f"{name}-{job}-{index}"
+
+
+def name_of(pod: Mapping[str, Any]) -> str:
+    """Name of a pod."""
+    return str(mapping(pod, "metadata").get("name", ""))
+
+
+def training_container(pod: Mapping[str, Any]) -> str:
+    """The container that trains: ``node`` in the runtimes that Trainer ships, else the first that is not a sidecar."""
+    found = mappings(pod, "spec", "containers") or mappings(pod, "status", "containerStatuses")
+    names = [str(container.get("name", "")) for container in found]
+    step = mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/replicatedjob-name", "")
+    return next((name for name in ("node", str(step)) if name in names), names[0] if names else "")
+
+
+def crashes_in(pods: Iterable[Mapping[str, Any]]) -> list[Crash]:
+    """Every bad end that the pods tell of, once each: a pod may be given twice, as it was and as it is."""
+    return list(dict.fromkeys(crash for pod in pods for crash in of_pod(pod)))
+
+
+def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
+    """The bad ends of one pod."""
+    stop = _stop(pod)
+    if stop is not None:
+        yield stop
+    status = mapping(pod, "status")
+    restartable = {
+        str(each.get("name"))
+        for each in mappings(pod, "spec", "initContainers")
+        if each.get("restartPolicy") == "Always"
+    }
+    trains = training_container(pod)
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in mappings(status, kind):
+            name = str(container.get("name", ""))
+            main = kind == "containerStatuses" and name == trains
+            helper = name in restartable or (kind == "containerStatuses" and not main)
+            for state in ("lastState", "state"):
+                ended = mapping(container, state, "terminated")
+                code = ended.get("exitCode")
+                if not isinstance(code, int) or not code:
+                    continue
+                crash = Crash(
+                    rank_of(pod),
+                    name_of(pod),
+                    "" if main else name,
+                    code,
+                    str(ended.get("reason") or ""),
+                    str(ended.get("message") or ""),
+                    str(ended.get("finishedAt") or ""),
+                    _count(container.get("restartCount")),
+                    helper=helper,
+                    address=str(status.get("podIP") or ""),
+                )
+                consequence = _was_told(pod, crash)
+                if stop is None or not (consequence or code in (_SIGTERM, _SIGKILL)):
+                    yield replace(crash, stopped=consequence)
+
+
+def _stop(pod: Mapping[str, Any]) -> Crash | None:
+    """That Kubernetes stopped the pod: evicted it, preempted it, lost its node."""
+    status = mapping(pod, "status")
+    conditions = mappings(status, "conditions")
+    disruption = next(
+        (each for each in conditions if each.get("type") == "DisruptionTarget" and each.get("status") == "True"), None
+    )
+    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    if disruption is None and (status.get("phase") != "Failed" or meanings.find(reason, message) is None):
+        return None
+    if disruption is not None and (not reason or disruption.get("reason") != "TerminationByKubelet"):
+        reason, message = str(disruption.get("reason") or ""), str(disruption.get("message") or "")
+    codes = [
+        mapping(each, "state", "terminated").get("exitCode")
+        for each in mappings(status, "containerStatuses")
+        if each.get("name") == training_container(pod)
+    ]
+    return Crash(
+        rank_of(pod),
+        name_of(pod),
+        exit_code=next((code for code in codes if isinstance(code, int) and code), None),
+        reason=reason,
+        message=message,
+        finished=str((disruption or {}).get("lastTransitionTime") or ""),
+        address=str(status.get("podIP") or ""),
+    )
+
+
+def _was_told(pod: Mapping[str, Any], crash: Crash) -> bool:
+    """Whether the container ended because its pod was deleted: by a suspension, by its Job, by a person."""
+    metadata = mapping(pod, "metadata")
+    gone = parse_time(metadata.get("deletionTimestamp"))
+    if gone is None or crash.reason == "OOMKilled":
+        return False
+    if crash.exit_code in (_SIGTERM, _SIGKILL):
+        return True
+    asked = gone - timedelta(seconds=min(_count(metadata.get("deletionGracePeriodSeconds")), 10**6))
+    ended = parse_time(crash.finished)
+    return ended is None or ended >= asked
+
+
+def _count(value: object) -> int:
+    return max(0, value) if isinstance(value, int) else 0
+
+
+def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]:
+    """The crashes, the one that is to blame first.
+
+    Ranks that were only told to stop (SIGTERM, SIGKILL), or say that they lost a peer, come after those that failed by
+    themselves, whatever the clocks of their nodes say. Kubernetes counts whole seconds. Of two killed in the same one,
+    SIGTERM is the answer to the other's end: who has to be stopped by SIGKILL had a grace period of seconds before.
+    What is equal stays in the order in which it was given.
+
+    Args:
+        crashes: What `crashes_in` found.
+        tails: Pod -> what its log says, as far as it was read.
+    """
+    nothing = Tail()
+    lost = [
+        time
+        for crash in crashes
+        if (tail := tails.get(crash.pod, nothing)).lost_peer or tail.lost_connection
+        if (time := parse_time(crash.finished)) is not None
+    ]
+    first_lost = min(lost, default=None)
+
+    def level(crash: Crash) -> int:
+        tail = tails.get(crash.pod, nothing)
+        if crash.stopped:
+            return 6
+        if crash.helper:
+            return 5
+        if crash.exit_code in (_SIGTERM, _SIGKILL) and crash.meaning is None:
+            time = parse_time(crash.finished)
+            # Killed before others lost it: by the kernel, where memory was short. Later, by whoever ends the job.
+            early = first_lost is not None and (time is None or time <= first_lost + _STRAYING)
+            return 1 if crash.exit_code == _SIGKILL and early else 4
+        if tail.told:
+            return 4
+        if tail.lost_peer:
+            return 3
+        return 2 if tail.lost_connection else 0
+
+    return sorted(crashes, key=lambda crash: (level(crash), crash.finished, crash.exit_code == _SIGTERM))

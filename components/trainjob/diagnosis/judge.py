@@ -1,0 +1,346 @@
+"""All that is known of a job -> one `Diagnosis`."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from trainjob.diagnosis import meanings, obstacles, tails
+from trainjob.diagnosis.crashes import Crash, crashes_in, in_order
+from trainjob.diagnosis.meanings import Category, Meaning
+from trainjob.diagnosis.tails import Tail
+from trainjob.errors import RetryVerdict
+from trainjob.status import Observation, Phase, mapping, observe
+
+TAIL_LINES = 20
+"""Lines of a failing rank's log that a diagnosis shows."""
+
+_SHOWN = 2000  # characters of a log line that are shown
+_SAID = 400  # characters of a message that are quoted in a summary
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a job, as Kubernetes objects.
+
+    Attributes:
+        trainjob: The TrainJob; None if it is gone.
+        pods: Its pods, finished ones included.
+        logs: Pod name -> last lines of its log.
+        events: What was noted about it and all that belongs to it, routine left out.
+        workload: Kueue's object for it, where it is queued.
+        unseen: What could not be looked at, a line each (rights, objects that are gone).
+    """
+
+    trainjob: Mapping[str, Any] | None
+    pods: Sequence[Mapping[str, Any]] = ()
+    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    workload: Mapping[str, Any] | None = None
+    unseen: Sequence[str] = ()
+
+    def with_earlier(self, *earlier: Evidence) -> Evidence:
+        """This evidence and what was taken of the same job before: pods that have crashed may be gone since."""
+        return replace(
+            self,
+            # The present ones first: of ranks that ended in the same second, they are in order.
+            pods=[pod for each in (self, *earlier) for pod in each.pods],
+            logs={name: lines for each in (*reversed(earlier), self) for name, lines in each.logs.items() if lines},
+        )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a job failed, or what is in its way.
+
+    Attributes:
+        category: Kind of failure.
+        retry: Who has to act before another attempt can succeed.
+        summary: One line.
+        rank: The first failing rank, as ``node-1``; empty where no rank is to blame.
+        exit_code: Its exit code; None where there is none. A signal N counts as 128 + N.
+        log: The last lines of its log; where its error stands before them, those that end with the error.
+        job: ``namespace/name``.
+        advice: What to do, for people.
+        unseen: What could not be looked at.
+        phase: Where the job stands: a job that goes on can be diagnosed, too.
+        pod: Name of the rank's pod.
+    """
+
+    category: Category
+    retry: RetryVerdict
+    summary: str
+    rank: str = ""
+    exit_code: int | None = None
+    log: tuple[str, ...] = ()
+    advice: str = ""
+    job: str = ""
+    unseen: tuple[str, ...] = ()
+    phase: Phase = Phase.FAILED
+    pod: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has ended without success."""
+        return self.phase in (Phase.FAILED, Phase.DELETED)
+
+    def text(self) -> str:
+        """All of it, for a task log or a terminal."""
+        lines = [f"TrainJob {self.job} {'failed' if self.failed else f'is {self.phase}'}: {self.summary}"]
+        if self.log:
+            lines.append(f"last lines of {self.rank or 'its log'}:")
+            lines += [f"  | {line}" for line in self.log]
+        if self.advice:
+            lines.append(f"what to do: {self.advice}")
+        if self.category is not Category.NONE:
+            lines.append(f"category: {self.category}; retry: {self.retry}")
+        lines += [f"not seen: {what}" for what in self.unseen]
+        return "\n".join(lines)
+
+    @property
+    def crash(self) -> str:
+        """The line for a log while the job goes on."""
+        return f"{self.summary}; the job goes on, and its runtime decides whether the rank is started again"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
+
+def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
+    """The best answer that the evidence allows, for a job that has failed or that goes on.
+
+    Args:
+        evidence: What is left of the job.
+        final: The final observation where one was made before the evidence was taken: it stands, whatever became of
+            the object since.
+    """
+    metadata = mapping(evidence.trainjob, "metadata")
+    job = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
+    observation = observe(evidence.trainjob, final)
+    found = _judge(evidence, observation)
+    return replace(found, job=job, unseen=tuple(evidence.unseen), phase=observation.phase)
+
+
+def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
+    if observation.phase is Phase.DELETED:
+        return Diagnosis(
+            Category.DELETED,
+            RetryVerdict.CONFIGURATION,
+            "somebody deleted the job while it was waited for",
+            advice="find out who deletes TrainJobs in this namespace, then run it again",
+        )
+    if observation.phase is Phase.COMPLETE:
+        return _nothing("it is complete")
+    crash = _first_crash(evidence)
+    return (
+        _of_condition(observation, crash, evidence)
+        or (_of_crash(crash, evidence) if crash is not None and not crash.crash.stopped else None)
+        or _of_queue(evidence, observation)
+        or _of_findings(_around(evidence), observation)
+        or (_of_crash(crash, evidence) if crash is not None and observation.phase is Phase.FAILED else None)
+        or _of_nothing(evidence, observation)
+    )
+
+
+def _of_nothing(evidence: Evidence, observation: Observation) -> Diagnosis:
+    if observation.phase is not Phase.FAILED:
+        wait = obstacles.starting(evidence.pods, evidence.events) or observation.message
+        return _nothing(wait or "nothing is in its way")
+    return Diagnosis(
+        Category.UNKNOWN,
+        RetryVerdict.INFRASTRUCTURE,
+        observation.message or "it failed, and nothing is left that says why",
+        advice=meanings.UNKNOWN.advice,
+    )
+
+
+def _nothing(summary: str) -> Diagnosis:
+    return Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, summary)
+
+
+def _around(evidence: Evidence) -> list[obstacles.Finding]:
+    hidden = any(str(line).startswith("pods:") for line in evidence.unseen)
+    return obstacles.around(None if hidden else evidence.pods, evidence.events)
+
+
+# ---------------------------------------------------------------- what conditions, pods and Events say
+
+
+def _of_condition(observation: Observation, crash: _Blamed | None, evidence: Evidence) -> Diagnosis | None:
+    meaning = meanings.find(observation.reason, observation.message)
+    if observation.phase is not Phase.FAILED or meaning is None:
+        return None
+    summary = observation.message or observation.reason
+    if meaning.category is Category.DEADLINE:
+        summary = f"it ran longer than its deadline allows ({observation.message})"
+        if crash is not None and not crash.crash.stopped:
+            summary += f"; before that, {_told(crash)}"
+        elif found := obstacles.first(_around(evidence)):
+            summary += f"; {found.obstacle.message}"
+    pod = crash.crash.pod if crash is not None else next(iter(evidence.logs), "")
+    log = _shown(evidence, pod, crash.tail if crash is not None else Tail())
+    return Diagnosis(meaning.category, meaning.retry, summary, log=log, advice=meaning.advice)
+
+
+def _of_queue(evidence: Evidence, observation: Observation) -> Diagnosis | None:
+    found = obstacles.of_workload(evidence.workload or {}) if observation.phase is Phase.QUEUED else None
+    return _of_findings([found], observation) if found else None
+
+
+def _of_findings(found: Sequence[obstacles.Finding], observation: Observation) -> Diagnosis | None:
+    finding = obstacles.first(found)
+    if finding is None:
+        return None
+    alike = len({each.rank for each in found if each.rank and each.reason == finding.reason})
+    if finding.rank:
+        others = f" (and {alike - 1} more)" if alike > 1 else ""
+        summary = f"{finding.rank}{others} {finding.text}"
+    else:
+        summary = finding.obstacle.message
+    if observation.phase is Phase.FAILED and observation.message:
+        summary = f"{observation.message}; {summary}"
+    meaning = finding.meaning
+    return Diagnosis(meaning.category, meaning.retry, _line(summary), rank=finding.rank, advice=meaning.advice)
+
+
+# ---------------------------------------------------------------- crashes
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """The first crash, and what its log says."""
+
+    crash: Crash
+    tail: Tail
+
+
+def _first_crash(evidence: Evidence) -> _Blamed | None:
+    read = {name: tails.read(lines) for name, lines in evidence.logs.items()}
+    ordered = in_order(crashes_in(evidence.pods), read)
+    return _Blamed(ordered[0], read.get(ordered[0].pod, Tail())) if ordered else None
+
+
+def _of_crash(blamed: _Blamed, evidence: Evidence) -> Diagnosis:
+    crash, meaning = blamed.crash, _meaning(blamed)
+    return Diagnosis(
+        meaning.category,
+        meaning.retry,
+        _told(blamed),
+        rank=crash.rank,
+        exit_code=crash.exit_code,
+        log=_shown(evidence, crash.pod, blamed.tail) or _left(crash),
+        advice=meaning.advice,
+        pod=crash.pod,
+    )
+
+
+def _told(blamed: _Blamed) -> str:
+    crash = blamed.crash
+    who = f"{crash.rank}'s container {crash.container}" if crash.container else crash.rank
+    again = f" (started again {crash.restarts} times)" if crash.restarts > 1 else ""
+    return _line(f"{who} {_what(blamed)}{again}")
+
+
+def _what(blamed: _Blamed) -> str:
+    crash, tail = blamed.crash, blamed.tail
+    if crash.stopped:
+        meaning = meanings.find("PodDeleted", "")
+        return meaning.says if meaning else ""
+    if (meaning := crash.meaning) is not None:
+        if meaning.says:
+            return meaning.says
+        if crash.reason in ("StartError", "ContainerCannotRun"):
+            return f"could not be started: {_exec_error(crash.message) or 'command not found'}"
+        return f"was stopped: {crash.reason}: {crash.message}"
+    if crash.exit_code is None:
+        return f"was stopped: {crash.reason}: {crash.message}"
+    if name := _signal(crash.exit_code - 128):
+        ended = f"was killed by signal {crash.exit_code - 128} ({name})"
+    else:
+        ended = f"exited with code {crash.exit_code}"
+    # Python ends with 1 after an exception, C++ by SIGABRT; whoever gave another code meant that one.
+    explains = crash.exit_code in (1, 2, 134) and not crash.container
+    return f"{ended}: {tail.error}" if tail.error and explains else ended
+
+
+_SIGNALS = {
+    "SIGKILL": Meaning(
+        Category.UNKNOWN,
+        RetryVerdict.INFRASTRUCTURE,
+        "something outside the job killed it: often the machine ran out of memory (see its kernel log)",
+    ),
+    "SIGTERM": Meaning(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "something asked it to stop from outside"),
+    "SIGSEGV": Meaning(
+        Category.USER_CODE,
+        RetryVerdict.USER,
+        "native code crashed: check that driver, CUDA and framework versions fit together",
+    ),
+}
+_FAILED = Meaning(
+    Category.USER_CODE,
+    RetryVerdict.USER,
+    "mend the training code or its arguments; the last lines of the log say where it stopped",
+)
+_LOST = Meaning(
+    Category.UNKNOWN,
+    RetryVerdict.INFRASTRUCTURE,
+    "no rank is known to have failed by itself: look at the network between the nodes, and for a rank that hangs",
+)
+
+
+def _meaning(blamed: _Blamed) -> Meaning:
+    crash, tail = blamed.crash, blamed.tail
+    if crash.stopped:
+        return meanings.find("PodDeleted", "") or meanings.UNKNOWN
+    if (meaning := crash.meaning) is not None:
+        return meaning
+    if crash.exit_code is None:
+        return meanings.UNKNOWN
+    if tail.meaning is not None and not crash.container:
+        return tail.meaning
+    if meaning := _SIGNALS.get(_signal(crash.exit_code - 128)):
+        return meaning
+    return _LOST if tail.lost_peer else _FAILED
+
+
+def _signal(number: int) -> str:
+    """Name of signal `number`; empty if there is none (most real-time signals have no name)."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def _exec_error(message: str) -> str:
+    """Of runc's chain of errors the one that says something."""
+    found = re.search(r"exec: .*|stat .*|chdir to cwd .*", message)
+    return (found[0] if found else message).removesuffix(": unknown")
+
+
+# ---------------------------------------------------------------- text
+
+
+def _shown(evidence: Evidence, pod: str, tail: Tail) -> tuple[str, ...]:
+    """The last lines of a log, or those that end with its error, where many more came after it."""
+    lines = evidence.logs.get(pod, ())
+    end = tail.line + 1 if 0 <= tail.line < len(lines) - TAIL_LINES else len(lines)
+    return tuple(_cut(line, _SHOWN) for line in lines[max(0, end - TAIL_LINES) : end])
+
+
+def _left(crash: Crash) -> tuple[str, ...]:
+    """A termination message in place of the log: ``FallbackToLogsOnError`` puts the end of the log there."""
+    if crash.meaning is not None or crash.message.startswith("{"):  # a report of results is none
+        return ()
+    return tuple(_cut(line, _SHOWN) for line in crash.message.splitlines()[-TAIL_LINES:])
+
+
+def _line(text: str) -> str:
+    return _cut(" ".join(text.split()), _SAID)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
