@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainjob import Diagnosis, LogLine, Observation
@@ -17,15 +17,25 @@ _METRICS = 8
 _PROGRESS_SECONDS = 5.0  # between two lines about progress; what is between them is in the job's status
 
 
+class Log(Protocol):
+    """What is written to: the standard library's loggers, and Airflow's own, which are structlog's."""
+
+    def info(self, event: str, /, *args: Any) -> Any:
+        """Something happened."""
+
+    def warning(self, event: str, /, *args: Any) -> Any:
+        """Something bad happened."""
+
+
 class Narrator:
     """Tells a log what happens to a job: each change once, progress when it moved, lines within bounds.
 
     Args:
-        tell: ``logging.Logger.info`` or the like.
+        log: The task's.
     """
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, log: Log) -> None:
+        self._tell, self._warn = log.info, log.warning
         self._phase, self._progress, self._progressed = "", "", -_PROGRESS_SECONDS
         self._window, self._lines, self._dropped = time.monotonic(), 0, 0
 
@@ -45,7 +55,10 @@ class Narrator:
 
     def crash(self, diagnosis: Diagnosis) -> None:
         """A rank crashed, and the job goes on."""
-        self._tell("%s", diagnosis.crash)
+        from trainjob.crashes import warning  # noqa: PLC0415
+
+        for line in warning(diagnosis):
+            self._warn("%s", line)
 
     def line(self, line: LogLine) -> None:
         """A line that a rank wrote."""

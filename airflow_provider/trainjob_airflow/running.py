@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from trainjob import Budgets, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
+    from trainjob import Budgets, Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
+    from trainjob.launch import CrashAction
+    from trainjob_airflow.narrator import Log
 
 
 class DeadlineReached(Exception):
@@ -47,10 +48,8 @@ class RunningJob:
             raise CancelledError
         return self.ref
 
-    def wait(
-        self, ref: JobRef, budgets: Budgets, tell: Callable[..., None], *, logs: bool, seconds: float | None
-    ) -> TrainJobResult:
-        """See `trainjob.waiting.wait`; with phases, progress and log lines told to `tell`, for at most `seconds`.
+    def wait(self, ref: JobRef, budgets: Budgets, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
+        """See `trainjob.waiting.wait`; with what happens and the ranks' lines told to `log`, for at most `seconds`.
 
         Raises:
             DeadlineReached: `seconds` are over.
@@ -59,7 +58,7 @@ class RunningJob:
         from trainjob.waiting import wait  # noqa: PLC0415
         from trainjob_airflow.narrator import Narrator  # noqa: PLC0415
 
-        say, backend = Narrator(tell), self.client.backend
+        say, backend = Narrator(log), self.client.backend
         on_log = say.line if logs else None
         waiting = self._waiting = self.client.start(
             lambda: wait(backend, ref, budgets, on_change=say.change, on_log=on_log, on_crash=say.crash)
@@ -73,6 +72,13 @@ class RunningJob:
             raise DeadlineReached from None
         finally:
             say.end()
+
+    def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
+        """See `trainjob.launch.give_up`."""
+        from trainjob.launch import give_up  # noqa: PLC0415
+
+        client = self.client
+        return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
 
     def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
         """Stop the job, whether or not its launch was seen to succeed.

@@ -82,7 +82,7 @@ REF = JobRef("ns", "train-abc-2", "uid-1", 2)
         trigger_of(REF),
         trigger_of(
             REF, queue_timeout=1.5, start_timeout=60, deadline="2026-11-21T10:00:00+00:00", on_kill_action="keep",
-            get_logs=False, resumed=2,
+            get_logs=False, resumed=2, fail_on_first_crash=True,
         ),
         TrainJobPhaseTrigger(trainjob_conn_id="c", namespace=None, name="n", phases=["Running"], poll_interval=3),
     ],
@@ -168,12 +168,12 @@ def test_a_budget_is_an_event() -> None:
 
 def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(error: Exception) -> Callable[..., Any]:
-        async def backend(self: TrainJobHook) -> Backend:
+        def backend(self: TrainJobHook) -> Backend:
             raise error
 
         return backend
 
-    monkeypatch.setattr(TrainJobHook, "backend", failing(BackendUnavailable("the API server is away")))
+    monkeypatch.setattr(TrainJobHook, "shared_backend", failing(BackendUnavailable("the API server is away")))
     assert asyncio.run(only_event(trigger_of(REF))) | {"uid": ""} == {
         "status": "error",
         "message": "the API server is away",
@@ -184,7 +184,7 @@ def test_errors_are_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
         "attempt": 2,
         "resumed": 0,
     }
-    monkeypatch.setattr(TrainJobHook, "backend", failing(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(TrainJobHook, "shared_backend", failing(ZeroDivisionError("a bug")))
     event = asyncio.run(only_event(trigger_of(REF)))
     assert (event["status"], event["retryable"], event["message"]) == ("error", False, "ZeroDivisionError: a bug")
 

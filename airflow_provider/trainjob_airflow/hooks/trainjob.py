@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 if TYPE_CHECKING:
     from trainjob import Backend, TrainJobClient
+
+
+_SHARED: dict[tuple[asyncio.AbstractEventLoop, str | None], tuple[Backend, int]] = {}
+"""By event loop and name: a backend, and how many use it."""
 
 
 class TrainJobHook(BaseHook):
@@ -58,6 +65,31 @@ class TrainJobHook(BaseHook):
         from trainjob import connect  # noqa: PLC0415
 
         return connect((await self._asettings()).get("backend") or None)
+
+    @asynccontextmanager
+    async def shared_backend(self) -> AsyncIterator[Backend]:
+        """The backend that all triggers of this process share while they run, for code on an event loop.
+
+        On a cluster they share one watch of TrainJobs and one of pods for each namespace, however many they are.
+
+        Raises:
+            AirflowNotFoundException: See `client`.
+            ConfigurationError: See `client`.
+        """
+        from trainjob import connect  # noqa: PLC0415
+
+        name = (await self._asettings()).get("backend") or None
+        key = (asyncio.get_running_loop(), name)
+        backend, users = _SHARED.get(key) or (connect(name, shared=True), 0)
+        _SHARED[key] = (backend, users + 1)
+        try:
+            yield backend
+        finally:
+            backend, users = _SHARED.pop(key)
+            if users > 1:
+                _SHARED[key] = (backend, users - 1)
+            else:
+                await backend.aclose()
 
     async def namespace(self) -> str | None:
         """Namespace of jobs that name none, for code on an event loop; the backend's own if None."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainjob import JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
 
 OnKill = Literal["cancel", "suspend", "keep"]
+OnCrash = Literal["suspend", "cancel", "keep"]
 Seconds = timedelta | float | None
 
 _KILL_SECONDS = 4.0  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on_kill()
@@ -85,6 +86,13 @@ class TrainJobOperator(BaseOperator):
         start_timeout: How long its ranks may take to start once it is admitted; for ever if left out.
         fail_fast: Fail at once, and without a retry, where the job waits for what only a person can change: a queue
             that does not exist, more GPUs than it will ever have, an image that is not there, pods that are refused.
+        fail_on_first_crash: Fail as soon as a rank has crashed, with its exit code and last lines. The runtimes that
+            Trainer ships start it again and again, and the job fails minutes later if at all. Without this, a crash is
+            a warning in the task's log. On the local backend a crash ends the job at once in any case.
+        on_crash_action: What becomes of the job then, which would go on: ``suspend`` stops it and keeps the object,
+            with the diagnosis in it (the next try is a new job; a job that Kueue manages is deleted, since Kueue would
+            start it again), ``cancel`` deletes it, ``keep`` lets it go on (the next try adopts it, and finds the same
+            crash). Not ``on_kill_action``: who keeps jobs because workers come and go does not want this one to go on.
         on_kill_action: What becomes of the job when the task is killed: ``cancel`` deletes it, ``suspend`` keeps it
             for the next try to go on with, ``keep`` lets it go on. Without `deferrable`, Airflow also calls a graceful
             shutdown of a worker a kill: choose ``keep`` where workers come and go, so that the next try adopts the job.
@@ -142,6 +150,8 @@ class TrainJobOperator(BaseOperator):
         queue_timeout: Seconds = None,
         start_timeout: Seconds = None,
         fail_fast: bool = False,
+        fail_on_first_crash: bool = False,
+        on_crash_action: OnCrash = "suspend",
         on_kill_action: OnKill = "cancel",
         cancel_on_timeout: bool = True,
         get_logs: bool = True,
@@ -173,6 +183,10 @@ class TrainJobOperator(BaseOperator):
         self.queue_timeout = _seconds("queue_timeout", queue_timeout)
         self.start_timeout = _seconds("start_timeout", start_timeout)
         self.fail_fast = fail_fast
+        self.fail_on_first_crash = fail_on_first_crash
+        if on_crash_action not in ("suspend", "cancel", "keep"):
+            raise ValueError(f"on_crash_action is 'suspend', 'cancel' or 'keep', not {on_crash_action!r}")
+        self.on_crash_action = on_crash_action
         if on_kill_action not in ("cancel", "suspend", "keep"):
             raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
@@ -190,6 +204,8 @@ class TrainJobOperator(BaseOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event."""
         from trainjob import JobRef  # noqa: PLC0415
+        from trainjob.crashes import unpack_diagnosis, unpack_evidence  # noqa: PLC0415
+        from trainjob.errors import RankCrashed  # noqa: PLC0415
         from trainjob.waiting import conclude  # noqa: PLC0415
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
@@ -198,10 +214,12 @@ class TrainJobOperator(BaseOperator):
                 self._give_up(running, event["message"], again=event["retryable"])
             if event["status"] == "error":
                 self._resume(context, ref, event)
+            if event["status"] == "crashed":
+                raise RankCrashed(unpack_diagnosis(event["diagnosis"]))
             client = running.client
             # What the trigger saw stands: the job may have been removed since (ttlSecondsAfterFinished, a person).
-            final = unpack(event.get("final"))
-            return self._deliver(client, client.call(lambda: conclude(client.backend, ref, final)), ref)
+            final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
+            return self._deliver(client, client.call(lambda: conclude(client.backend, ref, final, crash)), ref)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Airflow's way back from deferral, also where the triggerer itself failed."""
@@ -282,9 +300,14 @@ class TrainJobOperator(BaseOperator):
             seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             if seconds is not None and seconds <= 0:
                 seconds = _LAST_LOOK
-            budgets = Budgets(_delta(self.queue_timeout), _delta(self.start_timeout), fail_fast=self.fail_fast)
+            budgets = Budgets(
+                _delta(self.queue_timeout),
+                _delta(self.start_timeout),
+                fail_fast=self.fail_fast,
+                fail_on_first_crash=self.fail_on_first_crash,
+            )
             try:
-                result = running.wait(ref, budgets, self.log.info, logs=self.get_logs, seconds=seconds)
+                result = running.wait(ref, budgets, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
                 self._give_up(running, f"TrainJob {ref} did not end within execution_timeout")
             return self._deliver(running.client, result, ref)
@@ -292,7 +315,7 @@ class TrainJobOperator(BaseOperator):
     @contextmanager
     def _busy(self, namespace: str | None, key: str, ref: JobRef | None = None) -> Iterator[RunningJob]:
         """Be busy with the job of `key`: reachable for `on_kill`, and with errors in Airflow's terms."""
-        from trainjob.errors import TimedOut, TrainJobError  # noqa: PLC0415
+        from trainjob.errors import RankCrashed, TimedOut, TrainJobError  # noqa: PLC0415
 
         try:
             with self._client(namespace) as client:
@@ -307,7 +330,10 @@ class TrainJobOperator(BaseOperator):
                     self._give_up(running, str(error), again=error.retry.retryable)
                 except TrainJobError as error:
                     self._tell(str(error))
-                    raise airflow_error(error) from None
+                    failure = airflow_error(error)
+                    if isinstance(error, RankCrashed) and running.ref is not None:
+                        self._tell(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
+                    raise failure from None
                 finally:
                     self._running = None
         except AirflowTaskTimeout as late:  # went off while a timeout of our own was on its way out
@@ -327,6 +353,7 @@ class TrainJobOperator(BaseOperator):
                 queue_timeout=self.queue_timeout,
                 start_timeout=self.start_timeout,
                 fail_fast=self.fail_fast,
+                fail_on_first_crash=self.fail_on_first_crash,
                 deadline=deadline.isoformat() if deadline else None,
                 on_kill_action=self.on_kill_action,
                 get_logs=self.get_logs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,9 +20,9 @@ from trainjob_airflow.narrator import Narrator, has_reached
 
 if TYPE_CHECKING:
     from trainjob import Backend, JobRef, Observation
+    from trainjob.diagnosis import Evidence
 
 _TAIL = 200  # lines of each rank from before this trigger started; after a restart these are shown twice
-_LAST_LINES = 10.0  # seconds for what the ranks wrote last, after the job has ended
 _LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the job may have ended before it
 _KILL = 25.0  # Airflow gives on_kill() 30 s ([triggerer] on_kill_timeout)
 
@@ -33,8 +33,9 @@ class TrainJobTrigger(BaseTrigger):
     The event's payload is ``{"status": …, "message": …, "retryable": …, "namespace", "name", "uid", "attempt", …}``
     with status
 
-    * ``complete`` or ``failed``: the job ended; ``final`` is its last observation, and `trainjob.waiting.conclude`
-      makes a result or a diagnosis of it,
+    * ``complete`` or ``failed``: the job ended; ``final`` is its last observation and ``crash`` the evidence of its
+      first crash, of which `trainjob.waiting.conclude` makes a result or a diagnosis,
+    * ``crashed``: a rank did, ``fail_on_first_crash`` was asked for, and the job goes on; ``diagnosis`` says why,
     * ``timeout``: a budget ran out and the job goes on,
     * ``error``: it could not be watched any longer and goes on, as far as is known.
 
@@ -47,6 +48,7 @@ class TrainJobTrigger(BaseTrigger):
         queue_timeout: Seconds to wait for admission; None: for ever.
         start_timeout: Seconds from admission to the first running rank; None: for ever.
         fail_fast: Whether to give up on what only a person can change.
+        fail_on_first_crash: Whether to give up as soon as a rank has crashed.
         deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` is over; None: never.
         on_kill_action: ``cancel``, ``suspend`` or ``keep``: what becomes of the job when a person kills the task.
         get_logs: Whether lines of the ranks go to the task's log.
@@ -64,6 +66,7 @@ class TrainJobTrigger(BaseTrigger):
         queue_timeout: float | None = None,
         start_timeout: float | None = None,
         fail_fast: bool = False,
+        fail_on_first_crash: bool = False,
         deadline: str | None = None,
         on_kill_action: str = "cancel",
         get_logs: bool = True,
@@ -78,6 +81,7 @@ class TrainJobTrigger(BaseTrigger):
         self.queue_timeout = queue_timeout
         self.start_timeout = start_timeout
         self.fail_fast = fail_fast
+        self.fail_on_first_crash = fail_on_first_crash
         self.deadline = deadline
         self.on_kill_action = on_kill_action
         self.get_logs = get_logs
@@ -87,7 +91,7 @@ class TrainJobTrigger(BaseTrigger):
         """Class path and arguments."""
         names = (
             *("trainjob_conn_id", "namespace", "name", "uid", "attempt", "queue_timeout", "start_timeout"),
-            *("fail_fast", "deadline", "on_kill_action", "get_logs", "resumed"),
+            *("fail_fast", "fail_on_first_crash", "deadline", "on_kill_action", "get_logs", "resumed"),
         )
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
@@ -98,16 +102,17 @@ class TrainJobTrigger(BaseTrigger):
         yield TriggerEvent(event | job | {"resumed": self.resumed})  # type: ignore[no-untyped-call]
 
     async def _outcome(self) -> dict[str, Any]:
-        from trainjob.errors import TimedOut, TrainJobError  # noqa: PLC0415
+        from trainjob.crashes import pack_diagnosis, pack_evidence  # noqa: PLC0415
+        from trainjob.errors import RankCrashed, TimedOut, TrainJobError  # noqa: PLC0415
 
         limit: asyncio.Timeout | None = None
         try:
-            backend = await TrainJobHook(self.trainjob_conn_id).backend()
-            try:
+            async with TrainJobHook(self.trainjob_conn_id).shared_backend() as backend:
                 async with asyncio.timeout(self._seconds_left()) as limit:
-                    final = await self._wait(backend)
-            finally:
-                await backend.aclose()
+                    final, crash = await self._wait(backend)
+        except RankCrashed as error:
+            crashed = _event("crashed", error.diagnosis.summary, retryable=error.retry.retryable)
+            return crashed | {"diagnosis": pack_diagnosis(error.diagnosis)}
         except TimedOut as error:
             return _event("timeout", str(error), retryable=error.retry.retryable)
         except TrainJobError as error:
@@ -118,30 +123,25 @@ class TrainJobTrigger(BaseTrigger):
             self.log.exception("the trigger failed")
             return _event("error", f"{type(error).__name__}: {error}", retryable=False)
         status = "complete" if final.phase.value == "Complete" else "failed"
-        return _event(status, f"the job ended: {final.phase}") | {"final": pack(final)}
+        ended = {"final": pack(final), "crash": pack_evidence(crash)}
+        return _event(status, f"the job ended: {final.phase}") | ended
 
-    async def _wait(self, backend: Backend) -> Observation:
+    async def _wait(self, backend: Backend) -> tuple[Observation, Evidence | None]:
         from trainjob.errors import BackendUnavailable  # noqa: PLC0415
-        from trainjob.waiting import Budgets, follow  # noqa: PLC0415
+        from trainjob.waiting import Budgets, attend  # noqa: PLC0415
 
-        say = Narrator(self.log.info)
-        reading = asyncio.create_task(self._read(backend, say)) if self.get_logs else None
-        try:
-            last: Observation | None = None
-            budgets = Budgets(_delta(self.queue_timeout), _delta(self.start_timeout), fail_fast=self.fail_fast)
-            async with aclosing(follow(backend, self._ref(), budgets)) as changes:
-                async for last, notice in changes:
-                    say.change(last, notice)
-            if reading is not None:
-                await asyncio.wait([reading], timeout=_LAST_LINES)
-            if last is None:
-                raise BackendUnavailable("the watch ended before it said anything")
-            return last
-        finally:
-            if reading is not None:
-                reading.cancel()
-                with suppress(asyncio.CancelledError):
-                    await reading
+        say = Narrator(self.log)
+        budgets = Budgets(
+            _delta(self.queue_timeout),
+            _delta(self.start_timeout),
+            fail_fast=self.fail_fast,
+            fail_on_first_crash=self.fail_on_first_crash,
+        )
+        read = (lambda: self._read(backend, say)) if self.get_logs else None
+        final, crash = await attend(backend, self._ref(), budgets, on_change=say.change, on_crash=say.crash, read=read)
+        if final is None:
+            raise BackendUnavailable("the watch ended before it said anything")
+        return final, crash
 
     async def _read(self, backend: Backend, say: Narrator) -> None:
         try:
@@ -218,20 +218,17 @@ class TrainJobPhaseTrigger(BaseTrigger):
 
         hook = TrainJobHook(self.trainjob_conn_id)
         try:
-            backend = await hook.backend()
-            try:
+            async with hook.shared_backend() as backend:
                 namespace = self.namespace or await hook.namespace() or backend.default_namespace
                 while (trainjob := await backend.get(namespace, self.name)) is None:  # noqa: ASYNC110 - nobody can tell
                     await asyncio.sleep(self.poll_interval)
-                say = Narrator(self.log.info)
+                say = Narrator(self.log)
                 async with aclosing(follow(backend, JobRef.of(trainjob))) as changes:
                     async for observation, notice in changes:
                         say.change(observation, notice)
                         if has_reached(observation, self.phases):
                             return _event("reached", observation.phase.value)
                 return _event("ended", f"TrainJob {namespace}/{self.name} ended: {observation.phase}")
-            finally:
-                await backend.aclose()
         except TrainJobError as error:
             return _event("error", str(error), retryable=error.retry.retryable)
         except Exception as error:

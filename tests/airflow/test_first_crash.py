@@ -1,0 +1,147 @@
+"""Ranks that crash while their job goes on, in a worker and deferred.
+
+On this machine a crash ends its job at once, so what a cluster shows of one is put into what the backend sees
+(tests/cluster/test_first_crash.py has the real thing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+from tests.airflow.conftest import Run
+from tests.airflow.test_operator import SLEEP, both, step
+from tests.airflow.test_triggers import only_event, rebuilt, started, trigger_of, until_running
+
+import trainjob
+from trainjob import Backend, JobRef, Phase, TrainJobClient
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.crashes import unpack_diagnosis, unpack_evidence
+from trainjob.diagnosis import Evidence
+from trainjob.launch import cancel, given_up
+from trainjob.status import observe
+from trainjob_airflow.exceptions import TrainJobFatal
+from trainjob_airflow.hooks.trainjob import TrainJobHook
+
+CRASHED = {
+    "metadata": {
+        "name": "x-node-0-1",
+        "uid": "uid-1",
+        "labels": {"batch.kubernetes.io/job-completion-index": "1", "jobset.sigs.k8s.io/replicatedjob-name": "node"},
+    },
+    "status": {
+        "containerStatuses": [
+            {"name": "node", "lastState": {"terminated": {"exitCode": 3, "finishedAt": "2026-11-21T10:00:10Z"}}}
+        ]
+    },
+}
+EVIDENCE = Evidence(None, [CRASHED], {"x-node-0-1": ["loading", "ValueError: the data is wrong"]})
+
+
+@pytest.fixture(autouse=True)
+def crashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Evidence]:
+        await until_running(backend, ref)
+        yield EVIDENCE
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(LocalBackend, "crashes", crashes)
+
+
+@both
+@pytest.mark.parametrize(("action", "phase"), [("suspend", Phase.SUSPENDED), ("cancel", None)])
+def test_the_first_crash_fails_the_task(run: Run, deferrable: bool, action: Any, phase: Phase | None) -> None:
+    with DAG("crashes") as dag:
+        step(code=SLEEP, fail_on_first_crash=True, on_crash_action=action, retries=2, deferrable=deferrable)
+    ran = run(dag)
+    assert ran.states == {"train": "failed"}
+    error = ran.errors["train"]
+    assert isinstance(error, TrainJobFatal)
+    assert isinstance(error, AirflowFailException)
+    for said in ("node-1 exited with code 3", "  | ValueError: the data is wrong", "category: user code"):
+        assert said in str(error)
+        assert said in ran.log
+    assert ("was suspended" if phase else "was deleted") in ran.log
+    with TrainJobClient() as client:
+        left, patience = client.list(), time.monotonic() + 30
+        while [observe(job).phase for job in left] != ([phase] if phase else []):
+            assert time.monotonic() < patience, left
+            time.sleep(0.05)
+            left = client.list()
+    assert all(given_up(job) for job in left), "why is kept in the object: its pods are gone"
+
+
+@both
+def test_a_crash_is_a_warning_with_the_last_lines(run: Run, deferrable: bool) -> None:
+    with DAG("warns") as dag:
+        step(code="import time; time.sleep(1)", deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "success"
+    assert "node-1 exited with code 3; the job goes on" in ran.log
+    assert "  | ValueError: the data is wrong" in ran.log
+
+
+@pytest.mark.parametrize("action", ["delete", "", None])
+def test_actions_that_there_are_not(action: Any) -> None:
+    with pytest.raises(ValueError, match="on_crash_action is 'suspend', 'cancel' or 'keep'"):
+        step(on_crash_action=action)
+
+
+@pytest.fixture
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(self: TrainJobHook) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(TrainJobHook, "_asettings", none)
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_what_a_trigger_saw_reaches_the_worker() -> None:
+    """A worker that goes on after the end finds no pods any more."""
+
+    async def scenario() -> None:
+        backend, ref = await started(SLEEP, key="crashed")
+        event = await only_event(rebuilt(trigger_of(ref, fail_on_first_crash=True)))
+        assert (event["status"], event["retryable"]) == ("crashed", False)
+        assert unpack_diagnosis(event["diagnosis"]).log[-1] == "ValueError: the data is wrong"
+        await cancel(backend, ref)
+        _, ref = await started("import time; time.sleep(1)", key="ended")
+        event = await only_event(rebuilt(trigger_of(ref)))
+        assert event["status"] == "complete"
+        assert unpack_evidence(event["crash"]) is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[LocalBackend] = []
+    closed: list[LocalBackend] = []
+
+    class Counted(LocalBackend):
+        async def aclose(self) -> None:
+            closed.append(self)
+
+    def connect(name: str | None = None, *, shared: bool = False) -> Backend:
+        assert shared, "on a cluster they would not share their watches"
+        opened.append(Counted())
+        return opened[-1]
+
+    async def scenario() -> None:
+        refs = [(await started("import time; time.sleep(1)", key=f"shared {n}"))[1] for n in range(3)]
+        monkeypatch.setattr(trainjob, "connect", connect, raising=False)
+        first = asyncio.create_task(only_event(trigger_of(refs[0])))
+        events = await asyncio.gather(*(only_event(trigger_of(ref)) for ref in refs[1:]))
+        events.append(await first)
+        assert [event["status"] for event in events] == ["complete"] * 3
+        assert len(opened) == 1
+        assert closed == opened
+        async with TrainJobHook().shared_backend() as again:
+            assert again is not opened[0]
+
+    asyncio.run(scenario())
