@@ -13,7 +13,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, waiting
 from trainjob import launch as flow
-from trainjob.backends.kubernetes.crashes import crashes_of
+from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.crashes import (
     LINE_CHARACTERS,
     pack_diagnosis,

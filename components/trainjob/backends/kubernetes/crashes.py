@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from datetime import datetime, timedelta
 from typing import Any
 
 from trainjob.backends.kubernetes.client import ApiClient, Patience
 from trainjob.backends.kubernetes.errors import Expired, Transient
 from trainjob.backends.kubernetes.mirror import Change, Mirror
-from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, gather, list_pods
+from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, list_pods
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.manifest import JobRef
-from trainjob.status import mapping, mappings, parse_time
 
 # Ranks that lose their peer end within a fraction of a second of it, and a kubelet looks at its containers once in a
 # second: the first to be told of may be a victim. So long is waited for the others before one is called the first.
@@ -107,31 +105,6 @@ class CrashHub:
                 if patience.failed():
                     raise BackendUnavailable(f"the pods of {ref} could not be listed: {error}") from error
                 await asyncio.sleep(patience.pause(error))
-
-
-def crashes_of(pod: Pod) -> set[tuple[str, str]]:
-    """Containers of a pod that ended badly by themselves: container and the id of each such run of it.
-
-    Not those that ended because the pod is being deleted (suspended, preempted, cancelled): they were told to.
-    """
-    found = set()
-    told = _told_to_end(pod)
-    for status in mappings(pod, "status", "containerStatuses"):
-        for state in ("state", "lastState"):
-            ended = mapping(status, state, "terminated")
-            code, finished = ended.get("exitCode"), parse_time(ended.get("finishedAt"))
-            if not code or (told is not None and (finished is None or finished >= told)):
-                continue
-            run = ended.get("containerID") or f"{pod['metadata']['uid']}/{ended.get('finishedAt')}"
-            found.add((str(status.get("name")), str(run)))
-    return found
-
-
-def _told_to_end(pod: Pod) -> datetime | None:
-    """When somebody asked for the pod to be deleted: its deletionTimestamp is the end of its grace period."""
-    metadata = mapping(pod, "metadata")
-    due, grace = parse_time(metadata.get("deletionTimestamp")), metadata.get("deletionGracePeriodSeconds")
-    return due - timedelta(seconds=grace if isinstance(grace, int) else 0) if due is not None else None
 
 
 def _raise_error_in(found: list[Pod | TrainJobError]) -> None:

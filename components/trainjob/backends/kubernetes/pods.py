@@ -272,15 +272,12 @@ class _Tails:
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Bad ends of a pod and its containers: the container and the end of each such run of it.
+    """Bad ends of a pod and its containers: which one, and what tells its runs apart.
 
-    Containers that ended because the pod was deleted, as when its job is suspended, are none.
+    Containers that ended because the pod was deleted, as when its job is suspended, are none: they were told to.
     """
-    return {
-        (f"{name_of(pod)}/{crash.container}", crash.finished or crash.reason)
-        for crash in of_pod(pod)
-        if not crash.stopped
-    }
+    found = [crash for crash in of_pod(pod) if not crash.stopped]
+    return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
 
 
 def _ended_badly(pod: Mapping[str, Any], container: str) -> bool:
