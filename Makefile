@@ -4,6 +4,7 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 VENV := .venv
 TORCH_VENV := .venv-torch
+SDK_VENV := .venv-sdk
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
 PYTEST := $(BIN)/python -m pytest
@@ -43,6 +44,12 @@ $(TORCH_VENV)/stamp: $(BIN)/uv constraints/torch.txt
 	@$(UV) --python $(TORCH_VENV)/bin/python --no-deps --editable .
 	@touch $@
 
+$(SDK_VENV)/stamp: $(BIN)/uv constraints/sdk.txt
+	@echo "setting up $(SDK_VENV) with the Kubeflow SDK"
+	@$(PYTHON) -m venv --without-pip $(SDK_VENV)
+	@$(UV) --python $(SDK_VENV)/bin/python --requirements constraints/sdk.txt
+	@touch $@
+
 .PHONY: setup
 setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## set up all environments, run nothing
 
@@ -52,6 +59,8 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 		--upgrade --extra all --extra examples --group test -o constraints/main.txt pyproject.toml constraints/main.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--upgrade -o constraints/torch.txt constraints/torch.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/sdk.txt constraints/sdk.in
 
 # ---------------------------------------------------------------- demo
 
@@ -116,10 +125,15 @@ cluster-down: ## stop it; nothing is left behind
 test-docs: $(VENV)/test.stamp ## every snippet of README.md and docs/
 	$(PYTEST) tests/docs
 
+.PHONY: record-sdk
+record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubeflow SDK sends (tests/conformance)
+	$(BIN)/python -m tests.conformance.record $(SDK_VENV)/bin/python
+	$(BIN)/python -m tests.docs.sdk
+
 .PHONY: bench
 bench: $(VENV)/test.stamp ## measurements, one JSON object a line
 	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 .PHONY: clean
 clean: ## remove environments and everything that was made here
-	rm -rf $(VENV) $(TORCH_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TORCH_VENV) $(SDK_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
