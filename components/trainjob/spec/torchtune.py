@@ -26,15 +26,16 @@ _KNOWN = ("llama3.2-1b", "llama3.2-3b", "llama3.3-70b", "qwen2.5-1.5b")
 _SEVERAL_NODES = "llama3.3-70b"
 _BY_RUNTIME = {"output_dir", "tokenizer.path", "checkpointer.checkpoint_dir", "tokenizer.merges_file"}
 
+Projection = Literal["q_proj", "k_proj", "v_proj", "output_proj"]
+_ADAPTED: tuple[Projection, ...] = ("q_proj", "v_proj", "output_proj")
+
 
 class LoraConfig(Part):
     """Low-rank adaptation: LoRA, QLoRA (``quantize_base``) or DoRA (``use_dora``)."""
 
     apply_lora_to_mlp: bool | None = None
     apply_lora_to_output: bool | None = None
-    lora_attn_modules: Annotated[list[Literal["q_proj", "k_proj", "v_proj", "output_proj"]], Field(min_length=1)] = (
-        Field(default_factory=lambda: ["q_proj", "v_proj", "output_proj"])
-    )
+    lora_attn_modules: Annotated[list[Projection], Field(min_length=1)] = Field(default_factory=lambda: [*_ADAPTED])
     """Projections of each attention layer that are adapted. By their being there Trainer knows that LoRA is meant."""
 
     lora_rank: Annotated[int, Field(ge=1)] | None = None
