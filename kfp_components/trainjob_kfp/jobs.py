@@ -26,14 +26,16 @@ from trainjob import (
     TrainJobSpec,
 )
 from trainjob.backends.base import TrainJob
+from trainjob.crashes import warning
 from trainjob.diagnosis import Diagnosis
-from trainjob.errors import Problem, TimedOut
-from trainjob.launch import CancelAction, request_cancel
+from trainjob.errors import Problem, RankCrashed, TimedOut
+from trainjob.launch import CancelAction, give_up, request_cancel
 from trainjob.manifest import JobRef, labels_of
 from trainjob.status import observe
 from trainjob_kfp.execution import Execution
 
-ON_KILL = ("suspend", "cancel", "keep")
+ACTIONS = ("suspend", "cancel", "keep")
+"""What can become of a job when its step ends before it."""
 
 _MAX_MESSAGE = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.03 to 1.7 s
@@ -76,10 +78,12 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
         execution: Which piece of work it is.
         spec: What to run.
         parameters: ``queue_timeout``, ``start_timeout``, ``run_timeout``, ``cancel_on_timeout``, ``on_kill_action``,
-            ``backend``, ``namespace`` as the components have them.
+            ``backend``, ``namespace`` as the components have them, and ``fail_on_first_crash``, ``on_crash_action``
+            where they do.
 
     Raises:
-        TrainJobError: see `trainjob.launch`; a job that ran out of a budget is deleted, if so chosen.
+        TrainJobError: see `trainjob.launch`; a job that ran out of a budget, or is given up at its first crash, is
+            stopped, if so chosen.
     """
     budgets = _budgets(parameters)
     with (
@@ -92,6 +96,10 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
         try:
             # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
             return client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say, on_crash=_say_crash)
+        except RankCrashed as error:
+            why, action = error.diagnosis, parameters["on_crash_action"]
+            say(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
+            raise
         except TimedOut:
             if parameters["cancel_on_timeout"]:
                 client.cancel(ref)
@@ -104,19 +112,25 @@ def _budgets(parameters: Mapping[str, Any]) -> Budgets:
         for name in ("queue_timeout", "start_timeout", "run_timeout")
         if parameters[name] < 0
     ]
-    if (action := parameters["on_kill_action"]) not in ON_KILL:
-        problems.append(Problem("on_kill_action", f"is {action!r}", f"give one of {', '.join(ON_KILL)}"))
+    problems += [
+        Problem(name, f"is {action!r}", f"give one of {', '.join(ACTIONS)}")
+        for name in ("on_kill_action", "on_crash_action")
+        if (action := parameters.get(name, "suspend")) not in ACTIONS
+    ]
     if problems:
         raise InvalidSpec(problems)
 
     def limit(name: str) -> timedelta | None:
         return timedelta(seconds=parameters[name]) if parameters[name] else None
 
-    return Budgets(limit("queue_timeout"), limit("start_timeout"), limit("run_timeout"))
+    impatient = bool(parameters.get("fail_on_first_crash"))
+    limits = (limit(name) for name in ("queue_timeout", "start_timeout", "run_timeout"))
+    return Budgets(*limits, fail_on_first_crash=impatient)
 
 
 def _say_crash(diagnosis: Diagnosis) -> None:
-    say(diagnosis.crash)
+    for line in warning(diagnosis):
+        say(line)
 
 
 class _Narrator:

@@ -30,6 +30,8 @@ def train(
     queue_timeout: int = 0,
     start_timeout: int = 0,
     run_timeout: int = 0,
+    fail_on_first_crash: bool = False,
+    on_crash_action: str = "suspend",
     on_kill_action: str = "suspend",
     cancel_on_timeout: bool = True,
     backend: str = "",
@@ -54,6 +56,10 @@ def train(
         queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
         start_timeout: Seconds from admission to the first running rank; 0 for no limit.
         run_timeout: Seconds from admission to the end; 0 for no limit.
+        fail_on_first_crash: Fail as soon as a rank has crashed, with its last lines. Trainer's own runtimes start it
+            again and again, and the job fails minutes later if at all. Without this, a crash is told in the log.
+        on_crash_action: What becomes of the job then, which would go on: suspend, which keeps the object with the
+            diagnosis in it, cancel, which deletes it, or keep. The next try is a new job, unless it was kept.
         on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
             the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.

@@ -1,0 +1,98 @@
+"""A rank that crashes while its job goes on; on a real cluster: tests/cluster/test_first_crash.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.contract.memory import MemoryBackend
+
+from trainjob import InvalidSpec, JobRef, Phase, TrainJobClient, TrainJobSpec
+from trainjob.diagnosis import Evidence
+from trainjob.errors import RankCrashed
+from trainjob.launch import given_up
+from trainjob.status import observe
+from trainjob_kfp import jobs
+from trainjob_kfp.execution import Execution
+
+EXECUTION = Execution("kfp/run/uuid/train", "run", "train")
+SPEC = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+PARAMETERS: dict[str, Any] = {
+    "backend": "",
+    "namespace": "ns",
+    "queue_timeout": 0,
+    "start_timeout": 0,
+    "run_timeout": 0,
+    "cancel_on_timeout": True,
+    "on_kill_action": "suspend",
+    "fail_on_first_crash": True,
+    "on_crash_action": "suspend",
+}
+CRASHED = {
+    "metadata": {"name": "p", "labels": {"batch.kubernetes.io/job-completion-index": "1"}},
+    "status": {"containerStatuses": [{"name": "node", "lastState": {"terminated": {"exitCode": 3}}}]},
+}
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    """Where every job runs, and its second rank has crashed."""
+    backend = MemoryBackend()
+
+    def crash(request: str) -> None:
+        if request == "create":
+            ref = JobRef.of(next(iter(backend.jobs.values())))
+            backend.running(ref)
+            backend.crashed[ref.uid] = [Evidence(None, [CRASHED], {"p": ["ValueError: no"]})]
+
+    backend.after = crash
+    monkeypatch.setattr(jobs, "TrainJobClient", lambda _, namespace: TrainJobClient(backend, namespace))
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "told"),
+    [
+        ("suspend", Phase.SUSPENDED, "was suspended"),
+        ("cancel", None, "was deleted"),
+        ("keep", Phase.RUNNING, "goes on"),
+    ],
+)
+def test_the_first_crash_fails_the_step(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], action: str, phase: Phase | None, told: str
+) -> None:
+    with pytest.raises(RankCrashed, match="exited with code 3"):
+        jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": action})
+    assert told in capsys.readouterr().out
+    assert [observe(job).phase for job in backend.jobs.values()] == ([phase] if phase else [])
+    assert all(given_up(job) for job in backend.jobs.values() if phase is Phase.SUSPENDED)
+
+
+def test_a_crash_is_told_with_its_last_lines(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = jobs.say
+
+    def end_after_warning(what: object) -> None:
+        say(what)
+        if "ValueError" in str(what):
+            backend.end(JobRef.of(next(iter(backend.jobs.values()))))
+
+    monkeypatch.setattr(jobs, "say", end_after_warning)
+    jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "fail_on_first_crash": False})
+    out = capsys.readouterr().out
+    assert "exited with code 3; the job goes on" in out
+    assert "  | ValueError: no" in out
+
+
+def test_actions_that_there_are_not(backend: MemoryBackend) -> None:
+    with pytest.raises(InvalidSpec, match=r"on_crash_action: is 'delete' .give one of suspend, cancel, keep"):
+        jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": "delete"})
+    assert backend.jobs == {}
+
+
+def test_steps_that_have_no_such_parameter_wait_as_ever(backend: MemoryBackend) -> None:
+    """Initializers and exporters on a cluster."""
+    parameters = {name: value for name, value in PARAMETERS.items() if "crash" not in name}
+    backend.after = lambda _: backend.end(JobRef.of(next(iter(backend.jobs.values()))))
+    assert jobs.run_job(EXECUTION, SPEC, parameters).attempt == 1
