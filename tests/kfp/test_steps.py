@@ -205,6 +205,7 @@ def test_a_job_that_takes_too_long_is_stopped(steps: Steps) -> None:
         ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a secret given as a literal"),
         ({"spec": {"lables": {}}}, "lables: no such field (did you mean labels?)"),
         ({"spec": {"numNodes": 2.0}}, "spec.num_nodes: is a parameter of its own"),
+        ({"spec": {"torchtune": {"epochs": 0}}}, "torchtune.epochs: Input should be greater than or equal to 1"),
         ({"spec": {"kind": "TrainJob"}}, "spec: is a whole TrainJob"),
         ({"resources_per_node": {"gpu": "two"}}, "'two' is not a Kubernetes quantity"),
         ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
