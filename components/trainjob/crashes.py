@@ -14,12 +14,12 @@ from typing import Any
 
 from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence
 from trainjob.errors import RetryVerdict
-from trainjob.status import mapping
+from trainjob.status import Phase, mapping
 
 LINE_CHARACTERS = 500
 """Of a log line that is kept for later: 20 of them fit into an annotation, and into a row of Airflow's database."""
 
-_PODS = 5  # the ranks that failed first say it
+_PODS, _LINES = 3, 100  # the ranks that failed first say it, and torchrun writes 40 lines after those of its workers
 _POD_PARTS = {
     "metadata": ("name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp"),
     "spec": ("nodeName", "restartPolicy"),
@@ -62,6 +62,7 @@ def unpack_diagnosis(packed: object) -> Diagnosis:
     values |= {
         "category": _member(Category, values.get("category"), Category.UNKNOWN),
         "retry": _member(RetryVerdict, values.get("retry"), RetryVerdict.CONFIGURATION),
+        "phase": _member(Phase, values.get("phase"), Phase.FAILED),
         "summary": str(values.get("summary") or "it was given up, and what was written down of it cannot be read"),
     }
     return Diagnosis(**values)
@@ -85,7 +86,7 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
     ]
     names = {_name(pod) for pod in pods}
     logs = {
-        name: [printable(line) for line in list(lines)[-TAIL_LINES:]]
+        name: [printable(line) for line in list(lines)[-_LINES:]]
         for name, lines in evidence.logs.items()
         if name in names
     }

@@ -18,7 +18,7 @@ import anyio
 
 from trainjob import progress
 from trainjob.backends.base import Backend
-from trainjob.diagnosis import Diagnosis, Evidence, diagnose, rank_of
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, rank_of
 from trainjob.errors import (
     BackendUnavailable,
     QueueTimeout,
@@ -31,7 +31,7 @@ from trainjob.errors import (
 )
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
-from trainjob.status import Observation, Phase, observe
+from trainjob.status import Observation, Phase, mapping, mappings, observe
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,9 @@ class Budgets:
         fail_fast: No patience at all with what will not change by itself: a queue that does not exist, more GPUs than
             the queue will ever have, an image that is not there, a JobSet that is refused.
         fail_on_first_crash: Do not wait for what becomes of a rank that crashed. The runtimes that Trainer ships start
-            it again and again, and the job fails minutes later if at all (one node: after 320 s). For those who watch
-            the ranks (`wait`, `attend`), not for `follow`.
+            it again and again, and the job fails minutes later if at all (one node: after 320 s). What a preemption
+            or the loss of a node ends has not crashed. For those who watch the ranks (`wait`, `attend`), not for
+            `follow`.
     """
 
     queue: timedelta | None = None
@@ -268,7 +269,7 @@ async def _look_out(
                 if len(crashed) < _CRASHES:
                     crashed.append(evidence)
                 diagnosis = replace(diagnose(evidence, Observation(Phase.FAILED)), job=str(ref))
-                if fatal:
+                if fatal and diagnosis.category not in (Category.PREEMPTED, Category.NODE_LOST):
                     raise RankCrashed(diagnosis)
                 if on_crash is not None:
                     on_crash(diagnosis)
@@ -298,6 +299,11 @@ async def conclude(
         if earlier is not None:
             evidence = evidence.with_earlier(earlier)
         raise TrainJobFailed(replace(diagnose(evidence, final), job=str(ref)))
+    return result_of(ref, evidence, observation)
+
+
+def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> TrainJobResult:
+    """What a job has left so far."""
     report = _report(evidence)
     created = observation.created
     times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}
@@ -316,8 +322,8 @@ def _report(evidence: Evidence) -> progress.Report:
     """What rank 0 left in its termination message; with MPI that is the launcher's."""
     for rank in ("launcher-0", "node-0"):
         for pod in evidence.pods:
-            for status in pod["status"].get("containerStatuses") or [] if rank_of(pod) == rank else []:
-                message = (status.get("state", {}).get("terminated") or {}).get("message", "")
+            for status in mappings(pod, "status", "containerStatuses") if rank_of(pod) == rank else ():
+                message = mapping(status, "state", "terminated").get("message", "")
                 if report := progress.read(message):
                     return report
     return progress.Report()

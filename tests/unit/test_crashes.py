@@ -170,6 +170,24 @@ async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBacken
 
 
 @pytest.mark.anyio
+async def test_a_preemption_is_no_crash(backend: MemoryBackend) -> None:
+    """Whoever makes room is to be started again by the cluster."""
+    ref = await running(backend)
+    preempted = crashed(137)
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "room"}
+    preempted["status"]["conditions"] = [disruption]
+    backend.crashed[ref.uid] = [Evidence(None, [preempted])]
+    warned: list[Diagnosis] = []
+
+    def end(told: Diagnosis) -> None:
+        warned.append(told)
+        backend.end(ref)
+
+    assert (await waiting.wait(backend, ref, IMPATIENT, on_crash=end)).uid == ref.uid
+    assert [told.category for told in warned] == [Category.PREEMPTED]
+
+
+@pytest.mark.anyio
 async def test_crashes_that_cannot_be_seen_are_no_verdict_and_said(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
