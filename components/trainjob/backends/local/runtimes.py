@@ -1,8 +1,8 @@
 """What each of Trainer's runtimes gives its ranks, on one machine.
 
-The names are those of the ClusterTrainingRuntimes that Trainer 2.3 ships (``manifests/base/runtimes``), and
-``trainjob-step``, the runtime of this package's own one-node steps. The variables are those of Trainer's plugins
-(``pkg/runtime/framework/plugins``), with a loopback address in place of the headless service.
+The names are those of the ClusterTrainingRuntimes that Trainer 2.3 ships (``manifests/base/runtimes``), and of this
+package's own (``trainjob/install``). The variables are those of Trainer's plugins (``pkg/runtime/framework/plugins``),
+with a loopback address in place of the headless service.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 FRAMEWORKS = {
     "trainjob-step": "plain",
     "torch-distributed": "torch",
+    "torch-resilient": "torch",
     "jax-distributed": "jax",
+    "jax-resilient": "jax",
     "xgboost-distributed": "xgboost",
     "deepspeed-distributed": "mpi",
     "mlx-distributed": "mpi",
@@ -123,14 +125,19 @@ def refusal(trainjob: Mapping[str, Any], path: str) -> str:
             f"runtime {runtime} must have {name}-initializer job when trainJob is configured with input "
             f"{name}Config: bring it in with a step of its own before this one"
         )
+    if any(patch["manager"] == "trainjob.dev/checkpoints" for patch in spec.get("runtimePatches") or []):
+        return "checkpoints are in a PersistentVolumeClaim, and this machine has none: give checkpoints a file:///path"
     if framework_of(trainjob) == "mpi" and shutil.which("mpirun", path=path) is None:
         return f"runtime {runtime} needs mpirun, which is not installed here (Debian: apt install openmpi-bin)"
+    return _lacking_gpus(trainjob)
+
+
+def _lacking_gpus(trainjob: Mapping[str, Any]) -> str:
     wanted = gpus_per_node(trainjob) * num_nodes(trainjob)
-    if wanted:
-        present = len(gpus_present())
-        if wanted > present:
-            return (
-                f"cannot be scheduled here: {num_nodes(trainjob)} node(s) x {gpus_per_node(trainjob)} {GPU} are asked "
-                f"for, this machine has {present}; ask for fewer in resources_per_node, or run it on a cluster"
-            )
-    return ""
+    present = len(gpus_present()) if wanted else 0
+    if wanted <= present:
+        return ""
+    return (
+        f"cannot be scheduled here: {num_nodes(trainjob)} node(s) x {gpus_per_node(trainjob)} {GPU} are asked "
+        f"for, this machine has {present}; ask for fewer in resources_per_node, or run it on a cluster"
+    )
