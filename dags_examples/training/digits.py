@@ -242,7 +242,8 @@ class Checkpoint:
     def remove(self) -> None:
         """Once the model is saved: the same work asked for again later is to be done again."""
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            for path in (self._path, *self._path.parent.glob(f".{self._path.name}.*")):  # half written by the killed
+                path.unlink(missing_ok=True)
 
 
 # --- one run -------------------------------------------------------------------------------------------------------
