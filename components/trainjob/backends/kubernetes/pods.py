@@ -24,6 +24,7 @@ _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed 
 _TAILS = 16  # log tails that are read at the same time
 _MOST_TAILS = 64  # of one look: thousands more would say nothing new
 _LOOK_SECONDS = 2.0  # for pods that are new
+_SILENCE_SECONDS = 10.0  # after the end of a job: then a log is read out, or its node is lost
 
 
 def collection(namespace: str, kind: str) -> str:
@@ -119,16 +120,21 @@ class RankLogs:
     async def _drain(self, finished: anyio.Event, over: bool) -> AsyncGenerator[LogLine]:
         """Lines for one look's time; to the last one once the job is over."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + _LOOK_SECONDS
+        end = loop.time() + (_SILENCE_SECONDS if over else _LOOK_SECONDS)
         while True:
+            while not self._queue.empty():  # without a timer for each line, which takes as long as all the rest
+                yield self._queue.get_nowait()
             reading = any(not reader.done() for reader in self._readers.values())
             left = end - loop.time()
-            if self._queue.empty() and ((over and not reading) or left <= 0 or (finished.is_set() and not over)):
+            if (over and not reading) or left <= 0 or (finished.is_set() and not over):
                 return
             try:
-                yield await asyncio.wait_for(self._queue.get(), max(0.05, min(left, 0.25)))
+                line = await asyncio.wait_for(self._queue.get(), max(0.05, min(left, 0.25)))
             except TimeoutError:
                 continue
+            yield line
+            if over:
+                end = loop.time() + _SILENCE_SECONDS
 
     async def _pods(self) -> list[dict[str, Any]]:
         pods = await list_pods(self._client, self._ref)
