@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import images
 from tests.cluster import step_image as steps
 from tests.cluster.access import Access, Object
+from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import fate
 from tests.contract import test_backend_contract as contract
 from tests.contract.conftest import Harness
@@ -70,8 +71,10 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
 
     refused = {"initializer": {"dataset": {"storage_uri": "hf://a/b"}}}  # the runtime has no job for it
     until_told: dict[str, Any] = {"command": ["sleep"], "env": fate(run="never")}
+    host = cluster.layout.gateway if isinstance(cluster, Cluster) else ""
+    where = {"host": host, "other": other}
     with cluster.namespace("contract", real=real) as namespace:
-        yield Harness(backend, end, until_told, shell=False, refused=refused, namespace=namespace, other=other)
+        yield Harness(backend, end, until_told, shell=False, refused=refused, namespace=namespace, **where)
 
 
 def running(cluster: Access, ref: JobRef) -> list[Object]:

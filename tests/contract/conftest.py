@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ class Harness:
         until_told: Fields of a spec whose one node runs until `end` is called.
         shell: Whether ranks run real shell scripts, and so write logs.
         refused: Fields of a spec that the backend refuses.
+        host: This machine's address, as ranks that run shell scripts see it; empty if they cannot reach it.
         namespace: Where jobs are created.
         other: Another namespace.
     """
@@ -35,6 +38,7 @@ class Harness:
     until_told: dict[str, Any]
     shell: bool
     refused: dict[str, Any] = field(default_factory=lambda: {"command": []})
+    host: str = "127.0.0.1"
     namespace: str = "default"
     other: str = "other"
 
@@ -48,6 +52,21 @@ class Harness:
     async def run(self, script: str, **fields: Any) -> JobRef:
         """Start `script` in a shell on every node."""
         return await self.create(command=["sh", "-c", script], **fields)
+
+    @asynccontextmanager
+    async def gate(self) -> AsyncIterator[tuple[str, asyncio.Event]]:
+        """A shell command that ends once the event is set."""
+        if not self.host:
+            pytest.skip("ranks of this cluster cannot reach this machine")
+        opened = asyncio.Event()
+
+        async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await opened.wait()
+            writer.close()
+
+        async with await asyncio.start_server(hold, self.host, 0) as server:
+            address = (self.host, server.sockets[0].getsockname()[1])
+            yield f'python3 -c "import socket; socket.create_connection({address}).recv(1)"', opened
 
 
 def _local(tmp_path: Path) -> Harness:

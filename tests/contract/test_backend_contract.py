@@ -346,23 +346,30 @@ async def test_a_reader_can_go_on_after_any_line(shell: Harness) -> None:
 
 
 async def test_tail(shell: Harness) -> None:
-    ref = await shell.run("seq 5000; sleep 5; echo late", num_nodes=2)
+    async with shell.gate() as (waits, opened):
+        ref = await shell.run(f"seq 5000; {waits}; echo late", num_nodes=2)
 
-    async def written() -> bool:
-        return [line.text for line in await collected(shell.backend.logs(ref, tail=1))] == ["5000", "5000"]
+        async def written() -> bool:
+            return [line.text for line in await collected(shell.backend.logs(ref, tail=1))] == ["5000", "5000"]
 
-    await until(written)
-    lines = await collected(shell.backend.logs(ref, tail=2, follow=True))
+        await until(written)
+        lines: list[LogLine] = []
+        with anyio.fail_after(20):
+            async with aclosing(shell.backend.logs(ref, tail=2, follow=True)) as following:
+                async for line in following:
+                    lines.append(line)
+                    if len(lines) == 4:
+                        opened.set()
     for rank in ("node-0", "node-1"):
         assert [line.text for line in lines if line.rank == rank] == ["4999", "5000", "late"]
     assert await collected(shell.backend.logs(ref, tail=0)) == []
 
 
 async def test_a_long_log_is_read_to_its_end(shell: Harness) -> None:
-    ref = await shell.run("seq 40000", num_nodes=2)
-    assert len(await collected(shell.backend.logs(ref, follow=True), 120)) == 80_000
-    lines = await collected(shell.backend.logs(ref), 120)
-    assert [line.text for line in lines if line.rank == "node-1"] == [str(n) for n in range(1, 40_001)]
+    ref = await shell.run("seq 100000", num_nodes=2)
+    assert len(await collected(shell.backend.logs(ref, follow=True), 60)) == 200_000
+    lines = await collected(shell.backend.logs(ref), 60)
+    assert [line.text for line in lines if line.rank == "node-1"] == [str(n) for n in range(1, 100_001)]
     assert [line.time for line in lines] == sorted(line.time for line in lines)
 
 
