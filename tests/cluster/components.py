@@ -25,6 +25,7 @@ _PORTS = (
     "api",
     "jobset",
     "trainer",
+    "trainer-status",
     "kueue",
     "kwok",
     "jobset-health",
@@ -63,7 +64,8 @@ class Layout:
         (directory / "logs").mkdir()
         authority = Authority(directory / "certificates")
         service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
-        addresses = ["127.0.0.1", "localhost", gateway, _API_SERVICE, *service]
+        trainer = "kubeflow-trainer-controller-manager.kubeflow-system.svc"  # the status server's name for pods
+        addresses = ["127.0.0.1", "localhost", gateway, _API_SERVICE, *service, trainer]
         return cls(
             directory,
             gateway,
@@ -137,7 +139,9 @@ def api_server(layout: Layout, *flags: str) -> Component:
         "--kubelet-preferred-address-types=InternalIP",  # the nodes' names do not resolve here
         f"--service-account-key-file={layout.service_accounts.certificate}",
         f"--service-account-signing-key-file={layout.service_accounts.key}",
-        "--service-account-issuer=https://kubernetes.default.svc",
+        # What Trainer reaches from here: its status server asks there for the keys that tokens are signed by.
+        f"--service-account-issuer={layout.server}",
+        f"--service-account-jwks-uri={layout.server}/openid/v1/jwks",
         f"--service-cluster-ip-range={SERVICES}",
         "--authorization-mode=Node,RBAC",
         "--allow-privileged=true",
@@ -205,9 +209,9 @@ def jobset(layout: Layout) -> Component:
     return layout.component("jobset", f"--config={file}", KUBECONFIG=str(layout.kubeconfig))
 
 
-def trainer(layout: Layout) -> Component:
-    """Trainer's controller and webhooks."""
-    configuration = {
+def trainer_configuration(layout: Layout) -> dict[str, Any]:
+    """Trainer's configuration file."""
+    return {
         "apiVersion": "config.trainer.kubeflow.org/v1alpha1",
         "kind": "Configuration",
         "webhook": {"port": layout.ports["trainer"], "host": "127.0.0.1"},
@@ -216,7 +220,11 @@ def trainer(layout: Layout) -> Component:
         "health": {"healthProbeBindAddress": f"127.0.0.1:{layout.ports['trainer-health']}"},
         "clientConnection": {"qps": 500, "burst": 1000},
     }
-    file = layout.configuration("trainer", configuration)
+
+
+def trainer(layout: Layout) -> Component:
+    """Trainer's controller and webhooks."""
+    file = layout.configuration("trainer", trainer_configuration(layout))
     # There is no setting for where it reads its certificate: it is this place under TMPDIR.
     temporary = layout.directory / "trainer-tmp"
     place = temporary / "k8s-webhook-server"

@@ -104,6 +104,12 @@ def free_port() -> int:
     raise ClusterError("no free port between 20000 and 30000")
 
 
+def listens(port: int) -> bool:
+    """Whether somebody does, on that port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_until(
     what: str,
     check: Callable[[], _T],
