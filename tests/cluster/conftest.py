@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.real_node import unfit
+
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
 
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
 
@@ -139,6 +142,14 @@ def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -
     cluster.api.create(kueue.local_queue(namespace, "small", namespace))
     yield "small"
     cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
+    """The administrator's, by both kinds of watch."""
+    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)
+    yield opened
+    await opened.aclose()
 
 
 @pytest.fixture(scope="session")

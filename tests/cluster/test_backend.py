@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
@@ -18,6 +17,7 @@ from tests.cluster import images, kueue
 from tests.cluster.access import RULES, Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.base import TrainJob
@@ -32,13 +32,6 @@ from trainjob.status import observe
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(params=[False, True], ids=["alone", "shared"])
-async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)
-    yield opened
-    await opened.aclose()
 
 
 def spec(**fields: Any) -> TrainJobSpec:
@@ -117,13 +110,11 @@ async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
     for refused in (forbidden, too_large, invalid):
         assert refused.value.retry is RetryVerdict.CONFIGURATION
     hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
-    metadata = {"name": "none", "namespace": namespace}
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}
-    cluster.api.create(quota)
-    # As the quota controller does, which takes up to 30 s to notice that there are TrainJobs to be counted.
-    counted = {**quota, "status": {"hard": hard, "used": hard}}
-    path = f"{cluster.api.path('v1', 'ResourceQuota', namespace, 'none')}/status"
-    cluster.api.request("PATCH", path, counted, content_type="application/merge-patch+json")
+    kind, metadata = ("v1", "ResourceQuota"), {"name": "none", "namespace": namespace}
+    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
+    counted = lambda: (cluster.api.get(*kind, namespace, "none") or {}).get("status", {}).get("hard") == hard  # noqa: E731
+    # The controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just begun.
+    wait_until("the quota controller counts TrainJobs", counted, 60)
     with pytest.raises(Rejected, match="exceeded quota") as over:
         await launch(backend, spec(), "a", namespace=namespace)
     assert over.value.retry is RetryVerdict.QUOTA

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -21,13 +21,6 @@ from trainjob.manifest import render
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(params=[False, True], ids=["alone", "shared"])
-async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)
-    yield opened
-    await opened.aclose()
 
 
 def spec(gpus: int = 0, queue: str = "", **fields: Any) -> TrainJobSpec:
