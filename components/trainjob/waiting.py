@@ -319,12 +319,13 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
 
 
 def _report(evidence: Evidence) -> progress.Report:
-    """What rank 0 left in its termination message; with MPI that is the launcher's."""
+    """What rank 0 left in its latest termination message; with MPI that is the launcher's."""
+    latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
     for rank in ("launcher-0", "node-0"):
-        for pod in evidence.pods:
+        for pod in latest:
             for status in mappings(pod, "status", "containerStatuses") if rank_of(pod) == rank else ():
-                message = mapping(status, "state", "terminated").get("message", "")
-                if report := progress.read(message):
+                message = mapping(status, "state", "terminated").get("message")
+                if report := progress.read(str(message)):
                     return report
     return progress.Report()
 
