@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -215,25 +215,26 @@ class _Cluster:
         accepted = None
         for runtime in trials:
             finding, stored = await admission.acceptance(self.backend, self.namespace, runtime)
+            if finding.check == "runtime" and not self.wanted:  # nobody asked for it
+                finding = replace(finding, check="steps", level=Level.WARNING, advice=_INSTALL_RUNTIMES)
             findings.append(finding)
             if stored is not None:
                 accepted = runtime, stored
         if accepted is not None:
             never = queues.misfit(self.kueue, self.release)
             findings += queues.taken_by_default(accepted[1], self.namespace, never=never)
-            for queue in self.active[:1]:
-                asked = bool(self.queue)
+            for queue in self.active[:1]:  # one says it for all
                 where = (self.backend, self.namespace, accepted[0], queue)
-                findings.append(await queues.integration(*where, never=never, asked=asked))
+                check = queues.integration(*where, never=never, asked=bool(self.queue))
+                findings += await _guarded("queueing", check)
         return findings
 
     def _references(self) -> list[RuntimeRef]:
         """Runtimes to try a job with: those that were asked about, else any one."""
-        names = list(self.wanted) or [name for name in (STEP_RUNTIME, *sorted(self.runtimes)) if name in self.runtimes]
+        names = dict.fromkeys(self.wanted or (STEP_RUNTIME, *sorted(self.runtimes)))
         found = [RuntimeRef(name=name, kind=self.runtimes[name]["kind"]) for name in names if name in self.runtimes]
         if not self.all_seen:
-            unseen = [name for name in self.wanted or (STEP_RUNTIME,) if name not in self.runtimes]
-            found += [RuntimeRef(name=name) for name in unseen]
+            found += [RuntimeRef(name=name) for name in names if name not in self.runtimes]
         return found if self.wanted else found[:1]
 
 

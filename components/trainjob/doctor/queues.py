@@ -96,7 +96,7 @@ def _inactive(queue: Mapping[str, Any]) -> str | None:
 
 async def integration(
     backend: Backend, namespace: str, runtime: RuntimeRef, queue: str, *, never: bool, asked: bool
-) -> Finding:
+) -> list[Finding]:
     """Whether a job that names a queue would be held and started by Kueue.
 
     Args:
@@ -113,13 +113,13 @@ async def integration(
     """
     if never:
         message = f"a job for queue {queue} would wait for ever: {_MISFIT}"
-        return Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, _FIT)
+        return [Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, _FIT)]
     stored = await try_job(backend, namespace, runtime, queue)
     if mapping(stored, "spec").get("suspend") is True:
-        return Finding("queueing", Level.OK, f"a job for queue {queue} would wait for its admission")
+        return [Finding("queueing", Level.OK, f"a job for queue {queue} would wait for its admission")]
     message = f"a job for queue {queue} would start at once: this Kueue does not manage TrainJobs"
     advice = "add trainer.kubeflow.org/trainjob to integrations.frameworks in Kueue's configuration, and restart it"
-    return Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, advice)
+    return [Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, advice)]
 
 
 def taken_by_default(stored: Mapping[str, Any], namespace: str, *, never: bool) -> list[Finding]:
