@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose, rank_of
 from trainjob.errors import RetryVerdict
-from trainjob.status import observe
+from trainjob.status import Phase, observe
 
 
 def trainjob(reason: str = "FailedJobs", message: str = "jobset failed", **status: Any) -> dict[str, Any]:
@@ -184,39 +185,334 @@ def test_rank_of_pods_without_labels() -> None:
     assert rank_of(pod(3, None, role="launcher")) == "launcher-3"
 
 
+# ---------------------------------------------------------------- who brought the others down
+
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"
+
+
+def logs(*tails: list[str]) -> dict[str, list[str]]:
+    return {f"x-node-0-{index}-abcde": tail for index, tail in enumerate(tails)}
+
+
+@pytest.mark.parametrize("clock", [0, 5, 59])
+def test_whoever_lost_a_peer_is_no_culprit_whatever_the_clocks_say(clock: int) -> None:
+    """The node of rank 1 is ahead of the others, by up to a minute."""
+    raised = ["Traceback (most recent call last):", '  File "t.py", line 1', "ValueError: no labels"]
+    lost = ["Traceback (most recent call last):", '  File "t.py", line 9', GLOO]
+    pods = [pod(0, 1, 0), pod(1, 1, clock), pod(2, 134, 0)]
+    found = diagnosed(*pods, logs=logs(lost, raised, ["NCCL watchdog: Watchdog caught collective operation timeout"]))
+    assert (found.rank, found.category, found.retry) == ("node-1", Category.USER_CODE, RetryVerdict.USER)
+    assert found.summary == "node-1 exited with code 1: ValueError: no labels"
+
+
+def test_a_rank_killed_by_the_kernel_comes_before_those_that_lost_it() -> None:
+    found = diagnosed(pod(0, 1, 3), pod(1, 137, 4), logs=logs([GLOO], ["epoch 3"]))
+    assert (found.rank, found.exit_code) == ("node-1", 137)
+    late = diagnosed(pod(0, 1, 3), pod(1, 137, 34), logs=logs([GLOO], ["epoch 3"]))
+    assert late.rank == "node-0", "killed at the end of its grace period"
+
+
+def test_a_rank_that_lost_a_server_of_its_own_fails_the_job() -> None:
+    """Its connection broke, and then the others lost it."""
+    lost_store = [
+        "Traceback (most recent call last):",
+        "  x",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+    ]
+    assert diagnosed(pod(0, 1, 3), pod(1, 1, 3), logs=logs([GLOO], lost_store)).rank == "node-1"
+    assert diagnosed(pod(0, 143, 3), pod(1, 1, 3), logs=logs([], lost_store)).rank == "node-1"
+
+
+def test_if_all_lost_a_peer_nobody_is_called_guilty() -> None:
+    found = diagnosed(pod(0, 1, 3), pod(1, 1, 4), logs=logs([GLOO], [GLOO]))
+    assert (found.rank, found.category, found.retry) == ("node-0", Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE)
+    assert "no rank is known to have failed by itself" in found.advice
+
+
+def test_torchrun_that_was_told_to_stop() -> None:
+    told = ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"]
+    assert diagnosed(pod(0, 1, 3), pod(1, 3, 4), logs=logs(told, ["x"])).rank == "node-1"
+
+
+# ---------------------------------------------------------------- pods that were stopped
+
+
+def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> dict[str, Any]:
+    """A pod that Kubernetes stopped, as its ``DisruptionTarget`` condition says."""
+    made = pod(0, code, 9)
+    time = "2026-11-21T10:00:05Z"
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": why, "message": said}
+    made["status"] |= {"conditions": [condition | {"lastTransitionTime": time}], **status}
+    made["metadata"] |= {"deletionTimestamp": "2026-11-21T10:00:35Z", "deletionGracePeriodSeconds": 30}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("gone", "category", "retry", "says"),
+    [
+        (stopped("PreemptionByScheduler"), "preempted", "preempted", "had to make room"),
+        (stopped("DeletionByTaintManager"), "node lost", "infrastructure", "lost its node"),
+        (stopped("DeletionByPodGC", code=None), "node lost", "infrastructure", "it is gone"),
+        (stopped("EvictionByEvictionAPI"), "node lost", "infrastructure", "drained"),
+        (stopped("NewInKubernetes9"), "unknown", "infrastructure", "was stopped: NewInKubernetes9"),
+        (
+            stopped(
+                "TerminationByKubelet",
+                phase="Failed",
+                reason="Evicted",
+                message="The node was low on resource: memory. Threshold quantity: 100Mi",
+            ),
+            "out of memory",
+            "infrastructure",
+            "low on resource: memory",
+        ),
+        (
+            {**pod(0, None), "status": {"phase": "Failed", "reason": "NodeLost", "message": "gone"}},
+            "node lost",
+            "infrastructure",
+            "lost its node",
+        ),
+        (
+            {**pod(0, None), "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU"}},
+            "scheduling",
+            "infrastructure",
+            "no GPU",
+        ),
+    ],
+)
+def test_pods_that_were_stopped(gone: dict[str, Any], category: str, retry: str, says: str) -> None:
+    found = diagnosed(gone, pod(1, 1, 12), logs=logs([], [GLOO]))
+    assert (found.rank, found.category, found.retry) == ("node-0", category, retry)
+    assert says in found.summary
+
+
+def test_a_crash_before_its_pod_was_stopped_is_a_crash() -> None:
+    crashed = stopped("DeletionByTaintManager")
+    crashed["status"]["containerStatuses"][0]["lastState"] = {
+        "terminated": {"exitCode": 3, "finishedAt": "2026-11-21T10:00:01Z"}
+    }
+    assert diagnosed(crashed).exit_code == 3
+
+
+def test_pods_of_a_suspended_job_did_not_crash() -> None:
+    suspended = pod(0, 143, 9)
+    suspended["metadata"] |= {"deletionTimestamp": "2026-11-21T10:00:39Z", "deletionGracePeriodSeconds": 30}
+    waits = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": True}}
+    found = diagnosed(suspended, job=waits)
+    assert (found.category, found.phase, found.failed) == (Category.NONE, Phase.QUEUED, False)
+    assert found.text().startswith("TrainJob ?/? is Queued: waiting for admission in queue q")
+    assert "category" not in found.text()
+    deleted = diagnosed(suspended)
+    assert (deleted.category, deleted.retry) == (Category.DELETED, RetryVerdict.INFRASTRUCTURE)
+    assert "somebody deleted its pod" in deleted.summary
+
+
+# ---------------------------------------------------------------- more than one container
+
+
+def test_the_training_container_comes_before_sidecars() -> None:
+    several = pod(0, 3, 9)
+    proxy = {"name": "proxy", "state": {"terminated": {"exitCode": 1, "finishedAt": "2026-11-21T10:00:01Z"}}}
+    several["status"]["containerStatuses"].insert(0, proxy)
+    several["status"]["initContainerStatuses"] = [{**proxy, "name": "restartable"}]
+    several["spec"] = {
+        "containers": [{"name": "proxy"}, {"name": "node"}],
+        "initContainers": [{"name": "restartable", "restartPolicy": "Always"}],
+    }
+    assert diagnosed(several).summary == "node-0 exited with code 3"
+    several["status"]["containerStatuses"][1]["state"] = {"running": {}}
+    assert diagnosed(several).summary == "node-0's container restartable exited with code 1"
+
+
+def test_an_init_container() -> None:
+    waiting = pod(0, None)
+    ended = {"exitCode": 9, "finishedAt": "2026-11-21T10:00:01Z", "reason": "Error"}
+    waiting["status"]["initContainerStatuses"] = [{"name": "fetch", "lastState": {"terminated": ended}}]
+    found = diagnosed(waiting, pod(1, 1, 30), logs=logs(["Traceback (most recent call last):", "ValueError: not ours"]))
+    assert found.summary == "node-0's container fetch exited with code 9"
+
+
+def test_ranks_of_unusual_runtimes() -> None:
+    several = pod(3, None)
+    several["metadata"]["labels"]["jobset.sigs.k8s.io/job-index"] = "2"
+    assert rank_of(several) == "node-2-3"
+    assert rank_of({"metadata": {"labels": {"jobset.sigs.k8s.io/job-index": 0}}}) == "pod-0"
+
+
+# ---------------------------------------------------------------- jobs that go on
+
+
+def starting(**status: Any) -> dict[str, Any]:
+    made = pod(0, None)
+    made["spec"] = {"nodeName": "n1"}
+    made["metadata"]["creationTimestamp"] = "2026-11-21T10:00:30Z"
+    made["status"] = {"phase": "Pending", "startTime": "2026-11-21T10:00:31Z", **status}
+    return made
+
+
+GOES_ON = {"metadata": {}, "spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
+
+
+def noted(reason: str, message: str, time: str, kind: str = "Pod", name: str = "x-node-0-0-abcde") -> dict[str, Any]:
+    return {"reason": reason, "message": message, "eventTime": time, "involvedObject": {"kind": kind, "name": name}}
+
+
+def test_what_a_slow_start_waits_for() -> None:
+    pulling = noted("Pulling", 'Pulling image "big:1"', "2026-11-21T10:00:32Z")
+    found = diagnosed(starting(), job=GOES_ON, events=[pulling])
+    assert found.summary == 'node-0 waits for its image: Pulling image "big:1" since 2026-11-21T10:00:31Z'
+    assert (found.category, found.phase) == (Category.NONE, Phase.STARTING)
+    pulled = noted("Pulled", "Successfully pulled", "2026-11-21T10:00:40Z")
+    found = diagnosed(starting(), starting(), job=GOES_ON, events=[pulled, pulling])
+    assert found.summary == "node-0 is being started on n1 since 2026-11-21T10:00:31Z (and 1 more)"
+    busy = starting(initContainerStatuses=[{"name": "fetch", "state": {"running": {}}}])
+    assert diagnosed(busy, job=GOES_ON).summary == "node-0 waits for its init container fetch"
+    assert diagnosed({**starting(), "spec": {}}, job=GOES_ON).summary == "node-0 waits to be scheduled"
+    assert diagnosed(job=GOES_ON).summary == "nothing is in its way"
+
+
+def test_a_complete_job() -> None:
+    complete = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    found = diagnosed(pod(0, 3), job=complete)
+    assert (found.category, found.summary) == (Category.NONE, "it is complete")
+
+
+QUOTA = 'pods "x" is forbidden: exceeded quota: gpus'
+
+
+def test_an_event_that_is_older_than_the_pods_is_over() -> None:
+    before = noted("FailedCreate", QUOTA, "2026-11-21T10:00:29.9Z", "Job", "x-node-0")
+    after = noted("FailedCreate", QUOTA, "2026-11-21T10:00:30.1Z", "Job", "x-node-0")
+    assert diagnosed(starting(), job=GOES_ON, events=[before]).category is Category.NONE
+    assert diagnosed(starting(), job=GOES_ON, events=[after]).category is Category.QUOTA
+    assert diagnosed(job=GOES_ON, events=[before]).summary == f"job x-node-0: FailedCreate: {QUOTA}"
+
+
+def test_an_event_about_a_pod_counts_while_that_pod_starts() -> None:
+    mount = noted("FailedMount", 'configmap "nosuch" not found', "2026-11-21T10:00:31Z")
+    found = diagnosed(starting(), job=GOES_ON, events=[mount])
+    assert (found.rank, found.category) == ("node-0", Category.CONFIGURATION)
+    assert diagnosed(starting(phase="Running"), job=GOES_ON, events=[mount]).category is Category.NONE
+
+
+@pytest.mark.parametrize(
+    ("event", "category"),
+    [
+        (noted("FailedScheduling", "0/3 nodes: 3 Insufficient nvidia.com/gpu.", ""), "scheduling"),
+        (noted("Failed", 'Failed to pull image "nosuch:1": not found', ""), "image"),
+        (noted("BackOff", 'Back-off pulling image "nosuch:1"', ""), "image"),
+        (noted("Failed", 'Error: secret "nosuch" not found', ""), "configuration"),
+        (noted("BackOff", "Back-off restarting failed container node in pod x", ""), "user code"),
+        (noted("Preempted", "Preempted by pod 7 on node n1", ""), "preempted"),
+        (noted("TaintManagerEviction", "Marking for deletion Pod ns/x", ""), "node lost"),
+    ],
+)
+def test_without_the_right_to_see_pods_events_tell(event: dict[str, Any], category: str) -> None:
+    unseen = ["pods: pods is forbidden"]
+    assert diagnosed(job=GOES_ON, events=[event], unseen=unseen).category == category
+    assert diagnosed(job=GOES_ON, events=[event]).category is Category.NONE, "pods were looked at: there is none"
+
+
+def test_a_failed_job_of_which_events_are_left() -> None:
+    found = diagnosed(events=[noted("FailedCreate", QUOTA, "", "Job", "x-node-0")])
+    assert (found.category, found.retry) == (Category.QUOTA, RetryVerdict.QUOTA)
+    assert found.summary == f"jobset failed; job x-node-0: FailedCreate: {QUOTA}"
+
+
+def test_a_deadline_says_what_was_in_the_way() -> None:
+    pulls = starting(containerStatuses=[{"name": "node", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
+    found = diagnosed(pulls, job=trainjob("DeadlineExceeded", "over"))
+    assert found.summary == ("it ran longer than its deadline allows (over); pod x-node-0-0-abcde: ImagePullBackOff: ")
+    crashed = diagnosed(pod(0, 3), job=trainjob("DeadlineExceeded", "over"))
+    assert crashed.summary.endswith("; before that, node-0 exited with code 3")
+
+
+# ---------------------------------------------------------------- evidence
+
+
+def test_earlier_evidence_is_added() -> None:
+    now = Evidence(trainjob(), [], {"a": ["now"], "b": []}, unseen=["x"])
+    first = Evidence(None, [pod(1, 3)], {"a": ["before"], "b": ["first"]})
+    second = Evidence(None, [pod(0, 1)], {"b": ["second"], "c": ["c"]})
+    every = now.with_earlier(first, second)
+    assert [rank_of(each) for each in every.pods] == ["node-1", "node-0"]
+    assert every.logs == {"a": ["now"], "b": ["first"], "c": ["c"]}
+    assert (every.trainjob, every.unseen) == (trainjob(), ["x"])
+
+
+def test_the_log_ends_with_the_error_where_much_came_after_it() -> None:
+    lines = ["epoch 1", "Traceback (most recent call last):", "  x", "ValueError: no", *["wrapper"] * 40]
+    found = diagnosed(pod(0, 1), logs=logs(lines))
+    assert found.log == tuple(lines[:4])
+    assert diagnosed(pod(0, 1), logs=logs(["x" * 5000])).log == ("x" * 1999 + "…",)
+
+
+def test_a_termination_message_in_place_of_a_log() -> None:
+    assert diagnosed(pod(0, 1, message="a\nValueError: no\n")).log == ("a", "ValueError: no")
+    assert diagnosed(pod(0, 1, message='{"trainjob": 1}')).log == ()
+
+
+def test_a_summary_is_one_line() -> None:
+    waiting = {"reason": "CreateContainerError", "message": "x\n\n" + "y" * 5000}
+    summary = diagnosed(starting(containerStatuses=[{"state": {"waiting": waiting}}]), job=GOES_ON).summary
+    assert "\n" not in summary
+    assert len(summary) == 400
+
+
+def test_5000_events_and_1000_pods_are_soon_looked_through() -> None:
+    events = [noted("FailedMount", "x", f"2026-11-21T10:00:{n % 60:02}Z", name=f"p{n}") for n in range(5000)]
+    pods = [pod(n, 1, n % 60) for n in range(1000)]
+    began = time.process_time()
+    found = diagnosed(*pods, events=events, logs={f"x-node-0-{n}-abcde": [GLOO] * 300 for n in range(64)})
+    assert time.process_time() - began < 2, "half a second on a quiet machine: tests/bench/diagnosis.py"
+    assert found.rank == "node-120", "the first that did not lose a peer as far as is known"
+
+
 # ---------------------------------------------------------------- whatever is left
 
-NAMES = st.sampled_from(
-    [
-        "metadata",
-        "status",
-        "labels",
-        "name",
-        "containerStatuses",
-        "state",
-        "lastState",
-        "terminated",
-        "exitCode",
-        "reason",
-        "message",
-        "finishedAt",
-        "conditions",
-        "type",
-        "jobset.sigs.k8s.io/replicatedjob-name",
-    ]
+
+def one_of_words(text: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(text.split())
+
+
+NAMES = one_of_words(
+    """metadata status spec labels name namespace phase reason message startTime creationTimestamp deletionTimestamp
+    deletionGracePeriodSeconds containerStatuses initContainerStatuses initContainers containers restartPolicy state
+    lastState waiting running terminated exitCode finishedAt restartCount conditions type lastTransitionTime podIP
+    volumes persistentVolumeClaim claimName involvedObject kind series lastObservedTime eventTime lastTimestamp active
+    admissionChecks suspend jobset.sigs.k8s.io/replicatedjob-name jobset.sigs.k8s.io/job-index"""
 )
-LEAVES = st.none() | st.booleans() | st.integers(-300, 300) | st.floats() | st.sampled_from(["Error", "OOMKilled", "x"])
-JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner), max_leaves=20)
+WORDS = one_of_words(
+    """Error OOMKilled x Pod Job True False Pending Failed Evicted DisruptionTarget PodScheduled Unschedulable
+    FailedMount DeletionByPodGC QuotaReserved Preempted Always TrainJobResourcesCreationFailed ImagePullBackOff
+    StartError 2026-11-21T10:00:00Z 2026-11-21 9999-12-31T23:59:59Z"""
+)
+LEAVES = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | WORDS
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner), max_leaves=30)
+OBJECTS = st.dictionaries(NAMES, JSON)
 PODS = st.builds(pod, st.integers(0, 3), JSON, st.integers(0, 59), reason=JSON, message=JSON, finishedAt=JSON)
+STOPPED = st.builds(stopped, JSON, JSON, JSON, phase=JSON, reason=JSON, podIP=JSON)
+EVENTS = st.builds(noted, JSON, JSON, JSON, JSON, JSON)
+LINES = st.lists(
+    st.text() | st.sampled_from(["Traceback (most recent call last):", GLOO, "ValueError: x", "[rank1]: ", "  | x"]),
+    max_size=9,
+)
 
 
 @given(
-    st.none() | st.dictionaries(NAMES, JSON) | st.builds(trainjob, JSON, JSON, jobsStatus=JSON),
-    st.lists(st.dictionaries(NAMES, JSON) | PODS, max_size=4),
-    st.dictionaries(st.sampled_from(["x-node-0-0-abcde", "x"]), st.lists(st.text(), max_size=3)),
+    st.builds(
+        Evidence,
+        st.none() | OBJECTS | st.builds(trainjob, JSON, JSON, jobsStatus=JSON),
+        st.lists(OBJECTS | PODS | STOPPED | st.builds(starting, containerStatuses=JSON, conditions=JSON), max_size=4),
+        st.dictionaries(st.sampled_from(["x-node-0-0-abcde", "x"]), LINES),
+        st.lists(OBJECTS | EVENTS, max_size=3),
+        st.none() | OBJECTS,
+        st.sampled_from([(), ("pods: forbidden",)]),
+    )
 )
-def test_it_never_raises(job: dict[str, Any] | None, pods: list[dict[str, Any]], logs: dict[str, list[str]]) -> None:
-    found = diagnose(Evidence(job, pods, logs))
+def test_it_never_raises(evidence: Evidence) -> None:
+    found = diagnose(evidence)
     assert found.category in Category
+    assert "\n" not in found.summary
     assert found.text()
     json.dumps(found.as_dict())

@@ -33,6 +33,7 @@ class Crash:
         restarts: How often the container was started again.
         stopped: Its pod was deleted before: the end of the container is a consequence.
         helper: A sidecar.
+        disruption: Kubernetes stopped the pod: `reason` says why.
         address: Of the pod.
     """
 
@@ -46,6 +47,7 @@ class Crash:
     restarts: int = 0
     stopped: bool = False
     helper: bool = False
+    disruption: bool = False
     address: str = ""
 
     @property
@@ -147,6 +149,7 @@ def _stop(pod: Mapping[str, Any]) -> Crash | None:
         reason=reason,
         message=message,
         finished=str((disruption or {}).get("lastTransitionTime") or ""),
+        disruption=True,
         address=str(status.get("podIP") or ""),
     )
 
@@ -191,19 +194,19 @@ def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]
 
     def level(crash: Crash) -> int:
         tail = tails.get(crash.pod, nothing)
-        if crash.stopped:
-            return 6
-        if crash.helper:
-            return 5
-        if crash.exit_code in (_SIGTERM, _SIGKILL) and crash.meaning is None:
-            time = parse_time(crash.finished)
-            # Killed before others lost it: by the kernel, where memory was short. Later, by whoever ends the job.
-            early = first_lost is not None and (time is None or time <= first_lost + _STRAYING)
-            return 1 if crash.exit_code == _SIGKILL and early else 4
-        if tail.told:
-            return 4
-        if tail.lost_peer:
-            return 3
-        return 2 if tail.lost_connection else 0
+        killed = crash.exit_code in (_SIGTERM, _SIGKILL) and crash.meaning is None
+        # Killed before others lost it: by the kernel, where memory was short. Later, by whoever ends the job.
+        time = parse_time(crash.finished)
+        early = first_lost is not None and (time is None or time <= first_lost + _STRAYING)
+        levels = (
+            (crash.stopped, 6),
+            (crash.helper, 5),
+            (crash.disruption, 0),
+            (killed and early and crash.exit_code == _SIGKILL, 1),
+            (killed or tail.told, 4),
+            (tail.lost_peer, 3),
+            (tail.lost_connection, 2),
+        )
+        return next((number for applies, number in levels if applies), 0)
 
     return sorted(crashes, key=lambda crash: (level(crash), crash.finished, crash.exit_code == _SIGTERM))

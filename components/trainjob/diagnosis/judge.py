@@ -256,7 +256,7 @@ def _what(blamed: _Blamed) -> str:
         if crash.reason in ("StartError", "ContainerCannotRun"):
             return f"could not be started: {_exec_error(crash.message) or 'command not found'}"
         return f"was stopped: {crash.reason}: {crash.message}"
-    if crash.exit_code is None:
+    if crash.disruption or crash.exit_code is None:
         return f"was stopped: {crash.reason}: {crash.message}"
     if name := _signal(crash.exit_code - 128):
         ended = f"was killed by signal {crash.exit_code - 128} ({name})"
@@ -298,7 +298,7 @@ def _meaning(blamed: _Blamed) -> Meaning:
         return meanings.find("PodDeleted", "") or meanings.UNKNOWN
     if (meaning := crash.meaning) is not None:
         return meaning
-    if crash.exit_code is None:
+    if crash.disruption or crash.exit_code is None:
         return meanings.UNKNOWN
     if tail.meaning is not None and not crash.container:
         return tail.meaning

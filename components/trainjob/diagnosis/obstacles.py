@@ -207,7 +207,7 @@ def _wait(pod: Mapping[str, Any], pulling: str) -> str:
     if status.get("phase") != "Pending":
         return ""
     for init in mappings(status, "initContainerStatuses"):
-        if mapping(init, "state", "running") and init.get("started") is not True:
+        if "running" in mapping(init, "state") and init.get("started") is not True:
             return f"waits for its init container {init.get('name')}"
     since = f" since {status['startTime']}" if isinstance(status.get("startTime"), str) else ""
     if pulling.startswith("Pulling"):
