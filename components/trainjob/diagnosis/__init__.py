@@ -10,7 +10,8 @@
 """
 
 from trainjob.diagnosis.crashes import READ_LINES, rank_of
-from trainjob.diagnosis.judge import TAIL_LINES, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.judge import Diagnosis, Evidence, diagnose
 from trainjob.diagnosis.meanings import Category
+from trainjob.diagnosis.tails import TAIL_LINES, excerpt
 
-__all__ = ["READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "rank_of"]
+__all__ = ["READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "excerpt", "rank_of"]

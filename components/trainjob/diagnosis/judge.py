@@ -11,12 +11,9 @@ from typing import Any
 from trainjob.diagnosis import meanings, obstacles, tails
 from trainjob.diagnosis.crashes import Crash, crashes_in, in_order
 from trainjob.diagnosis.meanings import Category, Meaning
-from trainjob.diagnosis.tails import Tail
+from trainjob.diagnosis.tails import TAIL_LINES, Tail
 from trainjob.errors import RetryVerdict
 from trainjob.status import Observation, Phase, mapping, observe
-
-TAIL_LINES = 20
-"""Lines of a failing rank's log that a diagnosis shows."""
 
 _SHOWN = 2000  # characters of a log line that are shown
 _SAID = 400  # characters of a message that are quoted in a summary
@@ -325,10 +322,7 @@ def _exec_error(message: str) -> str:
 
 
 def _shown(evidence: Evidence, pod: str, tail: Tail) -> tuple[str, ...]:
-    """The last lines of a log, or those that end with its error, where many more came after it."""
-    lines = evidence.logs.get(pod, ())
-    end = tail.line + 1 if 0 <= tail.line < len(lines) - TAIL_LINES else len(lines)
-    return tuple(_cut(line, _SHOWN) for line in lines[max(0, end - TAIL_LINES) : end])
+    return tuple(_cut(line, _SHOWN) for line in tails.excerpt(evidence.logs.get(pod, ()), tail))
 
 
 def _left(crash: Crash) -> tuple[str, ...]:

@@ -79,6 +79,12 @@ _ERRORS: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
 )
 
 
+TAIL_LINES = 20
+"""Lines of a failing rank's log that a diagnosis shows."""
+
+_LONGEST = 4096  # characters of a line that are looked at
+
+
 @dataclass(frozen=True)
 class Tail:
     """What the end of a log says.
@@ -136,7 +142,16 @@ def read(lines: Sequence[str]) -> Tail:
     )
 
 
-_LONGEST = 4096  # characters of a line that are looked at
+def excerpt(lines: Sequence[str], tail: Tail | None = None) -> Sequence[str]:
+    """The last lines of a log, or those that end with its error, where many more came after it.
+
+    Args:
+        lines: The end of the log.
+        tail: What it says, where that is known already.
+    """
+    line = (tail or read(lines)).line
+    end = line + 1 if 0 <= line < len(lines) - TAIL_LINES else len(lines)
+    return lines[max(0, end - TAIL_LINES) : end]
 
 
 def _first_to_blame(lines: Sequence[str]) -> _Raised | None:
