@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, excerpt
+from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence
 from trainjob.errors import RetryVerdict
 from trainjob.status import Phase, mapping
 

@@ -12,6 +12,6 @@
 from trainjob.diagnosis.crashes import READ_LINES, rank_of
 from trainjob.diagnosis.judge import Diagnosis, Evidence, diagnose
 from trainjob.diagnosis.meanings import Category
-from trainjob.diagnosis.tails import TAIL_LINES, excerpt
+from trainjob.diagnosis.tails import TAIL_LINES
 
-__all__ = ["READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "excerpt", "rank_of"]
+__all__ = ["READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "rank_of"]
