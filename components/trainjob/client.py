@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import launch as flow
-from trainjob import waiting
+from trainjob import report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
@@ -20,6 +20,7 @@ from trainjob.errors import NotFound
 from trainjob.launch import AfterFailure
 from trainjob.logs import LogLine
 from trainjob.manifest import MANAGED_BY, JobRef
+from trainjob.report import Report
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Observation
@@ -118,6 +119,10 @@ class TrainJobClient:
         return self.call(
             lambda: waiting.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log, on_crash=on_crash)
         )
+
+    def diagnose(self, name: str) -> Report:
+        """See `trainjob.report.take`."""
+        return self.call(lambda: report.take(self.backend, self.namespace, name))
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
         """See `trainjob.launch.cancel`."""

@@ -36,7 +36,7 @@ from trainjob.manifest import (
     spec_hash,
 )
 from trainjob.spec import TrainJobSpec
-from trainjob.status import QUEUE_LABEL, Phase, observe
+from trainjob.status import QUEUE_LABEL, Phase, mapping, observe
 
 AfterFailure = Literal["retry", "verdict"]
 """What to do with an earlier attempt that failed: always the next attempt, or only where its retry verdict says so."""
@@ -229,8 +229,8 @@ async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: C
 
 def given_up(trainjob: TrainJob) -> Diagnosis | None:
     """Why `give_up` has suspended a job; None if it has not, or somebody has resumed it."""
-    why = (trainjob["metadata"].get("annotations") or {}).get(GIVEN_UP)
-    if why is None or observe(trainjob).phase is not Phase.SUSPENDED:
+    why = mapping(trainjob, "metadata", "annotations").get(GIVEN_UP)
+    if not isinstance(why, str) or observe(trainjob).phase is not Phase.SUSPENDED:
         return None
     with suppress(ValueError):
         return unpack_diagnosis(json.loads(why))

@@ -23,7 +23,7 @@ from trainjob.cli.commands import parse_spec, slug_of
 from trainjob.cli.live import LiveView, Timeline, printable
 from trainjob.cli.options import duration, job_name, pair
 from trainjob.cli.program import exit_code, program
-from trainjob.cli.texts import as_json, number, short, table
+from trainjob.cli.texts import as_json, number, table
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import (
     BackendUnavailable,
@@ -40,6 +40,7 @@ from trainjob.errors import (
 )
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
+from trainjob.report import short
 from trainjob.status import Observation, Phase
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

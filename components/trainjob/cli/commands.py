@@ -18,7 +18,7 @@ import yaml
 from pydantic.alias_generators import to_camel
 
 from trainjob import launch as flow
-from trainjob import waiting
+from trainjob import report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
@@ -33,6 +33,9 @@ from trainjob.waiting import Budgets
 
 Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool, bool]
 """Budgets for queue, start and run; whether to give up on what will not change by itself, and at the first crash."""
+
+_DETAILS = ("spec", "ranks", "events", "running")
+"""What `diagnose` has and `status` has not."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
@@ -298,18 +301,24 @@ class Commands:
     # --- commands that look once
 
     async def status(self, name: tuple[str, str]) -> int:
-        """Everything about one job."""
-        trainjob = await self._find(name)
-        job = texts.describe(trainjob)
-        if observe(trainjob).phase.terminal:
-            try:
-                job["outputs"] = (await waiting.conclude(self.backend, JobRef.of(trainjob))).as_dict()["outputs"]
-            except TrainJobFailed as failure:
-                job["diagnosis"] = failure.diagnosis.as_dict()
-                job["text"] = str(failure)
-        text = job.pop("text", "")
-        self._answer(job, lambda: texts.status_text(job, trainjob) + (f"\n\n{text}" if text else ""))
+        """Where one job stands."""
+        found = await report.take(self.backend, name[0] or self.namespace, name[1])
+        job = {each: value for each, value in found.as_dict().items() if each not in _DETAILS}
+        self._answer(job, lambda: texts.status_text(found))
         return 0
+
+    async def diagnose(
+        self, name: tuple[str, str], page: Path | None, exit_code: Callable[[TrainJobFailed], int]
+    ) -> int:
+        """Everything about one job; the exit code that says who has to act next."""
+        found = await report.take(self.backend, name[0] or self.namespace, name[1])
+        if page is not None:
+            await anyio.Path(page).write_text(report.page(found), encoding="utf-8")
+        self._answer(found.as_dict(), lambda: texts.report_text(found))
+        ended = found.diagnosis.failed or found.given_up
+        if found.observation.stuck and not ended:
+            return 2
+        return exit_code(TrainJobFailed(found.diagnosis)) if ended else 0
 
     async def list(self, phases: Sequence[str], key: str | None) -> int:
         """The jobs of the namespace."""

@@ -16,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trainjob import crashes
-from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, result_text, short
+from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, result_text
 from trainjob.cli.views import View
 from trainjob.diagnosis import Diagnosis
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
+from trainjob.report import short
 from trainjob.status import Observation, Phase
 from trainjob.waiting import TrainJobResult
 

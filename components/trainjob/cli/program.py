@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
@@ -76,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = INTERRUPTED
     except TrainJobError as error:
         code = exit_code(error)
-        first, *more = str(error).split("\n")
+        from trainjob.crashes import printable  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+        first, *more = (printable(line, 2000) for line in str(error).split("\n"))  # lines of logs are among them
         click.echo("\n".join([click.style(f"error: {first}", fg="red", bold=True), *more]), err=True)
         _error_object(own, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
     except OSError as error:
@@ -226,6 +229,26 @@ def wait(
 def status(target: Target, /, *, name: tuple[str, str]) -> int:
     """Say where a job stands, and why it failed. Exits with 0 whatever the answer is."""
     return target.do(lambda commands: commands.status(name))
+
+
+@program.command(epilog=EXIT_CODES)
+@click.argument("name", type=job_name)
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write one HTML page, too, that needs nothing else.",
+)
+@common_options
+@click.pass_obj
+def diagnose(target: Target, /, *, name: tuple[str, str], page: Path | None) -> int:
+    """Say everything about a job, whoever started it: why it failed, or what is in its way; its ranks and events.
+
+    The exit code says who has to act next: 0 while the job gets on or is complete, 2 where only a person can get it
+    on, and that of `wait` where it has failed.
+    """
+    return target.do(lambda commands: commands.diagnose(name, page, exit_code))
 
 
 @program.command()

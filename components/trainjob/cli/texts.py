@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
 import yaml
 
 from trainjob.backends.base import TrainJob
-from trainjob.manifest import ATTEMPT, KEY
-from trainjob.status import Observation, Phase, observe
+from trainjob.crashes import printable
+from trainjob.manifest import KEY, JobRef
+from trainjob.report import Event, Rank, Report, facts, seconds_of, short
+from trainjob.status import Phase, observe
 from trainjob.waiting import TrainJobResult
+
+_RANKS, _EVENTS = 50, 20  # that fit on a screen or two
 
 PHASE_COLOURS = {
     Phase.COMPLETE: "green",
@@ -28,21 +32,6 @@ PHASE_COLOURS = {
 _RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-def short(seconds: float) -> str:
-    """A duration in at most two units: ``0.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``."""
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{math.floor(seconds * 10) / 10:.1f}s"
-    minutes, whole = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{whole:02}s" if minutes else f"{whole}s"
-
-
 def number(value: float | str) -> str:
     """A metric as people write it."""
     if isinstance(value, str):
@@ -50,33 +39,10 @@ def number(value: float | str) -> str:
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def seconds_of(observation: Observation, now: datetime | None = None) -> dict[str, float]:
-    """``age``, ``queued`` (from creation to admission) and ``active`` (from admission to the end), as far as known."""
-    now = now or datetime.now(UTC)
-    created, admitted, end = observation.created, observation.admitted, observation.finished or now
-    spans = {"age": (created, now), "queued": (created, admitted), "active": (admitted, end)}
-    return {name: max(0.0, (b - a).total_seconds()) for name, (a, b) in spans.items() if a and b}
-
-
 def describe(trainjob: TrainJob) -> dict[str, Any]:
-    """What `status` and `list` say of a job, for JSON."""
-    metadata, observation = trainjob["metadata"], observe(trainjob)
-    times = {name: getattr(observation, name) for name in ("created", "admitted", "finished")}
-    return {
-        "namespace": metadata["namespace"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "attempt": int((metadata.get("labels") or {}).get(ATTEMPT, 1)),
-        "key": (metadata.get("annotations") or {}).get(KEY, ""),
-        "phase": str(observation.phase),
-        "reason": observation.reason,
-        "message": observation.message,
-        **{name: time.isoformat().replace("+00:00", "Z") if time else None for name, time in times.items()},
-        "seconds": seconds_of(observation),
-        "progress": observation.progress,
-        "remaining_seconds": observation.remaining_seconds,
-        "metrics": dict(observation.metrics),
-    }
+    """What `list` says of a job, for JSON: no more than its TrainJob object does."""
+    key = (trainjob["metadata"].get("annotations") or {}).get(KEY, "")
+    return facts(JobRef.of(trainjob), key, observe(trainjob))
 
 
 def phase_styled(phase: Phase | str, width: int = 0) -> str:
@@ -102,25 +68,76 @@ def table(jobs: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def status_text(job: Mapping[str, Any], trainjob: TrainJob) -> str:
-    """`describe`'s answer for people."""
-    spec, seconds = trainjob["spec"], job["seconds"]
-    nodes = (spec.get("trainer") or {}).get("numNodes") or 1
-    because = ": ".join(filter(None, (job["reason"], job["message"])))
-    facts = {
-        "phase": phase_styled(job["phase"]) + (f"  {because}" if because else ""),
-        "progress": progress_text(job["progress"], job["remaining_seconds"]),
-        "metrics": joined(job["metrics"]),
-        "outputs": joined(job.get("outputs") or {}),
-        "runtime": f"{spec['runtimeRef']['name']}, {nodes} node{'s' if nodes > 1 else ''}",
-        "key": job["key"],
-        "attempt": str(job["attempt"]),
-        "created": f"{job['created']} ({short(seconds['age'])} ago)" if job["created"] else "",
+def status_text(report: Report) -> str:
+    """Where a job stands, and why it does not get on, for people."""
+    now, spec = report.observation, report.spec
+    seconds = seconds_of(now, report.taken)
+    nodes = spec.get("nodes", "1")
+    because = ": ".join(filter(None, (now.reason, now.message)))
+    shown = {
+        "phase": phase_styled(now.phase) + (f"  {printable(because, 1000)}" if because else ""),
+        "progress": progress_text(now.progress, now.remaining_seconds),
+        "metrics": joined(report.metrics),
+        "outputs": joined(report.outputs),
+        "runtime": f"{spec['runtime']}, {nodes} node{'' if nodes == '1' else 's'}" if "runtime" in spec else "",
+        "key": printable(report.key),
+        "attempt": str(report.ref.attempt),
+        "created": f"{_moment(now.created)} ({short(seconds['age'])} ago)" if now.created else "",
         "queued": short(seconds["queued"]) if seconds.get("queued") else "",
         "active": short(seconds["active"]) if "active" in seconds else "",
     }
-    lines = [f"  {name:<9} {text}" for name, text in facts.items() if text]
-    return "\n".join([click.style(f"{job['namespace']}/{job['name']}", bold=True), *lines])
+    text = "\n".join([click.style(str(report.ref), bold=True), *_aligned(shown)])
+    return f"{text}\n\n{report.diagnosis.text()}" if report.troubled else text
+
+
+def report_text(report: Report) -> str:
+    """All that is known of a job, for people."""
+    parts = [status_text(report)]
+    if not report.troubled and report.diagnosis.summary:
+        parts.append(report.diagnosis.text())
+    spec = {name: text for name, text in report.spec.items() if name not in ("runtime", "nodes")}
+    parts += [_section("spec", _aligned(spec)), _section("ranks", _rank_lines(report.ranks))]
+    parts.append(_section("events", [_event_line(event, report.taken) for event in report.events[-_EVENTS:]]))
+    return "\n\n".join(filter(None, parts))
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([click.style(title, bold=True), *lines]) if lines else ""
+
+
+def _aligned(values: Mapping[str, str]) -> list[str]:
+    return [f"  {name:<9} {text}" for name, text in values.items() if text]
+
+
+def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
+    """A table of the ranks; of many, those in trouble first."""
+    chosen = ranks if len(ranks) <= _RANKS else sorted(ranks, key=lambda rank: not rank.bad)[:_RANKS]
+    rows = [["RANK", "STATE", "EXIT", "RESTARTS", "STARTED", "ENDED", "NODE", "POD"]] if chosen else []
+    for rank in chosen:
+        code = "" if rank.exit_code is None else str(rank.exit_code)
+        times = [_moment(time)[11:] for time in (rank.started, rank.finished)]
+        rows.append([rank.rank, rank.state, code, str(rank.restarts or ""), *times, rank.node, rank.pod])
+    bad = [None, *(rank.bad for rank in chosen)]
+    lines = [click.style(line, fg="red") if is_bad else line for line, is_bad in zip(_columns(rows), bad, strict=False)]
+    more = len(ranks) - len(chosen)
+    return [f"  {line}" for line in lines] + ([f"  and {more} more"] if more else [])
+
+
+def _event_line(event: Event, now: datetime) -> str:
+    age = f"{short((now - event.time).total_seconds())} ago" if event.time else ""
+    often = f" ({event.count} times)" if event.count > 1 else ""
+    reason = click.style(event.reason, fg="yellow") if event.kind == "Warning" else event.reason
+    return f"  {age:<11} {reason}  {event.about}: {event.message}{often}"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows in columns as wide as they need."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _moment(time: datetime | None) -> str:
+    return time.isoformat(timespec="seconds").replace("+00:00", "Z") if time else ""
 
 
 def progress_text(progress: float | None, remaining: float | None) -> str:
@@ -165,7 +182,9 @@ def as_yaml(manifest: Mapping[str, Any]) -> str:
 
 def as_json(value: Any) -> str:
     """`value` on one line; NaN and infinity as text, since JSON has neither."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    # A lone surrogate, which cannot be encoded, becomes its JSON escape.
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,397 @@
+"""All that is known of a job at one moment, as one value: `trainjob status` and `diagnose` say it in text or JSON.
+
+`page` makes one HTML page of it that needs nothing else. Of environment variables only the names are in it, and what
+looks like a secret is left out of everything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from trainjob import __version__
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.crashes import printable
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, obstacles, rank_of
+from trainjob.diagnosis.crashes import training_container
+from trainjob.errors import NotFound
+from trainjob.launch import given_up
+from trainjob.manifest import KEY, JobRef
+from trainjob.spec.checks import holds_secret, names_a_secret
+from trainjob.status import QUEUE_LABEL, Observation, Phase, mapping, mappings, observe, parse_time
+from trainjob.waiting import result_of
+
+if TYPE_CHECKING:
+    import jinja2
+
+HIDDEN = "•••"
+"""In place of what looks like a secret."""
+
+_LONGEST = 2000  # characters of a line of a log or of a message
+_COMMAND = 300  # of a command: one that embeds a function is its source
+_EVENTS = 100  # the latest
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A pod of the job.
+
+    Attributes:
+        rank: As ``node-1``.
+        pod: Name of the pod.
+        node: Where it runs; empty if it is not scheduled.
+        state: What its container is doing, or why it is not: ``Running``, ``CrashLoopBackOff``, ``Unschedulable``.
+        exit_code: Of the last run of the container that has ended.
+        restarts: How often the container was started again.
+        started: When the container was first started, as far as is known.
+        finished: When its last run ended.
+    """
+
+    rank: str
+    pod: str
+    node: str = ""
+    state: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    started: datetime | None = None
+    finished: datetime | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Whether somebody should look at it."""
+        return bool(self.exit_code) or self.state not in ("Running", "Completed", "ContainerCreating", "Pending")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What Kubernetes noted about the job or what belongs to it.
+
+    Attributes:
+        time: When it was last seen.
+        kind: ``Normal`` or ``Warning``.
+        reason: In CamelCase.
+        about: The object, as ``Pod x``.
+        message: For people.
+        count: How often it was seen.
+    """
+
+    time: datetime | None
+    kind: str
+    reason: str
+    about: str
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """A job as it stands.
+
+    Attributes:
+        ref: The job; its UID is empty if the TrainJob is gone and only parts of it are left.
+        observation: Where it stands, with what is in its way.
+        diagnosis: Why it failed or does not get on; its category is ``none`` where there is nothing to explain.
+        taken: When all this was so.
+        key: Which piece of work it is, where it was launched with trainjob.
+        spec: What it is to run, in short.
+        metrics: What the training reported.
+        outputs: Name -> URI.
+        ranks: Its pods.
+        events: The latest last.
+        given_up: Whether its step has failed at the first crash, and it was suspended, see `trainjob.launch.give_up`.
+    """
+
+    ref: JobRef
+    observation: Observation
+    diagnosis: Diagnosis
+    taken: datetime
+    key: str = ""
+    spec: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    ranks: Sequence[Rank] = ()
+    events: Sequence[Event] = ()
+    given_up: bool = False
+
+    @property
+    def troubled(self) -> bool:
+        """Whether there is something to explain."""
+        return self.diagnosis.category is not Category.NONE
+
+    @property
+    def running_since(self) -> datetime | None:
+        """When the first rank began to run; None if it has not, or its pods are gone."""
+        return min((rank.started for rank in self.ranks if rank.started is not None), default=None)
+
+    @property
+    def phases(self) -> list[tuple[str, datetime, datetime]]:
+        """What it did from when to when: ``queued``, ``starting``, ``running`` (``active`` where nobody can tell)."""
+        now, begun = self.observation, self.running_since
+        end = now.finished or self.taken
+        spans = [("queued", now.created, now.admitted or end)]
+        if now.admitted is not None:
+            spans.append(("starting", now.admitted, begun or now.admitted))
+            spans.append(("running" if begun else "active", begun or now.admitted, end))
+        return [(name, a, max(a, b)) for name, a, b in spans if a is not None and (b - a).total_seconds() >= 1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return facts(self.ref, self.key, self.observation, self.taken) | {
+            "running": _iso(self.running_since),
+            "metrics": dict(self.metrics),
+            "outputs": dict(self.outputs),
+            "diagnosis": self.diagnosis.as_dict() if self.troubled else None,
+            "spec": dict(self.spec),
+            "ranks": [_times_as_text(asdict(rank)) for rank in self.ranks],
+            "events": [_times_as_text(asdict(event)) for event in self.events],
+            "unseen": list(self.diagnosis.unseen),
+        }
+
+
+def seconds_of(observation: Observation, now: datetime | None = None) -> dict[str, float]:
+    """``age``, ``queued`` (from creation to admission) and ``active`` (from admission to the end), as far as known."""
+    now = now or datetime.now(UTC)
+    created, admitted, end = observation.created, observation.admitted, observation.finished or now
+    spans = {"age": (created, now), "queued": (created, admitted), "active": (admitted, end)}
+    return {name: max(0.0, (b - a).total_seconds()) for name, (a, b) in spans.items() if a and b}
+
+
+def facts(ref: JobRef, key: str, observation: Observation, now: datetime | None = None) -> dict[str, Any]:
+    """What a TrainJob object itself says, for JSON."""
+    times = {name: _iso(getattr(observation, name)) for name in ("created", "admitted", "finished")}
+    return {
+        "namespace": ref.namespace,
+        "name": ref.name,
+        "uid": ref.uid,
+        "attempt": ref.attempt,
+        "key": key,
+        "phase": str(observation.phase),
+        "reason": observation.reason,
+        "message": observation.message,
+        **times,
+        "seconds": seconds_of(observation, now),
+        "progress": observation.progress,
+        "remaining_seconds": observation.remaining_seconds,
+        "metrics": dict(observation.metrics),
+    }
+
+
+async def take(backend: Backend, namespace: str, name: str) -> Report:
+    """Look at a job, started by whatever means.
+
+    Raises:
+        NotFound: there is no such job, and nothing is left of one.
+    """
+    trainjob = await backend.get(namespace, name)
+    ref = JobRef.of(trainjob) if trainjob is not None else JobRef(namespace, name, "")
+    evidence = await backend.evidence(ref)
+    if trainjob is None and not (evidence.pods or evidence.events):
+        raise NotFound(f"there is no TrainJob {namespace}/{name}")
+    return examine(ref, evidence, datetime.now(UTC))
+
+
+def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
+    """What the evidence says of a job. Pure; never raises because of the evidence."""
+    trainjob = evidence.trainjob or {}
+    observation = observe(evidence.trainjob)
+    obstacle = _obstacle(evidence, observation.phase)
+    observation = observe(evidence.trainjob, None, obstacle)
+    abandoned = given_up(trainjob) if trainjob else None
+    diagnosis = replace(abandoned or diagnose(evidence), job=str(ref), phase=observation.phase)
+    left = result_of(ref, evidence, observation)
+    return Report(
+        ref,
+        observation,
+        _without_secrets(replace(diagnosis, unseen=tuple(evidence.unseen))),
+        now,
+        key=_text(mapping(trainjob, "metadata", "annotations").get(KEY)),
+        spec=dict(_spec(trainjob)),
+        metrics={
+            _text(name): _masked(_text(value)) if isinstance(value, str) else value
+            for name, value in left.metrics.items()
+        },
+        outputs={_text(name): _masked(_text(uri)) for name, uri in left.outputs.items()},
+        ranks=sorted((_rank(pod) for pod in evidence.pods), key=_order),
+        events=_events(evidence.events),
+        given_up=abandoned is not None,
+    )
+
+
+def _obstacle(evidence: Evidence, phase: Phase) -> Any:
+    """What is in the way of a job that should get on, as a waiter tells it."""
+    if phase is Phase.QUEUED:
+        return obstacles.in_workload(evidence.workload or {})
+    hidden = any(line.startswith("pods:") for line in evidence.unseen)
+    finding = obstacles.first(obstacles.around(None if hidden else evidence.pods, evidence.events))
+    return finding.obstacle if finding else None
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _spec(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
+    """What the job is to run, in short: names of environment variables, and no values."""
+    spec, labels = mapping(trainjob, "spec"), mapping(trainjob, "metadata", "labels")
+    trainer, runtime = mapping(spec, "trainer"), mapping(spec, "runtimeRef")
+    kind = _text(runtime.get("kind") or "ClusterTrainingRuntime")
+    resources_asked = mapping(trainer, "resourcesPerNode")
+    amounts = mapping(resources_asked, "limits") or mapping(resources_asked, "requests")
+    found = {
+        "runtime": _text(runtime.get("name")) + ("" if kind == "ClusterTrainingRuntime" else f" ({kind})"),
+        "nodes": _text(trainer.get("numNodes")),
+        "processes": _text(trainer.get("numProcPerNode")),
+        "image": _text(trainer.get("image")),
+        "command": printable(_command(trainer.get("command")), _COMMAND),
+        "args": printable(_command(trainer.get("args")), _COMMAND),
+        "resources": ", ".join(f"{name} {_text(amount)}" for name, amount in amounts.items()),
+        "env": ", ".join(_text(variable.get("name")) for variable in mappings(trainer, "env")),
+        "dataset": _masked(_text(mapping(spec, "initializer", "dataset").get("storageUri"))),
+        "model": _masked(_text(mapping(spec, "initializer", "model").get("storageUri"))),
+        "patches": ", ".join(_text(patch.get("manager")) for patch in mappings(spec, "runtimePatches")),
+        "queue": _text(labels.get(QUEUE_LABEL)),
+        "deadline": f"{_text(limit)} s" if (limit := spec.get("activeDeadlineSeconds")) else "",
+    }
+    return ((name, text) for name, text in found.items() if text)
+
+
+def _command(words: object) -> str:
+    """A command on one line, without the values of options that name a secret."""
+    shown, option = [], ""
+    for word in words if isinstance(words, list | tuple) else ():
+        text = str(word)
+        name, equals, value = text.partition("=") if text.startswith("--") else (option, "", text)
+        if name and names_a_secret(name.lstrip("-"), value):
+            text = f"{name}={HIDDEN}" if equals else HIDDEN
+        option = text if text.startswith("--") and not equals else ""
+        shown.append(_masked(text) if text == HIDDEN or holds_secret(text) else shlex.quote(text))
+    return " ".join(shown)
+
+
+def _rank(pod: Mapping[str, Any]) -> Rank:
+    trains = training_container(pod)
+    found = [each for each in mappings(pod, "status", "containerStatuses") if each.get("name") == trains]
+    status = found[0] if found else {}
+    now, last = mapping(status, "state"), mapping(status, "lastState")
+    ended = mapping(now, "terminated") or mapping(last, "terminated")
+    starts = [mapping(state, kind).get("startedAt") for state in (last, now) for kind in ("running", "terminated")]
+    code, restarts = ended.get("exitCode"), status.get("restartCount")
+    return Rank(
+        rank_of(pod),
+        _text(mapping(pod, "metadata").get("name")),
+        _text(mapping(pod, "spec").get("nodeName")),
+        _state(pod, now),
+        exit_code=code if isinstance(code, int) else None,
+        restarts=restarts if isinstance(restarts, int) else 0,
+        started=min((time for time in map(parse_time, starts) if time is not None), default=None),
+        finished=parse_time(ended.get("finishedAt")),
+    )
+
+
+def _state(pod: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    phase = _text(mapping(pod, "status").get("phase"))
+    unscheduled = [
+        _text(each.get("reason"))
+        for each in mappings(pod, "status", "conditions")
+        if each.get("type") == "PodScheduled" and each.get("status") == "False"
+    ]
+    terminated = mapping(now, "terminated")
+    return (
+        _text(mapping(pod, "status").get("reason"))
+        or _text(mapping(now, "waiting").get("reason"))
+        or (_text(terminated.get("reason")) or ("Error" if terminated.get("exitCode") else "Completed"))
+        * bool(terminated)
+        or ("Running" if "running" in now else "")
+        or next(iter(unscheduled), "")
+        or phase
+    )
+
+
+def _order(rank: Rank) -> tuple[str, int, str]:
+    role, _, index = rank.rank.rpartition("-")
+    return (role, int(index) if index.isdecimal() else 0, rank.pod)
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
+    made = []
+    for event in sorted(events, key=obstacles.event_time)[-_EVENTS:]:
+        about = mapping(event, "involvedObject") or mapping(event, "regarding")
+        count = event.get("count") or mapping(event, "series").get("count")
+        made.append(
+            Event(
+                parse_time(obstacles.event_time(event)),
+                _text(event.get("type")) or "Normal",
+                _text(event.get("reason")),
+                f"{_text(about.get('kind'))} {_text(about.get('name'))}".strip(),
+                _masked(printable(" ".join(_text(event.get("message") or event.get("note")).split()), _LONGEST)),
+                count if isinstance(count, int) else 1,
+            )
+        )
+    return tuple(made)
+
+
+def _without_secrets(diagnosis: Diagnosis) -> Diagnosis:
+    log = tuple(_masked(printable(line, _LONGEST)) for line in diagnosis.log)
+    unseen = tuple(_text(what) for what in diagnosis.unseen)
+    return replace(diagnosis, log=log, unseen=unseen, summary=_masked(printable(diagnosis.summary, _LONGEST)))
+
+
+def _masked(text: str) -> str:
+    """`text` without the words that look like secrets."""
+    if not holds_secret(text):
+        return text
+    return " ".join(HIDDEN if holds_secret(word) else word for word in text.split(" "))
+
+
+def _text(value: object) -> str:
+    return "" if value is None else printable(str(value), _LONGEST)
+
+
+def _iso(time: datetime | None) -> str | None:
+    return time.isoformat().replace("+00:00", "Z") if time else None
+
+
+def _times_as_text(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page(report: Report) -> str:
+    """One HTML page: no scripts, and nothing from elsewhere."""
+    return _template().render(report=report, version=__version__, Phase=Phase)
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2  # noqa: PLC0415 - for those who ask for a page
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"clean": lambda value: printable(str(value), _LONGEST), "moment": _moment, "short": short}
+    return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))
+
+
+def _moment(time: datetime | None) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if time else ""
+
+
+def short(seconds: float) -> str:
+    """A duration in at most two units: ``0.4s``, ``12s``, ``1m20s``, ``2h05m``, ``3d04h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{int(seconds * 10) / 10:.1f}s"
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole:02}s" if minutes else f"{whole}s"

@@ -1,0 +1,289 @@
+"""All that is known of a job as one value, as text and as a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainjob.cli import texts
+from trainjob.crashes import pack_diagnosis
+from trainjob.diagnosis import Category, Evidence
+from trainjob.manifest import GIVEN_UP, JobRef
+from trainjob.report import HIDDEN, Report, examine, page
+from trainjob.status import QUEUE_LABEL, Phase
+
+NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)
+REF = JobRef("ns", "x", "uid-1", 2)
+HOSTILE = [
+    "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "{{ report.key }} {% raw %} ${x} &lt; & \"quoted\" 'single'",
+    "\x1b[2J\x1b[31mred\x1b[0m \x1b]0;title\x07",
+    "NUL \x00 and \x07 and \x9b2J",
+    "lone \udc80 surrogate and \u202eturned",
+    "x" * (1 << 20),
+]
+SECRET = "hf_" + "a" * 30
+
+
+def trainjob(*conditions: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    trainer = {
+        "numNodes": 2,
+        "image": "img:1",
+        "command": ["python", "train.py", "--token=" + "abcdefghijk", "--name", "a b", f"--url=https://u:{SECRET}@h/"],
+        "env": [{"name": "NAME", "value": "the-value"}, {"name": "HF_TOKEN", "value": SECRET}],
+        "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}},
+    }
+    return {
+        "metadata": {
+            "namespace": "ns",
+            "name": "x",
+            "uid": "uid-1",
+            "creationTimestamp": "2026-11-21T10:00:00Z",
+            "labels": {"trainjob.dev/attempt": "2"},
+            "annotations": {"trainjob.dev/key": "dag/run/train"},
+        },
+        "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer, **spec},
+        "status": {"conditions": list(conditions)},
+    }
+
+
+FAILED = {
+    "type": "Failed",
+    "status": "True",
+    "reason": "FailedJobs",
+    "message": "jobset failed due to one or more job failures",
+    "lastTransitionTime": "2026-11-21T10:06:00Z",
+}
+
+
+def pod(index: int, state: dict[str, Any], last: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "node",
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    container = {"name": "node", "state": state, "lastState": last or {}, "restartCount": 2 if last else 0}
+    return {
+        "metadata": {"name": f"x-node-0-{index}-abcde", "uid": f"pod-{index}", "labels": labels},
+        "spec": {"nodeName": "n1", "containers": [{"name": "node"}]},
+        "status": {"phase": "Running", "containerStatuses": [container], **status},
+    }
+
+
+RUNNING = {"running": {"startedAt": "2026-11-21T10:01:00Z"}}
+ENDED = {
+    "terminated": {
+        "exitCode": 3,
+        "reason": "Error",
+        "startedAt": "2026-11-21T10:01:01Z",
+        "finishedAt": "2026-11-21T10:05:00Z",
+    }
+}
+EVENT = {
+    "type": "Warning",
+    "reason": "BackOff",
+    "message": "Back-off restarting failed container",
+    "eventTime": "2026-11-21T10:05:30.000000Z",
+    "count": 4,
+    "involvedObject": {"kind": "Pod", "name": "x-node-0-1-abcde"},
+}
+
+
+def failed(log: list[str], **more: Any) -> Report:
+    pods = [pod(0, RUNNING), pod(1, {"waiting": {"reason": "CrashLoopBackOff"}}, ENDED)]
+    evidence = Evidence(trainjob(FAILED), pods, {"x-node-0-1-abcde": log}, [EVENT], **more)
+    return examine(REF, evidence, NOW)
+
+
+def plain(report: Report) -> str:
+    return click.unstyle(texts.report_text(report))
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: its text, and whether its elements are nested as they should be."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self.elements, self._open = "", [], list[str]()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if "style" not in self._open else ""
+
+
+def test_a_failed_job() -> None:
+    report = failed(["loading", "ValueError: no"])
+    assert (report.observation.phase, report.diagnosis.rank) == (Phase.FAILED, "node-1")
+    assert report.running_since == datetime(2026, 11, 21, 10, 1, tzinfo=UTC)
+    assert [(name, (b - a).total_seconds()) for name, a, b in report.phases] == [("starting", 60), ("running", 300)]
+    assert [(rank.rank, rank.state, rank.exit_code, rank.restarts, rank.bad) for rank in report.ranks] == [
+        ("node-0", "Running", None, 0, False),
+        ("node-1", "CrashLoopBackOff", 3, 2, True),
+    ]
+    for text in (plain(report), Page(page(report)).text):
+        for said in (
+            *("ns/x", "Failed", "node-1 exited with code 3", "ValueError: no", "mend the training code"),
+            *("torch-distributed", "nvidia.com/gpu 8", "CrashLoopBackOff", "Back-off restarting failed container"),
+            *("dag/run/train", "img:1"),
+        ):
+            assert said in text, said
+    assert "(4 times)" in plain(report)
+
+
+def test_status_and_diagnose_say_the_same() -> None:
+    report = failed(["ValueError: no"])
+    assert texts.report_text(report).startswith(texts.status_text(report))
+    assert report.diagnosis.text() in texts.status_text(report)
+
+
+@pytest.mark.parametrize("render", [plain, page, lambda report: texts.as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
+def test_no_value_of_a_variable_and_nothing_that_looks_like_a_secret(render: Any) -> None:
+    event = {**EVENT, "message": f"cannot pull with {SECRET}"}
+    pods = [pod(1, ENDED)]
+    evidence = Evidence(trainjob(FAILED), pods, {"x-node-0-1-abcde": [f"login {SECRET} refused"]}, [event])
+    text = render(examine(REF, evidence, NOW))
+    assert SECRET not in text
+    assert "the-value" not in text
+    assert "abcdefghijk" not in text
+    for said in ("NAME, HF_TOKEN", f"login {HIDDEN} refused", f"cannot pull with {HIDDEN}", f"--token={HIDDEN}"):
+        assert said in text
+
+
+def test_hostile_text_is_shown_and_does_nothing() -> None:
+    report = failed(HOSTILE, unseen=[HOSTILE[0], HOSTILE[3]])
+    html = page(report)
+    html.encode()
+    seen = Page(html)
+    assert set(seen.elements) & {"script", "img", "link", "iframe", "object"} == set()
+    assert not [name for name, _ in seen.attributes if name.startswith("on") or name in ("src", "href")]
+    assert HOSTILE[0] in seen.text
+    assert "{{ report.key }}" in seen.text
+    assert len(html) < 60_000
+    for text in (html, plain(report)):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text)
+        assert "red" in text
+        assert "x" * 2000 not in text
+    json.loads(texts.as_json(report.as_dict()))
+
+
+def test_the_page_needs_nothing_else() -> None:
+    html = page(failed(["x"]))
+    assert "default-src 'none'" in html
+    assert not re.search(r"https?://|@import|url\(", html)
+    assert "prefers-color-scheme: dark" in html
+    assert "@media print" in html
+
+
+def test_a_job_that_waits_says_for_what() -> None:
+    labelled = trainjob(suspend=True)
+    labelled["metadata"]["labels"][QUEUE_LABEL] = "gpus"
+    waiting = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "4 more needed for gpu"}
+    report = examine(REF, Evidence(labelled, workload={"status": {"conditions": [waiting]}}), NOW)
+    assert report.observation.phase is Phase.QUEUED
+    assert "4 more needed for gpu" in report.observation.message
+    assert [name for name, *_ in report.phases] == ["queued"]
+    for text in (plain(report), Page(page(report)).text):
+        assert "4 more needed for gpu" in text
+        assert "queue" in text
+
+
+def test_one_that_nothing_is_wrong_with() -> None:
+    job = trainjob()
+    job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}], "trainerStatus": {"progressPercentage": 42}}  # fmt: skip # noqa: E501
+    report = examine(REF, Evidence(job, [pod(0, RUNNING), pod(1, RUNNING)]), NOW)
+    assert (report.observation.phase, report.troubled, report.as_dict()["diagnosis"]) == (Phase.RUNNING, False, None)
+    assert "42" in Page(page(report)).text
+    assert "42%" in plain(report)
+
+
+def test_a_crash_of_a_job_that_goes_on_is_there_already() -> None:
+    job = trainjob()
+    job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}]}
+    report = examine(REF, Evidence(job, [pod(0, RUNNING), pod(1, RUNNING, ENDED)]), NOW)
+    assert report.observation.phase is Phase.RUNNING
+    assert (report.diagnosis.rank, report.diagnosis.exit_code) == ("node-1", 3)
+    assert "is Running: node-1 exited with code 3" in plain(report)
+
+
+def test_one_that_was_given_up_still_says_why() -> None:
+    why = replace(failed(["ValueError: no"]).diagnosis, job="ns/x")
+    job = trainjob(suspend=True)
+    job["metadata"]["annotations"][GIVEN_UP] = json.dumps(pack_diagnosis(why))
+    report = examine(REF, Evidence(job), NOW)
+    assert (report.observation.phase, report.given_up) == (Phase.SUSPENDED, True)
+    assert (report.diagnosis.rank, report.diagnosis.log) == ("node-1", ("ValueError: no",))
+    assert "ValueError: no" in Page(page(report)).text
+
+
+def test_what_is_left_of_a_job_that_is_gone() -> None:
+    report = examine(JobRef("ns", "x", ""), Evidence(None, [], {}, [EVENT]), NOW)
+    assert (report.observation.phase, report.diagnosis.category) == (Phase.DELETED, Category.DELETED)
+    assert "Back-off" in plain(report)
+    assert "the TrainJob is gone" in Page(page(report)).text
+
+
+def test_many_ranks_and_events_are_bounded_and_trouble_comes_first() -> None:
+    pods = [*(pod(i, RUNNING) for i in range(1000)), pod(1000, ENDED)]
+    events = [{**EVENT, "message": f"event {i}"} for i in range(5000)]
+    began = datetime.now(UTC)
+    report = examine(REF, Evidence(trainjob(FAILED), pods, {}, events), NOW)
+    html, text = page(report), plain(report)
+    assert datetime.now(UTC) - began < timedelta(seconds=10)
+    assert len(report.events) == 100
+    for shown in (html, text):
+        assert "node-1000" in shown
+        assert "event 4999" in shown
+    assert "and 951 more" in text
+    assert "and 801 more" in html
+    assert [rank.rank for rank in report.ranks[:3]] == ["node-0", "node-1", "node-2"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([
+                *("metadata", "spec", "status", "conditions", "containerStatuses", "state", "lastState", "terminated"),
+                *("exitCode", "finishedAt", "trainer", "env", "name", "labels", "runtimeRef", "command", "jobsStatus"),
+                *("trainerStatus", "initializer", "metrics", "suspend", "annotations", "message", "reason", "type"),
+            ]),
+            inner, max_size=5,
+        )
+    ),
+    max_leaves=8,
+)  # fmt: skip
+OBJECT = st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), JSON, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(OBJECT, st.lists(OBJECT, max_size=3), st.lists(OBJECT, max_size=3), OBJECT, st.lists(st.text(), max_size=3))
+def test_whatever_the_evidence_looks_like_there_is_a_report(
+    job: Any, pods: Any, events: Any, workload: Any, lines: Any
+) -> None:
+    report = examine(REF, Evidence(job, pods, {"": lines}, events, workload), NOW)
+    page(report).encode()
+    plain(report).encode()
+    json.loads(texts.as_json(report.as_dict()))
