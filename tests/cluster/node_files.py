@@ -86,6 +86,7 @@ def kubelet(directory: Path, authority: Path, cgroup: str) -> str:
             "evictionHard": {"memory.available": "100Mi"},
             "imageGCHighThresholdPercent": 100,
             "registerWithTaints": [{"key": LABEL, "value": "real", "effect": "NoSchedule"}],
+            "serializeImagePulls": False,  # a registry that does not answer holds up no other pod
             "syncFrequency": "10s",
         }
     )
