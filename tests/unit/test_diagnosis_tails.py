@@ -60,7 +60,10 @@ def test_torchrun_with_the_lines_of_two_workers() -> None:
 def test_torchrun_of_whose_workers_no_exception_is_left() -> None:
     report = TORCHRUN[TORCHRUN.index("W1121") :]
     assert of(report).error == "worker 1 exited with code 1"
-    assert of(report.replace("exitcode  : 1 ", "exitcode  : -9 ")).error == "worker 1 was killed by signal 9"
+    killed = of(report.replace("exitcode  : 1 ", "exitcode  : -9 "))
+    assert killed.error == "worker 1 was killed by signal 9"
+    assert killed.meaning is not None
+    assert killed.meaning.category is Category.UNKNOWN
     assert of("Root Cause (first observed failure):\ncut off").error == ""
 
 
@@ -144,6 +147,7 @@ def test_a_connection_that_may_be_one_to_a_peer() -> None:
         ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9 GiB for an array", Category.OUT_OF_MEMORY),
         ("MemoryError", Category.OUT_OF_MEMORY),
         ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Category.NODE_LOST),
+        ("ImportError: libgomp.so: cannot allocate memory in static TLS block", Category.USER_CODE),
         ("ModuleNotFoundError: No module named 'apex'", Category.USER_CODE),
         ("OSError: [Errno 28] No space left on device", Category.USER_CODE),
     ],
@@ -155,6 +159,7 @@ def test_errors_that_mean_something(error: str, category: Category) -> None:
 
 
 def test_an_error_of_no_special_meaning() -> None:
+    assert of("epoch 1: No space left on device, trying another" + "\nepoch" * 30).meaning is None
     assert of(f"{TRACE}ValueError: no").meaning is None
 
 

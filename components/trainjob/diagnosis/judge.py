@@ -245,8 +245,7 @@ def _told(blamed: _Blamed) -> str:
 def _what(blamed: _Blamed) -> str:
     crash, tail = blamed.crash, blamed.tail
     if crash.stopped:
-        meaning = meanings.find("PodDeleted", "")
-        return meaning.says if meaning else ""
+        return _STOPPED.says
     if (meaning := crash.meaning) is not None:
         if meaning.says:
             return meaning.says
@@ -277,6 +276,12 @@ _SIGNALS = {
         "native code crashed: check that driver, CUDA and framework versions fit together",
     ),
 }
+_STOPPED = Meaning(
+    Category.DELETED,
+    RetryVerdict.INFRASTRUCTURE,
+    "find out who deletes pods in this namespace, then run it again",
+    "was stopped: somebody deleted its pod",
+)
 _FAILED = Meaning(
     Category.USER_CODE,
     RetryVerdict.USER,
@@ -292,7 +297,7 @@ _LOST = Meaning(
 def _meaning(blamed: _Blamed) -> Meaning:
     crash, tail = blamed.crash, blamed.tail
     if crash.stopped:
-        return meanings.find("PodDeleted", "") or meanings.UNKNOWN
+        return _STOPPED
     if (meaning := crash.meaning) is not None:
         return meaning
     if crash.disruption or crash.exit_code is None:
@@ -314,7 +319,7 @@ def _signal(number: int) -> str:
 
 def _exec_error(message: str) -> str:
     """Of runc's chain of errors the one that says something."""
-    found = re.search(r"exec: .*|stat .*|chdir to cwd .*", message)
+    found = re.search(r'exec: "[^"]*": .*|chdir to cwd .*|stat /.*', message)
     return (found[0] if found else message).removesuffix(": unknown")
 
 

@@ -337,14 +337,6 @@ _RULES = (
         _INFRASTRUCTURE,
         "run it again: the node had less room than the scheduler thought",
     ),
-    _rule(
-        "PodDeleted",
-        "",
-        Category.DELETED,
-        _INFRASTRUCTURE,
-        "find out who deletes pods in this namespace, then run it again",
-        says="was stopped: somebody deleted its pod",
-    ),
     # --- Kueue
     _rule("Pending", "> maximum capacity", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
     _rule("ExceedsMaxQuota", "", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),

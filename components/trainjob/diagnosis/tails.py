@@ -53,15 +53,23 @@ _OUT_OF_GPU_MEMORY = (
 )
 _USER = RetryVerdict.USER
 _ERRORS: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
-    (re.compile(pattern), meaning)
+    (re.compile(pattern, re.MULTILINE), meaning)
     for pattern, meaning in (
         (
             _OUT_OF_GPU_MEMORY,
             Meaning(Category.OUT_OF_MEMORY, _USER, "use a smaller batch, or GPUs with more memory: the GPU's was full"),
         ),
         (
-            r"^MemoryError|std::bad_alloc|[Cc]annot allocate memory|Unable to allocate .* for an array",
+            r"^MemoryError|std::bad_alloc|[Cc]annot allocate memory(?! in static TLS)|Unable to allocate .* for an array",
             Meaning(Category.OUT_OF_MEMORY, _USER, "raise the memory in resources_per_node, or use a smaller batch"),
+        ),
+        (
+            r"^worker \d+ was killed by signal 9$",
+            Meaning(
+                Category.UNKNOWN,
+                RetryVerdict.INFRASTRUCTURE,
+                "something outside the job killed it: often the node or the pod ran out of memory",
+            ),
         ),
         (
             r"uncorrectable ECC error|fell off the bus",
@@ -128,14 +136,13 @@ def read(lines: Sequence[str]) -> Tail:
     clean = [_COLORS.sub("", line[:_LONGEST]).rstrip() for line in lines]
     text = "\n".join(clean)
     raised = _first_to_blame(clean)
-    lost = bool(_LOST_PEER.search(raised.chain if raised else text))
     error, line = (str(raised), raised.line) if raised else _last_words(clean)
-    looked_at = raised.chain if raised else text
+    said = raised.chain if raised else "\n".join([error, *clean[-TAIL_LINES:]])
     return Tail(
         error,
         line,
-        next((meaning for pattern, meaning in _ERRORS if pattern.search(looked_at)), None),
-        lost_peer=lost,
+        next((meaning for pattern, meaning in _ERRORS if pattern.search(said)), None),
+        lost_peer=bool(_LOST_PEER.search(raised.chain if raised else text)),
         lost_connection=bool(raised and _LOST_CONNECTION.search(raised.chain)),
         told=bool(_TOLD.search(text)),
         peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall(text))),
