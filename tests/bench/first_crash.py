@@ -1,0 +1,200 @@
+"""How soon a crash of a rank is a diagnosed failure, on a real node, beside the Kubeflow SDK's wait in the same run.
+
+::
+
+    python tests/bench/first_crash.py [--runs N] [--sdk PYTHON | --no-sdk]
+
+Starts the test cluster with its real node (root) and runs TrainJobs of two nodes on Trainer's own runtime
+``torch-distributed``, whose rank 1 writes down the time and exits with 3 at once. Kubernetes starts it again in its
+place; Trainer calls the job failed when six restarts have failed, too.
+
+* ours: `trainjob.waiting.wait` with ``fail_on_first_crash``: from the time that the process itself wrote (its end, less
+  the exit of a Python), from the container's ``finishedAt`` (whole seconds), and from the moment at which another
+  client's watch shows it in the API server, to the raised error;
+* the SDK: ``TrainerClient().wait_for_job_status`` on a job of its own that crashes in the same way, in an environment
+  of its own (``make .venv-sdk/stamp``), to the raised error; then, what is left of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.cluster import images  # noqa: E402
+from tests.cluster.access import Access  # noqa: E402
+from tests.cluster.api import ApiError  # noqa: E402
+from tests.cluster.control_plane import Cluster  # noqa: E402
+from tests.cluster.real_node import unfit  # noqa: E402
+
+from trainjob import Budgets, JobRef, TrainJobSpec  # noqa: E402
+from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: E402
+from trainjob.backends.kubernetes.credentials import Credentials  # noqa: E402
+from trainjob.errors import RankCrashed  # noqa: E402
+from trainjob.launch import give_up, launch  # noqa: E402
+from trainjob.waiting import wait  # noqa: E402
+
+SDK = ROOT / ".venv-sdk" / "bin" / "python"
+CLIENT = Path(__file__).parent / "clients" / "sdk.py"
+CRASH = """
+import os, sys, time
+if os.environ["PET_NODE_RANK"] == "1":
+    time.sleep(1)
+    print("ValueError: the data is wrong", flush=True)
+    print(f"{time.time():.3f}", flush=True)
+    sys.exit(3)
+time.sleep(3600)
+"""
+SPEC = {
+    "runtime": "torch-distributed",
+    "num_nodes": 2,
+    "image": images.PYTHON,
+    "command": ["python3", "-c", CRASH],
+}
+
+
+def say(metric: str, value: float | str, unit: str = "", peer: float | str | None = None) -> None:
+    both = isinstance(value, float | int) and isinstance(peer, float | int) and peer
+    ratio = float(f"{value / peer:.3g}") if both else None  # type: ignore[operator]
+    figures = {"metric": metric, "value": value, "unit": unit, "peer": peer, "ratio": ratio}
+    print(json.dumps({"bench": "first_crash", **figures}), flush=True)
+
+
+class Onlooker:
+    """Notes when the API server first shows a crash of a job, by a connection of its own."""
+
+    def __init__(self, cluster: Access, namespace: str, name: str) -> None:
+        self.seen = 0.0
+        self.finished = 0.0
+        self._look: Callable[[], Any] = lambda: cluster.api.find(
+            "v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}"
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + 120
+        while not self.seen and time.monotonic() < deadline:
+            now = time.time()
+            for pod in self._look():
+                for status in pod["status"].get("containerStatuses") or []:
+                    for state in (status.get("state") or {}, status.get("lastState") or {}):
+                        ended = state.get("terminated") or {}
+                        if ended.get("exitCode") and not self.seen:
+                            self.seen, self.finished = now, datetime.fromisoformat(ended["finishedAt"]).timestamp()
+            time.sleep(0.02)
+
+    def done(self) -> None:
+        self._thread.join(130)
+
+
+async def once(cluster: Access, namespace: str, number: int) -> dict[str, float]:
+    """Seconds from the crash to the error, by three clocks; the job is stopped."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    try:
+        ref = await launch(backend, TrainJobSpec.parse(SPEC), f"crash-{number}", namespace=namespace)
+        onlooker = Onlooker(cluster, namespace, ref.name)
+        try:
+            await wait(backend, ref, Budgets(fail_on_first_crash=True))
+        except RankCrashed as error:
+            raised, diagnosis = time.time(), error.diagnosis
+        else:
+            raise SystemExit("the job did not crash")
+        await give_up(backend, ref, diagnosis)
+        onlooker.done()
+        if (diagnosis.rank, diagnosis.exit_code, len(diagnosis.log)) != ("node-1", 3, 2):
+            raise SystemExit(f"another diagnosis than expected: {diagnosis}")
+        while not await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.5)
+        return {
+            "end of the process to raised error": raised - float(diagnosis.log[-1]),
+            "finishedAt of the container to raised error": raised - onlooker.finished,
+            "shown by the API server to raised error": raised - onlooker.seen,
+        }
+    finally:
+        await backend.aclose()
+
+
+def created(cluster: Access, namespace: str) -> JobRef:
+    """A job as somebody else would make it."""
+
+    async def create() -> JobRef:
+        backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+        try:
+            return await launch(backend, TrainJobSpec.parse(SPEC), "sdk", namespace=namespace)
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(create())
+
+
+def left(cluster: Access, namespace: str, name: str) -> int:
+    """Lines of the failing rank's log that can still be read."""
+    lines = 0
+    for pod in cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}"):
+        if pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index") == "1":
+            for params in ({}, {"previous": "true"}):
+                with suppress(ApiError):
+                    lines += len(cluster.pod_log(namespace, pod["metadata"]["name"], **params).splitlines())
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="crashes that are timed (%(default)s)")
+    parser.add_argument("--sdk", type=Path, default=SDK, help="a Python that has the SDK (%(default)s)")
+    parser.add_argument("--no-sdk", action="store_true", help="without it: it takes more than five minutes")
+    arguments = parser.parse_args()
+    if why := unfit():
+        say("not measured", f"no real node: {why}")
+        return
+    if not arguments.no_sdk and not arguments.sdk.exists():
+        raise SystemExit(f"{arguments.sdk} is missing: make .venv-sdk/stamp, or --no-sdk")
+    say("load average before", os.getloadavg()[0])
+    with Cluster(kueue=False, real_node=True) as cluster, cluster.namespace("real", real=True) as namespace:
+        peer: subprocess.Popen[str] | None = None
+        if not arguments.no_sdk:
+            ref = created(cluster, namespace)
+            onlooker = Onlooker(cluster, namespace, ref.name)
+            command = [arguments.sdk, CLIENT, cluster.kubeconfig, namespace, ref.name]
+            peer = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
+            onlooker.done()
+        found = [asyncio.run(once(cluster, namespace, number)) for number in range(arguments.runs)]
+        of_sdk: dict[str, float] = {}
+        said, lines = "", 0
+        if peer is not None:
+            out, _ = peer.communicate(timeout=1500)
+            at, _, said = out.strip().splitlines()[-1].partition("\t")
+            # The process wrote its last time a moment before its container's end: both begin at what the API shows.
+            of_sdk = {
+                "finishedAt of the container to raised error": float(at) - onlooker.finished,
+                "shown by the API server to raised error": float(at) - onlooker.seen,
+            }
+            lines = left(cluster, namespace, ref.name)
+        for metric in found[0]:
+            values = [each[metric] for each in found]
+            beside = of_sdk.get(metric)
+            say(f"{metric}, median", round(statistics.median(values), 2), "s", beside and round(beside, 1))
+            say(f"{metric}, longest of {len(values)}", round(max(values), 2), "s")
+        if peer is not None:
+            say("lines of the failing rank's log that the error shows or leaves", 2, "", lines)
+            say("what the error says", "rank, exit code, last lines, advice", "", said)
+        say("load average after", os.getloadavg()[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Crashes while a job goes on, with Trainer's own runtimes, which start a rank again: told at once, and fatal if asked.
+
+How soon is printed by tests/bench/first_crash.py; limits are generous here, since the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from tests.cluster import images
+from tests.cluster.access import TRAINER, Access
+from tests.cluster.launchers import launcher_environment
+from tests.cluster.nodes import fate
+from tests.cluster.test_faults import Wires, until, until_running, wires
+from tests.kfp.conftest import Steps
+
+from trainjob import Budgets, JobRef, Phase, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis import Evidence, diagnose
+from trainjob.errors import RankCrashed
+from trainjob.launch import cancel, give_up, launch
+from trainjob.report import take
+from trainjob.status import Observation, observe
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+__all__ = ["wires"]
+
+SOON = 30  # seconds, on a busy machine
+CRASHING = fate(run="200ms", exit_code=3, ranks="1")
+
+
+def spec(**fields: Any) -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 2, **fields})
+
+
+# ---------------------------------------------------------------- the watch of pods
+
+
+async def first_crash(backend: KubernetesBackend, ref: JobRef) -> Evidence:
+    with anyio.fail_after(60):
+        async with aclosing(backend.crashes(ref)) as found:
+            return await anext(found)
+
+
+def culprit(evidence: Evidence) -> tuple[str, int | None]:
+    diagnosis = diagnose(evidence, Observation(Phase.FAILED))
+    return diagnosis.rank, diagnosis.exit_code
+
+
+async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires) -> None:
+    async with wires.open(Timings(), shared=True) as (backend, proxy):
+        crashing = [await launch(backend, spec(env=CRASHING), key, namespace=wires.namespace) for key in ("a", "b")]
+        quiet = await launch(backend, spec(env=fate(run="never")), "quiet", namespace=wires.namespace)
+        found: dict[int, tuple[str, int | None]] = {}
+
+        async def listen(number: int, ref: JobRef) -> None:
+            found[number] = culprit(await first_crash(backend, ref))
+
+        async with anyio.create_task_group() as tasks:
+            for number, ref in enumerate([*crashing, *crashing, quiet]):
+                tasks.start_soon(listen, number, ref)
+            await until(lambda: len(found) == 4)
+            assert found == dict.fromkeys(range(4), ("node-1", 3)), "the fifth one's job is fine"
+            # Who comes later finds what has been: by a list of the job's own pods.
+            assert culprit(await first_crash(backend, crashing[0])) == ("node-1", 3)
+            assert len(proxy.seen("WATCH", "/pods")) == 1
+            assert len(proxy.seen("GET", "/pods")) == 2
+            tasks.cancel_scope.cancel()
+        await first_crash(backend, crashing[1])
+        assert len(proxy.seen("WATCH", "/pods")) == 2, "it was closed when nobody listened"
+
+
+async def test_who_is_told_to_end_has_not_crashed(cluster: Access, namespace: str) -> None:
+    """Suspended, preempted, cancelled: their containers end by SIGTERM."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
+    await until_running(backend, ref)
+    found: list[Evidence] = []
+
+    async def listen() -> None:
+        async with aclosing(backend.crashes(ref)) as crashes:
+            async for evidence in crashes:
+                found.append(evidence)  # noqa: PERF401 - it is cancelled, and what was found until then counts
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        await backend.patch(ref, {"spec": {"suspend": True}})
+        with anyio.fail_after(60):
+            while not await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+                await anyio.sleep(0.1)
+        await anyio.sleep(2)  # longer than what is told of together
+        tasks.cancel_scope.cancel()
+    assert found == []
+    await cancel(backend, ref)
+    await backend.aclose()
+
+
+# ---------------------------------------------------------------- real pods
+
+CRASH = """
+import os, sys, time
+if os.environ["PET_NODE_RANK"] == "1":
+    time.sleep(1)
+    print("ValueError: the data is wrong", flush=True)
+    sys.exit(3)
+time.sleep(600)
+"""
+REAL = {"image": images.PYTHON, "command": ["python3", "-c", CRASH]}
+SAID = ("node-1 exited with code 3", "  | ValueError: the data is wrong")
+
+# Airflow reads its home when it is first imported, so that it cannot be in this process; and there is nobody to ask for
+# connections.
+TRIGGER = """
+import asyncio, json, logging, sys
+from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.triggers.trainjob import TrainJobTrigger
+
+async def none(self):
+    return {}
+
+async def main(job):
+    trigger = TrainJobTrigger(trainjob_conn_id="trainjob_default", get_logs=False, **job)
+    trigger._log = logging.getLogger("trigger")
+    async for event in trigger.run():
+        print(json.dumps(event.payload), flush=True)
+
+TrainJobHook._asettings = none
+logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+logging.getLogger("httpx").setLevel(logging.WARNING)
+asyncio.run(main(json.loads(sys.argv[1])))
+"""
+
+
+class Faces:
+    """The ways to wait for a job on the real node, each in a process of its own, all at once."""
+
+    def __init__(self, cluster: Access, namespace: str, directory: Path) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.directory = directory
+        settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace, "NO_COLOR": "1"}
+        self.settings = {**settings, "KUBECONFIG": str(cluster.kubeconfig), "AIRFLOW_HOME": str(directory)}
+        self.seconds: dict[str, float] = {}
+
+    async def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        run = partial(subprocess.run, command, capture_output=True, text=True, timeout=200)
+        environment = {**launcher_environment(), **self.settings}
+        return await anyio.to_thread.run_sync(lambda: run(env=environment, cwd=self.directory, check=False))
+
+    async def trainjob(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return await self.run(str(Path(sys.executable).parent / "trainjob"), *words)
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        return self.cluster.api.find("v1", "Pod", self.namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}")
+
+    def since_crash(self, name: str) -> float:
+        """Seconds since a container of the job first ended by itself, by its pods."""
+        ends = [
+            datetime.fromisoformat(state["terminated"]["finishedAt"])
+            for pod in self.pods(name)
+            for status in pod["status"].get("containerStatuses") or []
+            for state in (status.get("state") or {}, status.get("lastState") or {})
+            if (state.get("terminated") or {}).get("exitCode") == 3
+        ]
+        return (datetime.now(UTC) - min(ends)).total_seconds() if ends else 0.0
+
+    def phase(self, name: str) -> Phase:
+        return observe(self.cluster.api.get(TRAINER, "TrainJob", self.namespace, name)).phase
+
+
+async def by_the_core(faces: Faces) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(faces.cluster.kubeconfig)))
+    ref = await launch(backend, spec(**REAL), "core", namespace=faces.namespace)
+    with pytest.raises(RankCrashed) as caught:
+        await wait(backend, ref, Budgets(fail_on_first_crash=True))
+    assert faces.since_crash(ref.name) < SOON
+    diagnosis = caught.value.diagnosis
+    assert (diagnosis.rank, diagnosis.exit_code) == ("node-1", 3)
+    assert diagnosis.log == ("ValueError: the data is wrong",)
+    assert faces.phase(ref.name) is Phase.RUNNING
+    assert await give_up(backend, ref, diagnosis) == f"{ref} was suspended"
+    with anyio.fail_after(90):
+        while not await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+            await anyio.sleep(0.1)
+    report = await take(backend, faces.namespace, ref.name)
+    assert report.ranks == [], "its pods are gone, and why is still known"
+    assert (report.given_up, report.diagnosis.log) == (True, diagnosis.log)
+    second = await launch(backend, spec(**REAL), "core", namespace=faces.namespace)
+    assert second.attempt == 2
+    await cancel(backend, second)
+    await backend.aclose()
+
+
+async def by_the_command_line(faces: Faces) -> None:
+    """Kept, so that a waiter that is started again finds the crash that is over."""
+    words = ["--runtime", "torch-distributed", "--num-nodes", "2", "--image", images.PYTHON]
+    options = ["--fail-on-first-crash", "--on-crash", "keep", "--no-logs", "--key", "cli"]
+    done = await faces.trainjob("run", *options, *words, "--", *REAL["command"])
+    name = next(word for word in done.stderr.split() if word.startswith(f"{faces.namespace}/")).partition("/")[2]
+    for again in (done, await faces.trainjob("wait", name, "--fail-on-first-crash", "--no-logs")):
+        assert again.returncode == 1, again.stderr
+        assert f"{faces.namespace}/{name} goes on" in again.stderr
+        for said in SAID:
+            assert said in again.stderr
+    found = await faces.trainjob("diagnose", name, "--html", str(faces.directory / "report.html"))
+    assert found.returncode == 0, "it goes on"
+    for text in (found.stdout, (faces.directory / "report.html").read_text()):
+        assert "exited with code 3" in text
+        assert "ValueError: the data is wrong" in text
+    assert (await faces.trainjob("cancel", name)).returncode == 0
+
+
+async def by_a_pipeline(faces: Faces) -> None:
+    steps = Steps(faces.directory, {**faces.settings, "TRAINJOB_WORKSPACE": "s3://nowhere/at-all"})
+    parameters = {**REAL, "runtime": "torch-distributed", "num_nodes": 2, "fail_on_first_crash": True}
+    ended = await anyio.to_thread.run_sync(lambda: steps.run("train", **parameters, on_crash_action="cancel"))
+    assert ended.code == 1, ended.log
+    assert "was deleted" in ended.log
+    for said in SAID:
+        assert said in ended.termination_message
+
+
+async def by_a_trigger(faces: Faces, *, fatal: bool) -> None:
+    key = f"trigger-{fatal}"
+    backend = KubernetesBackend(Credentials(kubeconfig=str(faces.cluster.kubeconfig)))
+    asked = spec(**REAL) if fatal else spec(**REAL, active_deadline_seconds=20)
+    ref = await launch(backend, asked, key, namespace=faces.namespace)
+    job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": 1, "fail_on_first_crash": fatal}
+    done = await faces.run(sys.executable, "-c", TRIGGER, json.dumps(job))
+    assert done.returncode == 0, done.stderr
+    event = json.loads(done.stdout.splitlines()[-1])
+    if fatal:
+        assert event["status"] == "crashed", done.stderr
+        assert event["diagnosis"]["log"] == ["ValueError: the data is wrong"]
+        assert faces.phase(ref.name) is Phase.RUNNING, "the worker decides what becomes of it"
+    else:
+        assert event["status"] == "failed"
+        for said in SAID:
+            assert said in done.stderr, "while it goes on"
+        assert "ValueError: the data is wrong" in json.dumps(event["crash"]), "its pods are gone"
+    await cancel(backend, ref)
+    await backend.aclose()
+
+
+async def test_every_face_says_it_at_the_first_crash(real_node: Access, tmp_path: Path) -> None:
+    with real_node.namespace("real", real=True) as namespace:
+        ways: list[Callable[[Faces], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
+        ways += [partial(by_a_trigger, fatal=True), partial(by_a_trigger, fatal=False)]
+        began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            for number, way in enumerate(ways):
+                (tmp_path / str(number)).mkdir()
+                tasks.start_soon(way, Faces(real_node, namespace, tmp_path / str(number)))
+        assert time.monotonic() - began < 200, "six restarts, after which Trainer says so, take longer"
