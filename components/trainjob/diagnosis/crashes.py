@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from trainjob.diagnosis import meanings
@@ -184,28 +184,33 @@ def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]
         tails: Pod -> what its log says, as far as it was read.
     """
     nothing = Tail()
-    lost = [
-        time
-        for crash in crashes
-        if (tail := tails.get(crash.pod, nothing)).lost_peer or tail.lost_connection
-        if (time := parse_time(crash.finished)) is not None
-    ]
-    first_lost = min(lost, default=None)
+    lost: list[datetime] = []
+    explained: list[datetime] = []
+    for crash in crashes:
+        time, tail = parse_time(crash.finished), tails.get(crash.pod)
+        if tail is not None and time is not None and not tail.told:
+            (lost if tail.lost_peer or tail.lost_connection else explained).append(time)
+    lost_since = min(lost) + _STRAYING if lost else None
+    explained_since = min(explained) - _STRAYING if explained else None
 
     def level(crash: Crash) -> int:
         tail = tails.get(crash.pod, nothing)
         killed = crash.exit_code in (_SIGTERM, _SIGKILL) and crash.meaning is None
         # Killed before others lost it: by the kernel, where memory was short. Later, by whoever ends the job.
         time = parse_time(crash.finished)
-        early = first_lost is not None and (time is None or time <= first_lost + _STRAYING)
+        early = lost_since is not None and (time is None or time <= lost_since)
+        # Of thousands not every log is read: whose was, and says no other reason, comes before those of the same time.
+        unread = crash.pod not in tails and crash.meaning is None
+        late = explained_since is not None and (time is None or time >= explained_since)
         levels = (
-            (crash.stopped, 6),
-            (crash.helper, 5),
+            (crash.stopped, 7),
+            (crash.helper, 6),
             (crash.disruption, 0),
-            (killed and early and crash.exit_code == _SIGKILL, 1),
-            (killed or tail.told, 4),
-            (tail.lost_peer, 3),
-            (tail.lost_connection, 2),
+            (killed and early and crash.exit_code == _SIGKILL, 2),
+            (killed or tail.told, 5),
+            (tail.lost_peer, 4),
+            (tail.lost_connection, 3),
+            (unread and late, 1),
         )
         return next((number for applies, number in levels if applies), 0)
 

@@ -60,7 +60,7 @@ _ERRORS: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(Category.OUT_OF_MEMORY, _USER, "use a smaller batch, or GPUs with more memory: the GPU's was full"),
         ),
         (
-            r"^MemoryError|std::bad_alloc|[Cc]annot allocate memory(?! in static TLS)|Unable to allocate .* for an array",
+            r"^MemoryError|std::bad_alloc|[Cc]annot allocate memory(?! in static)|Unable to allocate .* for an array",
             Meaning(Category.OUT_OF_MEMORY, _USER, "raise the memory in resources_per_node, or use a smaller batch"),
         ),
         (

@@ -206,9 +206,10 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     crashes = crashes_in(found)
     codes = Counter(crash.exit_code for crash in crashes)
     crashes.sort(key=lambda crash: codes[crash.exit_code])  # in the same second, who ended otherwise than most
-    while len(reader.asked) < _MOST_TAILS and not reader.hidden:
+    while len(reader.asked) < _MOST_TAILS and not reader.vain:
         ordered = in_order(crashes, reader.tails)
-        if not ordered or _explained(ordered[0], reader.tails):
+        known = [reader.tails[crash.pod] for crash in ordered if crash.pod in reader.tails]
+        if known and not (known[0].lost_peer or known[0].told):
             break
         lost = {address for tail in reader.tails.values() for address in tail.peers}
         suspects: dict[str, Crash] = {}
@@ -222,12 +223,6 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     return Evidence(trainjob, silent, reader.logs, unseen=reader.unseen)
 
 
-def _explained(crash: Crash, tails: Mapping[str, Tail]) -> bool:
-    """Whether the log of a crash is known, and does not put it down to another one's."""
-    tail = tails.get(crash.pod)
-    return tail is not None and not tail.lost_peer and not tail.told
-
-
 class _Tails:
     """Reads the ends of logs.
 
@@ -237,7 +232,7 @@ class _Tails:
         tails: Pod -> what they say.
         silent: Pod -> time of its last line.
         unseen: What could not be read.
-        hidden: No log may be read.
+        vain: There is no point in asking for more.
     """
 
     def __init__(self, client: ApiClient, pods: Mapping[str, Mapping[str, Any]]) -> None:
@@ -248,14 +243,15 @@ class _Tails:
         self.tails: dict[str, Tail] = {}
         self.silent: dict[str, str] = {}
         self.unseen: list[str] = []
-        self.hidden = False
+        self.vain = False
 
     async def read(self, crashes: Sequence[Crash]) -> None:
         """Read the logs of the crashed containers, at the same time."""
         self.asked |= {crash.pod for crash in crashes}
         failures = [failure for failure in await asyncio.gather(*map(self._read, crashes)) if failure is not None]
-        self.hidden = any(isinstance(failure, Forbidden) for failure in failures)
-        self.unseen += dict.fromkeys(f"logs: {failure.message}" for failure in failures)
+        self.vain = len(failures) == len(crashes) or any(isinstance(failure, Forbidden) for failure in failures)
+        said = [f"logs: {failure.message}" for failure in failures]
+        self.unseen = list(dict.fromkeys([*self.unseen, *said]))
 
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]

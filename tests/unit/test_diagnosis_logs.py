@@ -1,0 +1,98 @@
+"""Of a thousand pods that crashed, the log of the one that is to blame is among the few that are read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.kubernetes.errors import Forbidden, Unreachable
+from trainjob.backends.kubernetes.pods import gather
+from trainjob.diagnosis import diagnose
+from trainjob.status import Observation, Phase
+
+pytestmark = pytest.mark.anyio
+
+LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [{}]:4711"
+PODS = 1000
+
+
+class Logs(ApiClient):
+    """Has the logs of pods, by rank, and nothing else."""
+
+    def __init__(self, culprit: int, accused: str, refuse: Exception | None = None) -> None:
+        super().__init__(Credentials())
+        self.culprit = culprit
+        self.accused = accused
+        self.refuse = refuse
+        self.read: list[int] = []
+
+    async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
+        assert unended
+        rank = int(request.path.split("/")[-2].rpartition("-")[2])
+        self.read.append(rank)
+        if self.refuse is not None:
+            raise self.refuse
+        said = "ValueError: no labels" if rank == self.culprit else LOST.format(self.accused)
+        for line in ("Traceback (most recent call last):", "  x", said):
+            yield f"2026-11-21T10:00:09.{rank:09}Z {line}".encode()
+
+
+def pod(rank: int, code: int = 1, second: int = 9) -> dict[str, Any]:
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "node",
+        "batch.kubernetes.io/job-completion-index": str(rank),
+    }
+    ended = {"exitCode": code, "reason": "Error", "finishedAt": f"2026-11-21T10:00:{second:02}Z"}
+    return {
+        "metadata": {"name": f"x-node-0-{rank}", "namespace": "ns", "uid": f"{rank}", "labels": labels},
+        "spec": {"containers": [{"name": "node"}]},
+        "status": {
+            "podIP": f"10.88.{rank // 256}.{rank % 256}",
+            "containerStatuses": [{"name": "node", "state": {"terminated": ended}, "lastState": {}}],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("culprit", "code", "second", "accused", "most"),
+    [
+        (700, 1, 9, "10.88.2.188", 32),  # known only by the address that the others lost
+        (700, 3, 9, "10.88.9.9", 16),  # ended otherwise than all others
+        (700, 1, 8, "10.88.9.9", 16),  # ended first
+        (700, 1, 10, "10.88.2.188", 32),  # its clock is ahead
+        (40, 1, 9, "10.88.9.9", 64),  # nothing tells it from the others
+    ],
+)
+async def test_the_culprit_is_among_those_that_are_read(
+    culprit: int, code: int, second: int, accused: str, most: int
+) -> None:
+    found = [pod(rank, *((code, second) if rank == culprit else (1, 9))) for rank in range(PODS)]
+    client = Logs(culprit, accused)
+    evidence = await gather(client, found, None)
+    assert culprit in client.read
+    assert len(client.read) == len(set(client.read)) <= most
+    assert diagnose(evidence, Observation(Phase.FAILED)).rank == f"node-{culprit}"
+
+
+async def test_reading_ends_where_nothing_more_can_be_learned() -> None:
+    nobody = Logs(-1, "10.88.9.9")
+    await gather(nobody, [pod(rank) for rank in range(PODS)], None)
+    assert len(nobody.read) == 64
+    few = Logs(-1, "10.88.9.9")
+    await gather(few, [pod(rank) for rank in range(3)], None)
+    assert sorted(few.read) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "most"), [(Forbidden(403, "Forbidden", "no pods/log"), 16), (Unreachable(0, "", "no route"), 128)]
+)
+async def test_what_cannot_be_read_is_said_once(refusal: Exception, most: int) -> None:
+    client = Logs(1, "", refusal)
+    evidence = await gather(client, [pod(rank) for rank in range(PODS)], None)
+    assert len(client.read) <= most
+    assert len(evidence.unseen) == len(set(evidence.unseen)) == 1
+    assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
