@@ -131,7 +131,7 @@ record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubefl
 	$(BIN)/python -m tests.docs.sdk
 
 .PHONY: bench
-bench: $(VENV)/test.stamp ## measurements, one JSON object a line
+bench: $(VENV)/test.stamp $(SDK_VENV)/stamp ## measurements, one JSON object a line
 	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 .PHONY: clean

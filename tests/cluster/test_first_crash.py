@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.cluster import images
-from tests.cluster.access import TRAINER, Access
+from tests.cluster.access import RULES, TRAINER, Access
 from tests.cluster.launchers import launcher_environment
 from tests.cluster.nodes import fate
 from tests.cluster.test_faults import Wires, until, until_running, wires
@@ -107,6 +107,17 @@ async def test_who_is_told_to_end_has_not_crashed(cluster: Access, namespace: st
         tasks.cancel_scope.cancel()
     assert found == []
     await cancel(backend, ref)
+    await backend.aclose()
+
+
+async def test_without_the_right_to_see_pods_it_is_said_and_waited(
+    cluster: Access, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES[:1], namespace))))
+    ref = await launch(backend, spec(env=fate(run="300ms")), "a", namespace=namespace)
+    with anyio.fail_after(90):
+        assert (await wait(backend, ref, Budgets(fail_on_first_crash=True))).uid == ref.uid
+    assert f"crashes of ranks of TrainJob {ref} cannot be seen while it goes on: 403" in caplog.text
     await backend.aclose()
 
 
