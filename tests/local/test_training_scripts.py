@@ -85,13 +85,13 @@ def jax(log: Path, *arguments: str, world: int = 2) -> Ended:
     )
 
 
-def torch(log: Path, *arguments: str, world: int = 2) -> Ended:
+def torch(log: Path, *arguments: str, world: int = 2, **environment: str) -> Ended:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(free_port())]
     script = [str(TRAINING / "digits_torch.py"), "--dataset", DATA.as_uri(), *arguments]
     components = str(ROOT / "components")  # that environment has no trainjob installed
     return run_all(
         [[TORCH_PYTHON, *launcher, *script]],
-        [{"TRAINJOB_TERMINATION_LOG": f"{log}-0", "PYTHONPATH": components, "OMP_NUM_THREADS": "1"}],
+        [{"TRAINJOB_TERMINATION_LOG": f"{log}-0", "PYTHONPATH": components, "OMP_NUM_THREADS": "1", **environment}],
     )
 
 
@@ -240,3 +240,21 @@ def test_a_torch_rank_that_dies_takes_the_other_with_it(tmp_path: Path) -> None:
     assert ended.codes == [1]
     assert re.search(r"exitcode\s*: 7", ended.text)
     assert not (tmp_path / "model").exists()
+
+
+@needs_torch
+def test_a_torch_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """As the JAX one does, which `tests/local/test_recovery.py` interrupts in more ways."""
+    arguments = ("--epochs", "4", "--output", str(tmp_path / "model"))
+    undisturbed = torch(tmp_path / "log", *arguments)
+    keeping = {"TRAINJOB_CHECKPOINT": str(tmp_path / "checkpoints" / "of-this-work")}
+    ended = torch(tmp_path / "log", *arguments, "--fail-at-epoch", "3", **keeping)
+    assert ended.codes == [1]
+    ended = torch(tmp_path / "log", *arguments, **keeping)
+    assert ended.codes == [0], ended.text
+    assert sorted(re.findall(r"rank (\d) resumes after epoch 2\n", ended.text)) == ["0", "1"]
+    assert re.findall(r"^epoch (\d)/4", ended.text, re.MULTILINE) == ["3", "4"]
+    assert said(tmp_path / "log").metrics["resumed_after_epoch"] == "2"
+    ends = [sorted(re.findall(r"rank \d ends with weights \w+", each.text)) for each in (undisturbed, ended)]
+    assert ends[0] == ends[1] != []
+    assert not list((tmp_path / "checkpoints" / "of-this-work").iterdir())
