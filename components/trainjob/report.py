@@ -374,7 +374,8 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"clean": lambda value: printable(str(value), _LONGEST), "moment": _moment, "short": short}
+    filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short}
+    environment.filters |= filters
     return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))
 
 

@@ -124,8 +124,8 @@ def _budgets(parameters: Mapping[str, Any]) -> Budgets:
         return timedelta(seconds=parameters[name]) if parameters[name] else None
 
     impatient = bool(parameters.get("fail_on_first_crash"))
-    limits = (limit(name) for name in ("queue_timeout", "start_timeout", "run_timeout"))
-    return Budgets(*limits, fail_on_first_crash=impatient)
+    queue, start, run = (limit(name) for name in ("queue_timeout", "start_timeout", "run_timeout"))
+    return Budgets(queue, start, run, fail_on_first_crash=impatient)
 
 
 def _say_crash(diagnosis: Diagnosis) -> None:

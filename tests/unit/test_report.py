@@ -114,7 +114,9 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.text, self.elements, self._open = "", [], list[str]()
+        self.text = ""
+        self.elements: list[str] = []
+        self._open: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.feed(html)
         self.close()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import time
 
-from kubeflow.common.types import KubernetesBackendConfig  # type: ignore[import-not-found]
-from kubeflow.trainer import TrainerClient  # type: ignore[import-not-found]
+from kubeflow.common.types import KubernetesBackendConfig
+from kubeflow.trainer import TrainerClient
 
 
 def main(kubeconfig: str, namespace: str, name: str) -> None:

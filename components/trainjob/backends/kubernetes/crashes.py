@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -14,6 +15,8 @@ from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_o
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.manifest import JobRef
+
+_log = logging.getLogger(__name__)
 
 # Ranks that lose their peer end within a fraction of a second of it, and a kubelet looks at its containers once in a
 # second: the first to be told of may be a victim. So long is waited for the others before one is called the first.
@@ -91,10 +94,11 @@ class CrashHub:
                         for heard in self._listeners.get(event.item["metadata"]["labels"].get(JOBSET_NAME, ""), ()):
                             heard.put_nowait(event.item)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody must listen to nothing for ever
-            known = isinstance(error, TrainJobError)
-            told = error if known else BackendUnavailable(f"{type(error).__name__}: {error}")
+            if not isinstance(error, TrainJobError):
+                _log.exception("the watch of %s has ended", self._path)
+                error = BackendUnavailable(f"{type(error).__name__}: {error}")
             for heard in [each for listeners in self._listeners.values() for each in listeners]:
-                heard.put_nowait(told)
+                heard.put_nowait(error)
 
     async def _present(self, ref: JobRef) -> list[dict[str, Any]]:
         patience = Patience(*self._client.timings.waiting)
