@@ -1,0 +1,210 @@
+"""The command line where ranks crash, and where a job is diagnosed: words, exit codes, what becomes of the job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.memory import MemoryBackend
+from tests.unit.test_cli import exit_of
+
+from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob import launch as flow
+from trainjob.diagnosis import Evidence
+from trainjob.launch import given_up
+from trainjob.status import observe
+
+CRASHED = {
+    "metadata": {
+        "name": "p-1",
+        "labels": {"batch.kubernetes.io/job-completion-index": "1", "jobset.sigs.k8s.io/replicatedjob-name": "node"},
+    },
+    "spec": {"containers": [{"name": "node"}]},
+    "status": {"containerStatuses": [{"name": "node", "lastState": {"terminated": {"exitCode": 3}}}]},
+}
+EVIDENCE = Evidence(None, [CRASHED], {"p-1": ["loading", "ValueError: no"]})
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    backend = MemoryBackend()
+    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    return backend
+
+
+@pytest.fixture
+def job(backend: MemoryBackend) -> JobRef:
+    """One that runs."""
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+    ref = asyncio.run(flow.launch(backend, spec, "key", namespace="default"))
+    backend.running(ref)
+    return ref
+
+
+@pytest.fixture
+def crashing(backend: MemoryBackend, job: JobRef) -> JobRef:
+    backend.crashed[job.uid] = [EVIDENCE]
+    return job
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ([], (Phase.RUNNING, "goes on")),
+        (["--on-crash", "keep"], (Phase.RUNNING, "goes on")),
+        (["--on-crash", "suspend"], (Phase.SUSPENDED, "was suspended")),
+        (["--on-crash", "cancel"], (None, "was deleted")),
+    ],
+)
+def test_wait_fails_at_the_first_crash(
+    capsys: pytest.CaptureFixture[str],
+    backend: MemoryBackend,
+    crashing: JobRef,
+    options: list[str],
+    outcome: tuple[Phase | None, str],
+) -> None:
+    phase, told = outcome
+    code, _, err = exit_of(capsys, "wait", crashing.name, "--fail-on-first-crash", *options)
+    assert code == 1
+    assert f"{crashing} {told}" in err
+    assert "node-1 exited with code 3" in err
+    assert "  | ValueError: no" in err
+    left = list(backend.jobs.values())
+    assert [observe(job).phase for job in left] == ([phase] if phase else [])
+
+
+def test_run_suspends_what_it_has_launched(
+    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, crashing: JobRef
+) -> None:
+    words = ["--runtime", "torch-distributed", "--key", "key", "--fail-on-first-crash", "--", "train"]
+    code, _, err = exit_of(capsys, "run", *words)
+    assert (code, f"{crashing} was suspended" in err) == (1, True)
+    assert given_up(backend.job(crashing)) is not None
+    code, out, _ = exit_of(capsys, "diagnose", crashing.name)
+    assert (code, "ValueError: no" in out) == (1, True)
+
+
+def test_a_crash_is_shown_at_once_with_its_last_lines(
+    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, crashing: JobRef
+) -> None:
+    def end(request: str) -> None:  # once it was looked at some times
+        if request == "look" and backend.requests.count("watch") and next(looks) > 20:
+            backend.end(crashing)
+
+    looks = iter(range(10**6))
+    backend.before = end
+    code, out, err = exit_of(capsys, "wait", crashing.name, "--plain")
+    assert (code, "Complete" in out) == (0, True)
+    assert "node-1 exited with code 3; the job goes on" in err
+    assert "last lines of node-1:\n  | loading\n  | ValueError: no" in err
+
+
+def test_a_crash_is_an_event_for_programs(
+    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, crashing: JobRef
+) -> None:
+    looks = iter(range(10**6))
+    backend.before = lambda request: backend.end(crashing) if request == "look" and next(looks) > 20 else None
+    _, out, _ = exit_of(capsys, "wait", crashing.name, "--json", "--no-logs")
+    (crash,) = [each for each in map(json.loads, out.splitlines()) if each["event"] == "crash"]
+    assert (crash["rank"], crash["exit_code"], crash["log"]) == ("node-1", 3, ["loading", "ValueError: no"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["wait", "x", "--on-crash", "cancel"], "give both"),
+        (["run", "--runtime", "r", "--on-crash", "keep", "--", "x"], "give both"),
+        (["wait", "--stdin", "--fail-on-first-crash"], "give its NAME"),
+        (["wait", "x", "--fail-on-first-crash", "--on-crash", "delete"], "delete"),
+    ],
+)
+def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    code, _, err = exit_of(capsys, *words)
+    assert (code, message in err) == (2, True), err
+
+
+# ---------------------------------------------------------------- diagnose
+
+
+def broken_image(backend: MemoryBackend, job: JobRef) -> Evidence:
+    backend.status(job, jobsStatus=[{"name": "node", "active": 1}])
+    waiting = {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse image"}}
+    status = {"phase": "Pending", "containerStatuses": [{"name": "node", "state": waiting}]}
+    return Evidence(backend.job(job), [{**CRASHED, "status": status}])
+
+
+def failed(backend: MemoryBackend, job: JobRef) -> Evidence:
+    backend.condition(job, "Failed", "FailedJobs")
+    return Evidence(backend.job(job), EVIDENCE.pods, EVIDENCE.logs)
+
+
+def fine(backend: MemoryBackend, job: JobRef) -> Evidence:
+    return Evidence(backend.job(job))
+
+
+def complete(backend: MemoryBackend, job: JobRef) -> Evidence:
+    backend.end(job)
+    return Evidence(backend.job(job))
+
+
+def gone(backend: MemoryBackend, job: JobRef) -> Evidence:
+    backend.jobs.clear()
+    subject = {"kind": "JobSet", "name": job.name}
+    return Evidence(None, events=[{"type": "Warning", "reason": "Odd", "message": "was", "involvedObject": subject}])
+
+
+def unknown(backend: MemoryBackend, job: JobRef) -> Evidence:
+    backend.jobs.clear()
+    return Evidence(None)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (failed, 1, "node-1 exited with code 3"),
+        (broken_image, 2, "InvalidImageName"),
+        (fine, 0, "is Running: nothing is in its way"),
+        (complete, 0, "Complete"),
+        (gone, 5, "Odd"),
+        (unknown, 5, ""),
+    ],
+    ids=lambda case: case[0].__name__,
+)
+def test_the_exit_code_of_diagnose(
+    capsys: pytest.CaptureFixture[str],
+    backend: MemoryBackend,
+    job: JobRef,
+    tmp_path: Path,
+    case: tuple[Callable[[MemoryBackend, JobRef], Evidence], int, str],
+) -> None:
+    make, exit_code, said = case
+    found = make(backend, job)
+
+    async def evidence(_: JobRef) -> Evidence:
+        return found
+
+    backend.evidence = evidence  # type: ignore[method-assign]
+    page = tmp_path / "report.html"
+    code, out, _ = exit_of(capsys, "diagnose", job.name, "--html", str(page))
+    assert (code, said in out) == (exit_code, True), out
+    assert page.exists() == (make is not unknown)
+    code, out, _ = exit_of(capsys, "diagnose", job.name, "--json")
+    answer: dict[str, Any] = json.loads(out)
+    assert code == exit_code
+    if make is not unknown:
+        status = json.loads(exit_of(capsys, "status", job.name, "--json")[1])
+        seconds = [each.pop("seconds") for each in (answer, status)]
+        assert status == {name: answer[name] for name in status}, "they do not say two different things"
+        assert seconds[0].keys() == seconds[1].keys()
+
+
+def test_a_page_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, job: JobRef, tmp_path: Path
+) -> None:
+    code, _, err = exit_of(capsys, "diagnose", job.name, "--html", str(tmp_path / "no" / "such" / "directory.html"))
+    assert code == 3
+    assert "No such file or directory" in err
