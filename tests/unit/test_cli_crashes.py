@@ -187,7 +187,7 @@ def test_the_exit_code_of_diagnose(
     async def evidence(_: JobRef) -> Evidence:
         return found
 
-    backend.evidence = evidence  # type: ignore[method-assign]
+    backend.evidence = evidence  # type: ignore[assignment,method-assign]
     page = tmp_path / "report.html"
     code, out, _ = exit_of(capsys, "diagnose", job.name, "--html", str(page))
     assert (code, said in out) == (exit_code, True), out
