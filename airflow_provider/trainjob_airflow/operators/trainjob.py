@@ -43,8 +43,8 @@ _SPEC_FIELDS = (
         "resources_per_node",
         "env",
     ),
-    *("inputs", "outputs", "initializer", "runtime_patches", "labels", "annotations", "active_deadline_seconds"),
-    *("suspend", "managed_by"),
+    *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
+    *("active_deadline_seconds", "suspend", "managed_by"),
 )
 
 
@@ -71,6 +71,8 @@ class TrainJobOperator(BaseOperator):
         env: Environment of the nodes; secrets by ``valueFrom`` only.
         inputs: Name -> URI of what is read; the nodes find each as ``TRAINJOB_INPUT_<NAME>``.
         outputs: Name -> URI of where to write; ``TRAINJOB_OUTPUT_<NAME>``.
+        checkpoints: Where the training keeps what it needs to go on after an interruption, ``pvc://claim/path`` or a
+            URI; each task instance has a directory of its own there, the same for all its tries.
         initializer: Trainer's own initializers.
         runtime_patches: Changes to the runtime's pods.
         labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
@@ -137,6 +139,7 @@ class TrainJobOperator(BaseOperator):
         env: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         inputs: Mapping[str, str] | None = None,
         outputs: Mapping[str, str] | None = None,
+        checkpoints: str | None = None,
         initializer: Mapping[str, Any] | None = None,
         runtime_patches: Sequence[Mapping[str, Any]] | None = None,
         labels: Mapping[str, str] | None = None,
@@ -170,6 +173,7 @@ class TrainJobOperator(BaseOperator):
         self.env = env
         self.inputs = inputs
         self.outputs = outputs
+        self.checkpoints = checkpoints
         self.initializer = initializer
         self.runtime_patches = runtime_patches
         self.labels = labels
