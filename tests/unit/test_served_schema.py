@@ -217,6 +217,7 @@ def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
             "managed_by": "kueue.x-k8s.io/multikueue",
             "inputs": {"dataset": "s3://a"},
             "outputs": {"model": "s3://b"},
+            "checkpoints": "pvc://claim/path",
         }
     )
     left_out = set(TrainJobSpec.model_fields) - spec.model_fields_set
@@ -225,6 +226,7 @@ def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
         "func_args",
         "packages_to_install",
         "pip_index_urls",
+        "torchtune",  # makes command and args
         "labels",
         "annotations",
         "manifest",
