@@ -218,7 +218,9 @@ class Checkpoint:
 
     def __init__(self, options: argparse.Namespace, data: Data) -> None:
         location = os.environ.get("TRAINJOB_CHECKPOINT", "")
-        self._path = local(location) / "checkpoint.safetensors" if location else None
+        if "://" in location:
+            raise SystemExit(f"this script keeps checkpoints in directories, not in {location}: use pvc:// or file://")
+        self._path = Path(location, "checkpoint.safetensors") if location else None
         shaping = ("epochs", "batch_size", "learning_rate", "seed", "model")
         self._training = json.dumps({name: getattr(options, name) for name in shaping} | {"dataset": data.sha256})
 
