@@ -452,6 +452,13 @@ def test_a_termination_message_in_place_of_a_log() -> None:
     assert diagnosed(pod(0, 1, message='{"trainjob": 1}')).log == ()
 
 
+def test_an_exit_code_of_ones_own_says_more_than_an_exception_that_was_caught() -> None:
+    raised = ["Traceback (most recent call last):", "  x", "ValueError: no"]
+    assert diagnosed(pod(0, 3), logs=logs(raised)).summary == "node-0 exited with code 3"
+    told = ["mpirun noticed that process rank 1 with PID 7 on node x exited on signal 9 (Killed)."]
+    assert diagnosed(pod(0, 137), logs=logs(told)).summary.endswith("(SIGKILL): worker 1 was killed by signal 9")
+
+
 def test_a_summary_is_one_line() -> None:
     waiting = {"reason": "CreateContainerError", "message": "x\n\n" + "y" * 5000}
     summary = diagnosed(starting(containerStatuses=[{"state": {"waiting": waiting}}]), job=GOES_ON).summary

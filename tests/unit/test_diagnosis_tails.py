@@ -67,6 +67,23 @@ def test_torchrun_of_whose_workers_no_exception_is_left() -> None:
     assert of("Root Cause (first observed failure):\ncut off").error == ""
 
 
+MPIRUN = """\
+--------------------------------------------------------------------------
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[54437,1],1]
+  Exit code:    3
+--------------------------------------------------------------------------"""
+
+
+def test_mpirun() -> None:
+    assert of(MPIRUN).error == "worker 1 exited with code 3"
+    assert of("  Process name: [[54437,1],1]").error == ""
+    killed = "mpirun noticed that process rank 1 with PID 0 on node x-node-0-0 exited on signal 9 (Killed)."
+    assert of(killed).error == "worker 1 was killed by signal 9"
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

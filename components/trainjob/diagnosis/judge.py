@@ -258,8 +258,8 @@ def _what(blamed: _Blamed) -> str:
         ended = f"was killed by signal {crash.exit_code - 128} ({name})"
     else:
         ended = f"exited with code {crash.exit_code}"
-    # Python ends with 1 after an exception, C++ by SIGABRT; whoever gave another code meant that one.
-    explains = crash.exit_code in (1, 2, 134) and not crash.container
+    # Python ends with 1 after an exception, C++ by SIGABRT, mpirun as its worker; whoever gave another code meant that.
+    explains = (crash.exit_code in (1, 2, 134) or tail.error.startswith("worker ")) and not crash.container
     return f"{ended}: {tail.error}" if tail.error and explains else ended
 
 

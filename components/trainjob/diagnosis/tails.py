@@ -27,6 +27,11 @@ _TORCHRUN_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank")
 _TORCHRUN_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
 
+# Open MPI, of the first process that failed.
+_MPI_PROCESS = re.compile(r"^\s*Process name: \[.*,(\d+)\]$")
+_MPI_CODE = re.compile(r"^\s*Exit code:\s+(-?\d+)$")
+_MPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
+
 _LOST_PEER = re.compile(
     r"connection closed by (remote )?peer"  # Gloo, NCCL
     r"|gloo.*(timed? ?out|broken pipe|connection (reset|refused)|read error|connectFullMesh)"
@@ -199,17 +204,22 @@ def _last_words(lines: Sequence[str]) -> tuple[str, int]:
             said = what.removeprefix("what():").strip() if what.startswith("what():") else ""
             return f"{found[1]}: {said}" if said else found[1], number
         if _TORCHRUN_CAUSE.search(line):
-            return _torchrun(lines[number : number + 12]), number
+            return _worker(lines[number : number + 12], _TORCHRUN_RANK, _TORCHRUN_CODE), number
+        if _MPI_PROCESS.match(line):
+            return _worker(lines[number : number + 2], _MPI_PROCESS, _MPI_CODE), number
+        if found := _MPI_SIGNAL.search(line):
+            return f"worker {found[1]} was killed by signal {found[2]}", number
     for number in range(len(lines) - 1, max(-1, len(lines) - 4), -1):
         if _USAGE.match(lines[number]):
             return lines[number], number
     return "", -1
 
 
-def _torchrun(report: Sequence[str]) -> str:
-    rank = next((found[1] for line in report if (found := _TORCHRUN_RANK.match(line))), "")
-    code = next((found[1] for line in report if (found := _TORCHRUN_CODE.match(line))), "")
-    if not (rank and code):
+def _worker(report: Sequence[str], rank: re.Pattern[str], code: re.Pattern[str]) -> str:
+    """How the first worker ended, by what its launcher reports of it; empty if that is cut off."""
+    worker = next((found[1] for line in report if (found := rank.match(line))), "")
+    ended = next((found[1] for line in report if (found := code.match(line))), "")
+    if not (worker and ended):
         return ""
-    how = f"was killed by signal {code[1:]}" if code.startswith("-") else f"exited with code {code}"
-    return f"worker {rank} {how}"
+    how = f"was killed by signal {ended[1:]}" if ended.startswith("-") else f"exited with code {ended}"
+    return f"worker {worker} {how}"
