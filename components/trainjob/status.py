@@ -27,8 +27,9 @@ class Phase(StrEnum):
     STARTING = "Starting"
     """Pods are being scheduled, pulled and started."""
     RUNNING = "Running"
+    """All its pods were running. It stays so where one ends before the others, or is started again in place."""
     RESTARTING = "Restarting"
-    """It ran before; its pods are being started again."""
+    """It ran before; its pods are being made anew, or something is in the way of one that was replaced."""
     SUSPENDED = "Suspended"
     """Suspended by a person or a program other than Kueue."""
     COMPLETE = "Complete"
@@ -77,6 +78,7 @@ class Observation:
         remaining_seconds: The script's own estimate.
         metrics: The script's metrics, by name, as text.
         has_run: Whether its pods were seen running, now or earlier.
+        pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.
         stuck: Whether it cannot get on unless a person changes something; `message` says what.
     """
 
@@ -91,6 +93,7 @@ class Observation:
     remaining_seconds: float | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     has_run: bool = False
+    pods_gone: bool = False
     stuck: bool = False
 
 
@@ -150,8 +153,8 @@ def observe(
     if mapping(trainjob, "spec").get("suspend"):
         observation = _suspended(trainjob, mapping(conditions, "Suspended"), common)
     else:
-        phase, has_run = _progressing(mappings(trainjob, "status", "jobsStatus"), previous)
-        observation = Observation(phase, admitted=_admitted(conditions, created), **common | {"has_run": has_run})
+        found = _progressing(mappings(trainjob, "status", "jobsStatus"), previous, obstacle)
+        observation = Observation(admitted=_admitted(conditions, created), **common | found)
     if obstacle is None or not observation.phase.idle:
         return observation
     message = f"{observation.message}: {obstacle.message}" if observation.message else obstacle.message
@@ -175,19 +178,27 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
     return Observation(Phase.SUSPENDED, _text(condition, "reason") or "Suspended", message, **common)
 
 
-def _progressing(jobs: list[Mapping[str, Any]], previous: Observation | None) -> tuple[Phase, bool]:
-    """The phase of a job that is neither finished nor suspended, and whether it has run by now."""
+def _progressing(
+    jobs: list[Mapping[str, Any]], previous: Observation | None, obstacle: Obstacle | None
+) -> dict[str, Any]:
+    """Phase, `has_run` and `pods_gone` of a job that is neither finished nor suspended."""
     has_run = previous is not None and previous.has_run
     if not any(job.get(count) for job in jobs for count in ("ready", "active", "succeeded", "failed", "suspended")):
-        # All counters are zero before the first pod, and for 10-50 ms between the last one and `Failed`.
-        return (previous.phase if previous is not None and has_run else Phase.NOT_STARTED), has_run
+        # All counters are zero before the first pod, and for seconds between the last one and `Failed` or a restart.
+        phase = previous.phase if previous is not None and has_run else Phase.NOT_STARTED
+        return {"phase": phase, "has_run": has_run, "pods_gone": has_run}
     initializers = [job for job in jobs if str(job.get("name")).endswith("-initializer")]
     training = [job for job in jobs if job not in initializers]
     if any(job.get("ready") or job.get("succeeded") for job in training):
-        return Phase.RUNNING, True
+        return {"phase": Phase.RUNNING, "has_run": True}
     if any(not job.get("succeeded") for job in initializers):
-        return Phase.INITIALIZING, has_run
-    return (Phase.RESTARTING if has_run else Phase.STARTING), has_run
+        return {"phase": Phase.INITIALIZING, "has_run": has_run}
+    # A rank that has ended well is not ready any more 1 to 2 s before it counts as succeeded, and one that restarts in
+    # place looks the same. Where all of them are started again, a Job fails and all counters are zero before.
+    ran = previous is not None and previous.phase is Phase.RUNNING and not previous.pods_gone
+    if ran and obstacle is None and any(job.get("active") for job in training):
+        return {"phase": Phase.RUNNING, "has_run": True}
+    return {"phase": Phase.RESTARTING if has_run else Phase.STARTING, "has_run": has_run}
 
 
 def _admitted(conditions: Mapping[str, Mapping[str, Any]], created: datetime | None) -> datetime | None:

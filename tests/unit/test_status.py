@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.status import QUEUE_LABEL, Observation, Phase, observe, parse_time
+from trainjob.status import QUEUE_LABEL, Observation, Obstacle, Phase, observe, parse_time
 
 CREATED, QUEUED, RESUMED, ENDED = (f"2026-11-21T{hour}:00:00Z" for hour in ("10", "11", "12", "13"))
 
@@ -144,6 +144,53 @@ def test_counters_of_zero_between_the_last_pod_and_the_verdict() -> None:
     assert between.phase is Phase.RUNNING
     assert observe(job(counts(active=1)), between).phase is Phase.RESTARTING
     assert observe(job(counts()), observe(job(counts(active=1)))).phase is Phase.NOT_STARTED
+
+
+ACTIVE, READY, LAST = counts(active=1), counts(active=1, ready=1), counts(ready=1)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "phases"),
+    [
+        pytest.param([ACTIVE, READY, ACTIVE, LAST, "Complete"], "Starting Running Complete", id="one rank"),
+        pytest.param(
+            [ACTIVE, READY, ACTIVE, READY, ACTIVE, LAST, "Complete"],
+            "Starting Running Complete",
+            id="two ranks, the second ends 6 s after the first",
+        ),
+        pytest.param(
+            [counts(), ACTIVE, READY, ACTIVE, counts(), "Failed"], "NotStarted Starting Running Failed", id="fails"
+        ),
+        pytest.param(
+            [ACTIVE, READY, ACTIVE, counts(), counts(failed=1), counts(), ACTIVE, READY, ACTIVE, LAST, "Complete"],
+            "Starting Running Restarting Running Complete",
+            id="a rank is killed, the JobSet restarts",
+        ),
+        pytest.param(
+            [ACTIVE, READY, ACTIVE, counts(), ACTIVE, READY],
+            "Starting Running Restarting Running",
+            id="the same, seen less",
+        ),
+        pytest.param([ACTIVE, READY, ACTIVE, READY], "Starting Running", id="a rank restarts in place"),
+    ],
+)
+def test_the_counters_of_real_jobs(recorded: list[Any], phases: str) -> None:
+    """As Trainer 2.3 wrote them on the real node."""
+    seen: list[Observation] = []
+    for step in recorded:
+        over = {"Complete": [COMPLETE], "Failed": [FAILED]}
+        latest = job(conditions=over[step]) if isinstance(step, str) else job(step)
+        seen.append(observe(latest, seen[-1] if seen else None))
+    assert " ".join(phase for phase, _ in itertools.groupby(each.phase for each in seen)) == phases
+
+
+def test_a_pod_that_was_replaced_and_cannot_start() -> None:
+    running = observe(job(READY))
+    pending = Obstacle("Unschedulable", "pod x is not scheduled: no room")
+    restarting = observe(job(ACTIVE), running, pending)
+    assert (restarting.phase, restarting.message) == (Phase.RESTARTING, "pod x is not scheduled: no room")
+    assert observe(job(ACTIVE), restarting).phase is Phase.RESTARTING
+    assert observe(job(READY), restarting).phase is Phase.RUNNING
 
 
 def test_the_first_final_phase_stays() -> None:
