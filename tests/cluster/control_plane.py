@@ -9,20 +9,20 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
-from tests.cluster import build, components, kueue, nodes, webhooks
+from tests.cluster import build, components, kueue, nodes, status_api, webhooks
 from tests.cluster.access import Access, condition
 from tests.cluster.api import ApiError, client_user, write_kubeconfig
 from tests.cluster.components import Layout
 from tests.cluster.manifests import load, point
-from tests.cluster.processes import ClusterError, Component, wait_until
+from tests.cluster.processes import ClusterError, Component, listens, wait_until
 from tests.cluster.real_node import RealNode, remove_cgroups
 
 _PREFIX = "trainjob-cluster-"
@@ -207,6 +207,25 @@ class Cluster(Access):
         self._define([each for owner in ("coscheduling", "volcano") for each in load(build.rendered(owner), "crds")])
         self.restart("trainer")
         self._run(components.coscheduler(self.layout))
+
+    @contextmanager
+    def status_api(self) -> Iterator[None]:
+        """Within it Trainer has its feature gate ``TrainJobStatus`` on; see `tests.cluster.status_api`."""
+        self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": status_api.NAMESPACE}})
+        self._apply(status_api.objects(self.layout))
+        token = self.token_for(status_api.ACCOUNT, status_api.NAMESPACE)
+        usual = self.components["trainer"]
+        usual.kill()
+        self.components["trainer"] = reporting = status_api.controller(self.layout, token)
+        try:
+            self.start_component("trainer")
+            port = self.layout.ports["trainer-status"]
+            wait_until("Trainer's status server listens", lambda: listens(port), 30, among=[reporting])
+            yield
+        finally:
+            reporting.kill()
+            self.components["trainer"] = usual
+            self.start_component("trainer")
 
     # ------------------------------------------------------------------ stop
 

@@ -1,0 +1,353 @@
+"""`trainjob.progress` and Trainer's own status server: what pods say while they run, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from tests.cluster.access import TRAINER, Access, trainjob
+from tests.cluster.control_plane import Cluster
+from tests.cluster.launchers import launcher_environment, run
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+from tests.cluster.real_node import unfit
+
+from trainjob import JobRef, Observation, Phase, TrainJobClient
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.install import objects
+from trainjob.waiting import wait
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def reporting(own_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with Trainer's feature gate on."""
+    if why := unfit():
+        pytest.skip(f"TRAINER WITHOUT STATUS SERVER: {why}")
+    for each in objects("runtimes"):
+        own_cluster.api.apply(each)
+    with own_cluster.status_api():
+        yield own_cluster
+
+
+def status(cluster: Access, namespace: str, name: str) -> dict[str, Any]:
+    found = cluster.api.get(TRAINER, "TrainJob", namespace, name) or {}
+    return dict(found.get("status", {}).get("trainerStatus") or {})
+
+
+def metrics(said: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in said.get("metrics") or []}
+
+
+# ---------------------------------------------------------------- from this machine, as a pod would
+
+
+@dataclass
+class Line:
+    """A way to the status server: what Trainer gives a pod."""
+
+    cluster: Cluster
+    namespace: str
+    job: str
+    directory: Path
+
+    @property
+    def audience(self) -> str:
+        return f"trainer.kubeflow.org/v1alpha1/namespaces/{self.namespace}/trainjobs/{self.job}/status"
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.cluster.layout.ports['trainer-status']}/apis/{self.audience}"
+
+    @property
+    def token(self) -> Path:
+        return self.directory / "token"
+
+    def environment(self, **others: str) -> dict[str, str]:
+        return {
+            **launcher_environment(),
+            "KUBEFLOW_TRAINER_SERVER_URL": self.url,
+            "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(self.cluster.layout.authority.certificate),
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(self.token),
+            **others,
+        }
+
+    def sign(self, **claims: Any) -> str:
+        """A token as the API server signs it for a pod of the job, but for `claims`."""
+        now = int(time.time())
+        usual = {
+            "iss": self.cluster.layout.server,
+            "aud": [self.audience],
+            "iat": now,
+            "nbf": now,
+            "exp": now + 3600,
+            "sub": f"system:serviceaccount:{self.namespace}:default",
+            "kubernetes.io": {"namespace": self.namespace},
+        }
+        key = self.cluster.layout.service_accounts.key.read_text()
+        return jwt.encode(usual | claims, key, algorithm="ES256")
+
+
+@pytest.fixture
+def line(reporting: Cluster, namespace: str, tmp_path: Path) -> Line:
+    """To a job whose simulated pods run."""
+    reporting.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": fate(run="never")}))
+    opened = Line(reporting, namespace, "job", tmp_path)
+    opened.token.write_text(opened.sign())
+    return opened
+
+
+def script(body: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, sys, time\nfrom trainjob import progress\n{body}"]
+
+
+def test_trainer_takes_what_is_posted(line: Line, tmp_path: Path) -> None:
+    body = """
+progress.report(progress=12.9, metrics={"loss": float("nan"), "step": 3}, remaining_seconds=60)
+progress.report(metrics={f"m{i}": i for i in range(200)})
+"""
+    run(line.environment(), tmp_path, *script(body))
+    said = status(line.cluster, line.namespace, "job")
+    assert (said["progressPercentage"], said["estimatedRemainingSeconds"]) == (12, 60)
+    assert metrics(said) == {"loss": "nan", "step": "3"} | {f"m{i}": str(i) for i in range(200)}
+
+
+def test_a_token_that_has_expired_is_read_again(line: Line, tmp_path: Path) -> None:
+    """Kubelet renews the file; meanwhile the training goes on, and in the end nothing is lost."""
+    line.token.write_text(line.sign(exp=int(time.time()) - 60))
+    body = """
+progress.report(progress=1)
+while "HTTP 403" not in open(sys.argv[1]).read():
+    time.sleep(0.05)
+progress.report(progress=2)
+print("goes on", flush=True)
+sys.stdin.read()
+"""
+    with (tmp_path / "errors").open("w") as errors:
+        command = [*script(body), str(tmp_path / "errors")]
+        with subprocess.Popen(
+            command, env=line.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            assert process.stdout
+            assert process.stdin
+            assert process.stdout.readline() == b"goes on\n"
+            assert status(line.cluster, line.namespace, "job") == {}
+            line.token.write_text(line.sign())
+            process.stdin.close()
+            assert process.wait(30) == 0
+    assert status(line.cluster, line.namespace, "job")["progressPercentage"] == 2
+    assert (tmp_path / "errors").read_text().count("trainjob.progress: status API failed, the training goes on") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("another job's token", "HTTP 403"),
+        ("another namespace's token", "HTTP 403"),
+        ("another authority", "CERTIFICATE_VERIFY_FAILED"),
+        ("no such job", "HTTP 404"),
+    ],
+)
+def test_what_the_server_does_not_take_fails_no_training(line: Line, tmp_path: Path, what: str, says: str) -> None:
+    others = {}
+    if what == "another job's token":
+        line.token.write_text(line.sign(aud=[f"{line.audience}2"]))
+    elif what == "another namespace's token":
+        line.token.write_text(line.sign(**{"kubernetes.io": {"namespace": "default"}}))
+    elif what == "another authority":
+        others["KUBEFLOW_TRAINER_SERVER_CA_CERT"] = str(line.cluster.layout.client.certificate)
+    else:
+        line.job = "nosuch"
+        line.token.write_text(line.sign())
+    environment = line.environment(**others)
+    began = time.monotonic()
+    said = run(environment, tmp_path, *script("progress.report(progress=5)\nprint('trained')"))
+    assert time.monotonic() - began < 20
+    assert "trained" in said
+    assert said.count("status API failed, the training goes on") == 1
+    assert says in said
+    assert status(line.cluster, line.namespace, "job") == {}
+
+
+# What Hugging Face's KubeflowCallback posts (transformers 5, integrations/integration_utils.py): the names, the form of
+# the time, and whole states each of which replaces the one before.
+HUGGING_FACE = [
+    {"progressPercentage": 0, "metrics": [{"name": "total_steps", "value": "10"}]},
+    {
+        "progressPercentage": 50,
+        "estimatedRemainingSeconds": 7,
+        "metrics": [
+            {"name": "loss", "value": "0.5"},
+            {"name": "learning_rate", "value": "5e-05"},
+            {"name": "current_step", "value": "5"},
+            {"name": "total_steps", "value": "10"},
+            {"name": "current_epoch", "value": "0.5"},
+        ],
+    },
+    {
+        "progressPercentage": 100,
+        "estimatedRemainingSeconds": 0,
+        "metrics": [
+            {"name": "loss", "value": "0.25"},
+            {"name": "learning_rate", "value": "0.0"},
+            {"name": "train_runtime", "value": "14.2"},
+        ],
+    },
+]
+
+
+def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namespace: str, tmp_path: Path) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
+    with TrainJobClient(backend, namespace) as client:
+        spec = {"runtime": "torch-distributed", "env": fate(run="10s")}
+        ref = client.launch(spec, "hugging-face")
+        line = Line(reporting, namespace, ref.name, tmp_path)
+        seen: list[Observation] = []
+        waiting = client.start(lambda: wait(backend, ref, on_change=lambda latest, _: seen.append(latest)))
+        wait_until("the job runs", lambda: any(each.phase is Phase.RUNNING for each in seen), 60)
+        trusting = ssl.create_default_context(cafile=reporting.layout.authority.certificate)
+        with httpx.Client(verify=trusting, headers={"Authorization": f"Bearer {line.sign()}"}) as http:
+            for state in HUGGING_FACE:
+                now = {"lastUpdatedTime": "2026-11-21T10:00:00.123456+00:00"}
+                assert http.post(line.url, json={"trainerStatus": now | state}).status_code == 200
+                percent = state["progressPercentage"]
+                wait_until(f"the waiter sees {percent} %", lambda: percent in [each.progress for each in seen], 30)  # noqa: B023
+        result = waiting.result(60)
+    half = next(each for each in seen if each.progress == 50)
+    assert (half.phase, half.remaining_seconds, half.metrics["current_step"]) == (Phase.RUNNING, 7, "5")
+    assert result.metrics == {"loss": 0.25, "learning_rate": 0.0, "train_runtime": 14.2}
+
+
+# ---------------------------------------------------------------- from real pods
+
+# Says for each update what it cost; the last ones come in a burst, and then the program ends at once.
+REPORTS = """
+import atexit, time
+ended = []
+atexit.register(lambda: print(f"left after {time.monotonic() - ended[0]:.2f} s", flush=True))
+from trainjob import progress
+costs = []
+for step in range(1, STEPS + 1):
+    began = time.perf_counter()
+    progress.report(progress=90 * step / STEPS, metrics={"loss": 1 / step, "step": step})
+    costs.append(time.perf_counter() - began)
+    time.sleep(0.1)
+for word in range(10):
+    progress.report(progress=100, metrics={"loss": 0.001, "last_word": word}, outputs={"model": "s3://m"})
+print(f"an update took {1000 * sorted(costs)[len(costs) // 2]:.3f} ms, the longest {1000 * max(costs):.1f} ms")
+ended.append(time.monotonic())
+"""
+FINAL = {"loss": 0.001, "last_word": 9.0}
+
+DAG = """
+from airflow.sdk import DAG
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+with DAG("reports"):
+    TrainJobOperator(task_id="train", runtime="torch-distributed", image=IMAGE, command=["python", "-c", REPORTS])
+"""
+
+
+def reports(steps: int) -> str:
+    return f"STEPS = {steps}\n{REPORTS}"
+
+
+def numbers(text: str, before: str) -> float:
+    found = re.search(f"{before} ([0-9.]+)", text)
+    assert found, text
+    return float(found[1])
+
+
+def test_progress_shows_while_a_job_runs_and_no_last_word_is_lost(
+    reporting: Cluster, real_node: Access, step_image: str, airflow_home: Path, tmp_path: Path
+) -> None:
+    """At the command line and in an Airflow task's log, both at once."""
+    with real_node.namespace("reports", real=True) as namespace:
+        settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace}
+        environment = {**launcher_environment(), **settings, "KUBECONFIG": str(reporting.kubeconfig)}
+        (tmp_path / "dags").mkdir()
+        constants = f"IMAGE = {step_image!r}\nREPORTS = {reports(80)!r}\n"
+        (tmp_path / "dags" / "reports.py").write_text(constants + DAG)
+        connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": namespace}}
+        airflow = {
+            **environment,
+            "AIRFLOW_HOME": str(airflow_home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
+            "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
+        }
+        with (tmp_path / "airflow.log").open("w") as log:
+            task = subprocess.Popen(
+                ["airflow", "dags", "test", "reports"], env=airflow, cwd=tmp_path, stdout=log, stderr=log
+            )
+        spec = ["--runtime", "torch-distributed", "--image", step_image, "--key", "cli"]
+        said = run(environment, tmp_path, "trainjob", "run", *spec, "--", "python", "-c", reports(80))
+        shown = [float(percent) for percent in re.findall(r" progress ([0-9]+)%", said)]
+        assert [percent for percent in shown if 0 < percent < 90], said
+        assert shown == sorted(shown)
+        assert numbers(said, "an update took") < 5, "milliseconds, on a busy machine"
+        assert numbers(said, "left after") < 5
+        assert task.wait(120) == 0, (tmp_path / "airflow.log").read_text()[-5000:]
+        told = (tmp_path / "airflow.log").read_text()
+        assert [percent for percent in re.findall(r"progress: ([0-9]+) %", told) if 0 < int(percent) < 90]
+
+        jobs = real_node.api.find(TRAINER, "TrainJob", namespace)
+        assert len(jobs) == 2
+        for job in jobs:
+            last = status(real_node, namespace, job["metadata"]["name"])
+            assert last["progressPercentage"] == 100
+            assert {name: float(value) for name, value in metrics(last).items()} == {**FINAL, "step": 80.0}
+
+
+def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
+    reporting: Cluster, real_node: Access, step_image: str
+) -> None:
+    """And what it did not get is in the termination message, which counts."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
+    with real_node.namespace("away", real=True) as namespace, TrainJobClient(backend, namespace) as client:
+
+        def launched(key: str, steps: int) -> JobRef:
+            command = ["python", "-c", reports(steps)]
+            return client.launch({"runtime": "torch-resilient", "image": step_image, "command": command}, key)
+
+        def ended(ref: JobRef) -> dict[str, Any] | None:
+            labels = f"jobset.sigs.k8s.io/jobset-name={ref.name}"
+            (pod,) = reporting.api.find("v1", "Pod", namespace, labels=labels)
+            return pod if pod["status"]["phase"] == "Succeeded" else None
+
+        hanging, refused = launched("hanging", 60), launched("refused", 200)
+        try:
+            for ref in (hanging, refused):
+                said = lambda: status(reporting, namespace, ref.name).get("progressPercentage")  # noqa: B023, E731
+                wait_until("it reports", said, 60, poll=0.2)
+            reporting.pause("trainer")
+            pods = [wait_until("its pod ends", lambda: ended(hanging), 60, poll=0.2)]
+            reporting.kill("trainer")
+            pods.append(wait_until("its pod ends", lambda: ended(refused), 60, poll=0.2))
+        finally:
+            reporting.kill("trainer")
+            reporting.start_component("trainer")
+        for ref, pod in zip((hanging, refused), pods, strict=True):
+            log = reporting.pod_log(namespace, pod["metadata"]["name"])
+            assert numbers(log, "an update took") < 5
+            assert numbers(log, "left after") < 10
+            assert log.count("status API failed, the training goes on") == 1
+            result = client.wait(ref)
+            last = status(reporting, namespace, ref.name)
+            assert last["progressPercentage"] < 100, "it was away by then"
+            assert float(metrics(last)["loss"]) > 0.001
+            assert {name: result.metrics[name] for name in FINAL} == FINAL
+            assert result.outputs == {"model": "s3://m"}
