@@ -307,8 +307,7 @@ def _golang() -> Go:
 
 
 def _go(directory: Path, *arguments: str) -> str:
-    # A little behind the tests that run meanwhile; far behind them it would keep those of the cluster waiting.
-    return _run(directory, "nice", "-n", "3", _golang().program(say), *arguments)
+    return _run(directory, _golang().program(say), *arguments)
 
 
 def _run(directory: Path, *command: str) -> str:
