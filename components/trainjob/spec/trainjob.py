@@ -244,7 +244,7 @@ class TrainJobSpec(Part):
         if self.torchtune is not None:
             args, lora = [*args, *self.torchtune.args(None)], "torchtune.peft_config"
             for path in secret_texts(self.torchtune.model_dump(), "torchtune"):
-                yield Problem(path, "holds a secret")
+                yield Problem(path, "holds a secret, which everyone who can see the job can read")
             if self.command or self.func is not None:
                 yield Problem("torchtune", "cannot be combined with command or func", "say what it cannot say in args")
         elif self.command != torchtune.COMMAND:

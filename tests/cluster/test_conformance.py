@@ -1,0 +1,190 @@
+"""What the Kubeflow SDK asks for and what `TrainJobSpec` asks for: the controllers make the same JobSets of both.
+
+The SDK's requests are recorded (``make record-sdk``). Both jobs of a row are created, most of them suspended, of which
+JobSets are made all the same; these are compared with the names of the jobs taken out, and of some jobs the pods, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+from tests.cluster.access import Access
+from tests.cluster.api import ApiError
+from tests.cluster.processes import wait_until
+from tests.conformance.row import Row
+from tests.conformance.runtimes import install
+from tests.conformance.table import TABLE, recorded
+
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob.manifest import render
+
+pytestmark = pytest.mark.timeout(180)
+
+Object = dict[str, Any]
+JOBSET = "jobset.x-k8s.io/v1alpha2"
+CALLS = recorded()["calls"]
+WITH_PODS = {"container-with-resources", "patched-containers", "hugging-face", "container-by-mpirun"}
+"""Rows whose jobs are not suspended. (Not by resuming them: JobSet refuses that where a runtime makes claims.)"""
+
+
+@dataclass
+class Made:
+    """A row's jobs.
+
+    Attributes:
+        sdk: TrainJob of the SDK's request, as it is stored.
+        ours: TrainJob of the spec.
+    """
+
+    sdk: Object
+    ours: Object
+
+
+@pytest.fixture(scope="module")
+def namespace_of_both(cluster: Access) -> Iterator[str]:
+    with cluster.namespace("conformance") as name:
+        for account in ("trainer", "launcher"):
+            metadata = {"name": account, "namespace": name}
+            cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+        install(cluster, name)
+        yield name
+
+
+@pytest.fixture(scope="module")
+def made(cluster: Access, namespace_of_both: str) -> dict[str, Made]:
+    """All jobs that are not to be refused."""
+    found = {}
+    for number, row in enumerate(row for row in TABLE if not row.refused):
+        suspend = row.name not in WITH_PODS
+        ours = render(TrainJobSpec.parse({**row.fields(), "suspend": suspend}), row.name, 1, namespace_of_both)
+        theirs = sdk_request(row, f"sdk-{number}", namespace_of_both)
+        theirs["spec"]["suspend"] = suspend
+        found[row.name] = Made(cluster.api.create(theirs), cluster.api.create(ours))
+    return found
+
+
+@pytest.fixture(scope="module")
+def jobsets(cluster: Access, namespace_of_both: str, made: dict[str, Made]) -> dict[str, Object]:
+    """Name -> what the controllers made."""
+
+    def all_of_them() -> list[Object]:
+        present = cluster.api.find(JOBSET, "JobSet", namespace_of_both)
+        return present if len(present) == 2 * len(made) else []
+
+    jobsets = wait_until("there is a JobSet of every TrainJob", all_of_them, 60)
+    return {each["metadata"]["name"]: each for each in jobsets}
+
+
+def sdk_request(row: Row, name: str, namespace: str) -> Object:
+    """The TrainJob that the SDK has sent."""
+    request: Object = copy.deepcopy(CALLS[row.name]["request"])
+    request["metadata"].setdefault("name", name)
+    return {**request, "metadata": {**request["metadata"], "namespace": namespace}}
+
+
+def without_names(each: Object, name: str) -> Object:
+    """With the job's name taken out, and what pods are given at random."""
+    text = json.dumps(each).replace(name, "NAME")
+    plain: Object = json.loads(re.sub(r"kube-api-access-\w+", "kube-api-access", text))
+    return plain
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path -> value; lists of what has a name by that name, other lists whole."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
+        value = {each["name"]: {k: v for k, v in each.items() if k != "name"} or True for each in value}
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from leaves(part, f"{path}.{name}".lstrip("."))
+    else:
+        yield path, value
+
+
+def described(jobset: Object) -> dict[str, Any]:
+    metadata = jobset["metadata"]
+    whole = {"labels": metadata.get("labels"), "annotations": metadata.get("annotations"), "spec": jobset["spec"]}
+    found = {}
+    for path, value in leaves(without_names(whole, metadata["name"])):
+        in_pod = re.fullmatch(r"spec\.replicatedJobs\.([^.]+)\.template\.spec\.template\.spec\.(.+)", path)
+        found[f"{in_pod[1]}: {in_pod[2]}" if in_pod else path] = value
+    return found
+
+
+def differing(sdk: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {path: (sdk.get(path), ours.get(path)) for path in sorted({*sdk, *ours}) if sdk.get(path) != ours.get(path)}
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if not row.refused], ids=lambda row: row.name)
+def test_the_same_jobset(row: Row, made: dict[str, Made], jobsets: dict[str, Object]) -> None:
+    both = made[row.name]
+    sdk, ours = (described(jobsets[each["metadata"]["name"]]) for each in (both.sdk, both.ours))
+    found = differing(sdk, ours)
+    undeclared = {path: pair for path, pair in found.items() if not any(fnmatchcase(path, one) for one in row.differs)}
+    assert undeclared == {}, "the SDK's value, and ours"
+    gone = [one for one in row.differs if not any(fnmatchcase(path, one) for path in found)]
+    assert gone == [], "declared, but no longer there"
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if not row.refused], ids=lambda row: row.name)
+def test_the_same_job(row: Row, made: dict[str, Made]) -> None:
+    """What stays with the TrainJob and makes no pod."""
+    sdk, ours = made[row.name].sdk, made[row.name].ours
+    for name in ("runtimeRef", "activeDeadlineSeconds", "managedBy"):
+        assert sdk["spec"].get(name) == ours["spec"].get(name)
+    for kind in ("labels", "annotations"):
+        assert (sdk["metadata"].get(kind) or {}).items() <= ours["metadata"][kind].items()
+    assert bool(sdk["spec"].get("initializer")) == bool(ours["spec"].get("initializer"))
+    assert len(ours["metadata"]["name"]) <= 33
+
+
+@pytest.mark.parametrize("name", sorted(WITH_PODS))
+def test_the_same_pods(name: str, cluster: Access, made: dict[str, Made], jobsets: dict[str, Object]) -> None:
+    sdk, ours = (_first_pods(cluster, jobsets[job["metadata"]["name"]]) for job in (made[name].sdk, made[name].ours))
+    assert sdk
+    assert sdk == ours
+
+
+def _first_pods(cluster: Access, jobset: Object) -> list[dict[str, Any]]:
+    """Those that wait for no others."""
+    namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
+    first = [each for each in jobset["spec"]["replicatedJobs"] if not each.get("dependsOn")]
+    expected = sum(each["template"]["spec"].get("parallelism", 1) * each["replicas"] for each in first)
+    jobs = f"jobset.sigs.k8s.io/replicatedjob-name in ({','.join(each['name'] for each in first)})"
+
+    def all_of_them() -> list[Object]:
+        pods = cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name},{jobs}")
+        return pods if len(pods) == expected else []
+
+    pods = wait_until(f"there are {expected} pods of {name}", all_of_them, 60)
+    return [_pod(each, name) for each in sorted(pods, key=lambda pod: str(pod["metadata"]["generateName"]))]
+
+
+def _pod(pod: Object, job: str) -> dict[str, Any]:
+    """What was asked of a pod; where it runs is another matter."""
+    labels = {
+        k: v for k, v in pod["metadata"]["labels"].items() if "uid" not in k and k != "jobset.sigs.k8s.io/job-key"
+    }
+    spec = {k: v for k, v in pod["spec"].items() if k != "nodeName"}
+    return dict(leaves(without_names({"labels": labels, "spec": spec}, job)))
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.refused], ids=lambda row: row.name)
+def test_both_are_refused(row: Row, cluster: Access, namespace_of_both: str) -> None:
+    assert row.refused in CALLS[row.name]["refused"]
+    if CALLS[row.name]["request"]:  # by the server, then and now
+        with pytest.raises(ApiError, match=re.escape(row.refused)):
+            cluster.api.create(sdk_request(row, "refused", namespace_of_both), dry_run=True)
+    if row.sooner:
+        with pytest.raises(InvalidSpec, match=re.escape(row.sooner)):
+            TrainJobSpec.parse(row.fields())
+    else:
+        ours = render(TrainJobSpec.parse(row.fields()), row.name, 1, namespace_of_both)
+        with pytest.raises(ApiError, match=re.escape(row.refused)):
+            cluster.api.create(ours, dry_run=True)
