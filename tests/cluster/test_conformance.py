@@ -25,7 +25,7 @@ from tests.conformance.table import TABLE, recorded
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob.manifest import render
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 Object = dict[str, Any]
 JOBSET = "jobset.x-k8s.io/v1alpha2"
@@ -74,12 +74,14 @@ def made(cluster: Access, namespace_of_both: str) -> dict[str, Made]:
 def jobsets(cluster: Access, namespace_of_both: str, made: dict[str, Made]) -> dict[str, Object]:
     """Name -> what the controllers made."""
 
-    def all_of_them() -> list[Object]:
-        present = cluster.api.find(JOBSET, "JobSet", namespace_of_both)
-        return present if len(present) == 2 * len(made) else []
+    wanted = {each["metadata"]["name"] for both in made.values() for each in (both.sdk, both.ours)}
 
-    jobsets = wait_until("there is a JobSet of every TrainJob", all_of_them, 60)
-    return {each["metadata"]["name"]: each for each in jobsets}
+    def all_of_them() -> dict[str, Object]:
+        present = {each["metadata"]["name"]: each for each in cluster.api.find(JOBSET, "JobSet", namespace_of_both)}
+        assert not wanted - set(present), "no JobSet yet"
+        return present
+
+    return wait_until("there is a JobSet of every TrainJob", all_of_them, 150, ignore=AssertionError, poll=1)
 
 
 def sdk_request(row: Row, name: str, namespace: str) -> Object:
