@@ -118,8 +118,8 @@ class Steps:
         process = self.start(component, **parameters)
         return self.end(component, process)
 
-    def end(self, component: str, process: subprocess.Popen[str]) -> Ended:
-        log, _ = process.communicate(timeout=100)
+    def end(self, component: str, process: subprocess.Popen[str], seconds: float = 100) -> Ended:
+        log, _ = process.communicate(timeout=seconds)
         written, message = self.output_file(component), self.directory / "termination-log"
         return Ended(
             process.returncode,
