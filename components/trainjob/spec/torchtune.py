@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlparse
@@ -24,6 +25,7 @@ COMMAND = ["tune", "run"]
 _DATASET = "/workspace/dataset"
 _KNOWN = ("llama3.2-1b", "llama3.2-3b", "llama3.3-70b", "qwen2.5-1.5b")
 _SEVERAL_NODES = "llama3.3-70b"
+_NUMBER = re.compile(r"[-+.\d_]+(e[-+]?\d+)?", re.IGNORECASE)  # OmegaConf takes 1e3 for one, which PyYAML does not
 _BY_RUNTIME = {"output_dir", "tokenizer.path", "checkpointer.checkpoint_dir", "tokenizer.merges_file"}
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "output_proj"]
@@ -130,14 +132,14 @@ def _files(dataset: str) -> str:
 def _text(value: str) -> str:
     """`value` such that torchtune, which reads it as YAML, and the pod, which expands ``$(NAME)``, find it as it is."""
     try:
-        plain = yaml.safe_load(value) == value and "${" not in value
+        plain = yaml.safe_load(value) == value and "${" not in value and not _NUMBER.fullmatch(value)
     except yaml.YAMLError:
         plain = False
     return (value if plain else _quoted(value)).replace("$", "$$")
 
 
 def _quoted(value: str) -> str:
-    value = value.replace("${", "\\${")  # OmegaConf's interpolation
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf's interpolation
     plain = value.isprintable() and not set(value) & {"'", "\\"}
     if plain:
         return f"'{value}'"
