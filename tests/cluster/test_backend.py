@@ -15,7 +15,10 @@ import pytest
 import yaml
 from tests.cluster import images, kueue
 from tests.cluster.access import RULES, Access
+from tests.cluster.api import write_kubeconfig
+from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
+from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan
 from tests.cluster.nodes import fate
 from tests.cluster.processes import wait_until
 
@@ -338,6 +341,26 @@ async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_n
         assert failed.value.diagnosis.category is Category.DEADLINE
         assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
     await connected.aclose()
+
+
+async def test_a_log_that_comes_late_is_read_all_the_same(
+    cluster: Access, namespace: str, authority: Authority, token: str, tmp_path: Path
+) -> None:
+    """Also after the job's end, when nothing else is waited for."""
+    late = Fault(Kind.DELAY, seconds=3)
+    pair = authority.issue("proxy", addresses=["127.0.0.1"])
+    plan: Plan = lambda seen: late if seen.path.endswith("/log") else None  # noqa: E731
+    async with FaultProxy(cluster.api.server, cluster.api.authority, pair, plan) as proxy:
+        certificate = authority.certificate.read_bytes()
+        through = write_kubeconfig(tmp_path / "config", proxy.url, certificate, {"token": token}, namespace)
+        slow = KubernetesBackend(Credentials(kubeconfig=str(through)))
+        ref = await launch(slow, spec(env=fate(run="100ms")), "a", namespace=namespace)
+        await until(slow, ref, Phase.COMPLETE)
+        with anyio.fail_after(30):
+            lines = [line.rank async for line in slow.logs(ref, follow=True)]
+        assert sorted(lines) == ["node-0", "node-1"]
+        assert len(proxy.injected) == 2
+        await slow.aclose()
 
 
 REPORT = {

@@ -15,15 +15,17 @@ from tests.cluster.access import RULES, TRAINER, refused, trainjob
 from tests.cluster.api import Api, ApiError
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.control_plane import Cluster
-from tests.cluster.kueue import QUEUE, QUEUE_LABEL
+from tests.cluster.kueue import QUEUE, QUEUE_LABEL, local_queue
 from tests.cluster.manifests import load, point
 from tests.cluster.nodes import fate
 from tests.cluster.processes import wait_until
+from tests.cluster.test_doctor import examined, failures, of
 from tests.unit.served import cut, recorded
 
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.doctor import Level
 from trainjob.errors import Rejected
 from trainjob.launch import cancel, launch
 from trainjob.status import observe
@@ -245,6 +247,26 @@ async def test_a_queue(older: Older, backend: KubernetesBackend, namespace: str,
         seen: list[Phase] = []
         await phases_of(backend, ref, seen)
         assert (seen[0], seen[-1]) == (Phase.QUEUED, Phase.COMPLETE)
+
+
+async def test_the_doctor_knows_the_release_and_what_does_not_fit(older: Older, namespace: str) -> None:
+    """A LocalQueue called `default` takes every job, and with Trainer 2.1 none would ever be started."""
+    found = await examined(older.kubeconfig, namespace, [RUNTIME], QUEUE)
+    assert of(found, "trainer").message.startswith(f"Kubeflow Trainer {older.release}, ")
+    assert of(found, "webhooks").level is Level.OK
+    assert of(found, "admission").level is Level.OK
+    assert failures(found) == (["queueing"] if older.release == "2.1" else [])
+    older.api.create(local_queue(namespace, "default"))
+    taken = lambda: QUEUE_LABEL in (probed(older, namespace)["metadata"].get("labels") or {})  # noqa: E731
+    wait_until("the queue takes jobs", taken, 20)
+    found = await examined(older.kubeconfig, namespace, [RUNTIME])
+    default = next(each for each in found if each.message.startswith("LocalQueue default takes every job"))
+    assert default.level is (Level.FAILURE if older.release == "2.1" else Level.OK)
+    assert ("none of them would ever start" in default.message) == (older.release == "2.1")
+
+
+def probed(older: Older, namespace: str) -> dict[str, Any]:
+    return older.api.create(trainjob("probe", namespace, runtime=RUNTIME, trainer={"numNodes": 1}), dry_run=True)
 
 
 @contextmanager

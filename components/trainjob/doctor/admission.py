@@ -13,9 +13,10 @@ from trainjob.manifest import render
 from trainjob.spec import RuntimeRef, TrainJobSpec
 from trainjob.status import QUEUE_LABEL
 
-# Of a job that no runtime has: what only Trainer's webhook can object to, whatever the runtime is.
-_NO_SUCH_JOB = {
-    "manager": "trainjob.doctor/probe",
+# Wrong in two ways that only Trainer's webhook objects to, whatever the runtime is: from 2.2 on to a manager without a
+# domain, in 2.1, which knows no manager, to a patch of a job that no runtime has.
+_WRONG_PATCH = {
+    "manager": "no-domain",
     "trainingRuntimeSpec": {
         "template": {
             "spec": {
@@ -55,7 +56,7 @@ async def try_job(
     spec = TrainJobSpec.parse({"runtime": vars(runtime), "num_nodes": 1, "labels": labels})
     trainjob = render(spec, f"doctor/{secrets.token_hex(6)}", 1, namespace)
     if wrong:
-        trainjob["spec"]["runtimePatches"] = [_NO_SUCH_JOB]
+        trainjob["spec"]["runtimePatches"] = [_WRONG_PATCH]
     return await backend.create(trainjob, dry_run=True)
 
 

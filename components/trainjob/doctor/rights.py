@@ -36,7 +36,7 @@ GROUPS = {"trainjobs": "trainer.kubeflow.org", "workloads": "kueue.x-k8s.io"}
 RIGHTS = (
     Right("trainjobs", "create", "no job can be launched"),
     Right("trainjobs", "get", "a job cannot be waited for, looked at or cancelled"),
-    Right("trainjobs", "list", "a job cannot be waited for, and a second launch of the same key does not find it"),
+    Right("trainjobs", "list", "a key cannot be launched twice, and what happens to a job is noticed up to 30 s late"),
     Right("trainjobs", "watch", "what happens to a job is noticed up to 30 s late", Level.WARNING),
     Right("trainjobs", "patch", "a job cannot be suspended or resumed, nor its result marked as delivered"),
     Right("trainjobs", "delete", "a job cannot be cancelled"),

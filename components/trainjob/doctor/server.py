@@ -29,12 +29,13 @@ async def reach(client: ApiClient, credentials: Credentials) -> tuple[bool, list
     found = [Finding("credentials", Level.OK, credentials.source())]
     where = urlsplit(access.host)  # which may hold a password
     address = f"{where.scheme}://{where.hostname}" + (f":{where.port}" if where.port else "")
-    began = time.monotonic()
     try:
         version = str((await client.send(Request("GET", "/version"))).get("gitVersion"))
+        began = time.monotonic()  # connected, so that it is the time of any further request
+        await client.send(Request("GET", "/version"))
     except (ApiError, ConfigurationError) as error:
         return False, [*found, _unreached(error, address)]
-    answered = f"{address} answered in {(time.monotonic() - began) * 1000:.0f} ms"
+    answered = f"{address} answers in {(time.monotonic() - began) * 1000:.0f} ms"
     if access.verify.verify_mode is ssl.CERT_NONE:
         message = f"{answered}, but its certificate is not verified, so that it can be anybody"
         found.append(Finding("server", Level.WARNING, message, "give the kubeconfig a certificate-authority"))

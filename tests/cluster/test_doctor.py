@@ -1,0 +1,411 @@
+"""`trainjob doctor` before real clusters: well ones, and each way in which one can be unfit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import yaml
+from tests.cluster import kueue
+from tests.cluster.access import TRAINER, Access, refused, trainjob
+from tests.cluster.api import write_kubeconfig
+from tests.cluster.certificates import Authority
+from tests.cluster.conftest import KUBECONFIG
+from tests.cluster.control_plane import Cluster
+from tests.cluster.fault_proxy import FaultProxy
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+from tests.cluster.test_fault_tokens import Tokens
+
+from trainjob import JobRef, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.kubernetes.errors import Forbidden
+from trainjob.doctor import Finding, Level
+from trainjob.doctor import cluster as doctor
+from trainjob.doctor.rights import RIGHTS, Right
+from trainjob.errors import Rejected
+from trainjob.install import STEP_IMAGE, objects
+from trainjob.launch import cancel, launch, mark_delivered
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+ADMISSION = "admissionregistration.k8s.io/v1"
+(ROLE,) = [each for each in objects("rbac") if each["kind"] == "Role"]
+
+
+async def examined(kubeconfig: Path, namespace: str, runtimes: Sequence[str] = (), queue: str = "") -> list[Finding]:
+    with anyio.fail_after(60):
+        async with aclosing(
+            doctor.examine(Credentials(kubeconfig=str(kubeconfig)), namespace, runtimes, queue)
+        ) as all_:
+            return [finding async for finding in all_]
+
+
+def of(findings: Sequence[Finding], check: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.check == check]
+    return found
+
+
+def failures(findings: Sequence[Finding]) -> list[str]:
+    return [finding.check for finding in findings if finding.level is Level.FAILURE]
+
+
+def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]:
+    """Exit code and output of the command itself."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
+    command = [str(Path(sys.executable).parent / "trainjob"), "doctor", "-n", namespace, *words]
+    environment = {**clean, "KUBECONFIG": str(kubeconfig)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"].get("token")
+    assert token is None or token not in done.stdout
+    return done.returncode, done.stdout
+
+
+# ---------------------------------------------------------------- well
+
+
+async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
+    for runtime in objects("runtimes", image="registry.example/steps:1"):
+        cluster.api.apply(runtime)
+    found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
+    assert {finding.level for finding in found} == {Level.OK}, found
+    assert [finding.check for finding in found if finding.check != "rights"] == [
+        *("credentials", "server", "kubernetes", "identity", "clock", "trainer", "jobset", "kueue"),
+        *("watch", "queue", "runtimes", "steps", "webhooks", "admission", "queueing"),
+    ]
+    assert "torch-distributed (torch)" in of(found, "runtimes").message
+    assert of(found, "steps").message == "trainjob-step runs image registry.example/steps:1"
+    assert f"LocalQueue {kueue.QUEUE} -> ClusterQueue {kueue.QUEUE}, active" in of(found, "queue").message
+    assert cluster.api.find(TRAINER, "TrainJob", namespace) == [], "nothing was created"
+    code, text = by_command(cluster.kubeconfig, namespace)
+    assert code == 0
+    assert text.splitlines()[-1].endswith(" ok")
+
+
+async def test_what_a_launcher_may_not_see_is_said(cluster: Access, namespace: str) -> None:
+    narrow = cluster.kubeconfig_for(ROLE["rules"], namespace)
+    found = await examined(narrow, namespace, ["torch-distributed"], kueue.QUEUE)
+    assert failures(found) == []
+    skipped = [finding.check for finding in found if finding.level is Level.SKIPPED]
+    assert skipped == ["queue", "runtimes", "runtimes"]
+    assert of(found, "identity").message.startswith(f"you are system:serviceaccount:{namespace}:limited-")
+    assert of(found, "admission").message.startswith("a job of ClusterTrainingRuntime torch-distributed would be acc")
+    assert of(found, "queueing").level is Level.OK, "shown by a dry run"
+    found = await examined(narrow, namespace, ["nosuch"])
+    assert failures(found) == ["runtime"]
+    assert of(found, "runtime").message == "there is no ClusterTrainingRuntime nosuch"
+
+
+# ---------------------------------------------------------------- rights
+
+
+def without(right: Right) -> list[dict[str, Any]]:
+    """The rules of the Role less one verb."""
+    rules = []
+    for rule in ROLE["rules"]:
+        verbs = [verb for verb in rule["verbs"] if rule["resources"] != [right.resource] or verb != right.verb]
+        rules += [{**rule, "verbs": verbs}] if verbs else []
+    return rules
+
+
+async def test_each_right_in_turn(cluster: Access, namespace: str) -> None:
+    """The one that is missing is named, and what is said to fail without it does."""
+    kubeconfigs = {right: cluster.kubeconfig_for(without(right), namespace) for right in RIGHTS}
+    admin = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    refs = {}
+    for i, right in enumerate(RIGHTS):
+        refs[right] = await launch(admin, spec(), f"{i}", namespace=namespace)
+
+    async def check(right: Right) -> None:
+        found = await examined(kubeconfigs[right], namespace)
+        missing = [finding for finding in found if finding.check == "rights" and finding.level is not Level.OK]
+        assert [finding.level for finding in missing] == [right.level]
+        assert missing[0].message == f"may not {right.verb} {right.resource} in {namespace}: {right.without}"
+        assert "--service-account" in missing[0].advice
+        assert set(failures(found)) <= {"rights"}
+        watched = of(found, "watch").level
+        assert watched is (Level.WARNING if (right.resource, right.verb) == ("trainjobs", "watch") else Level.OK)
+        await fails_as_said(kubeconfigs[right], right, f"{RIGHTS.index(right)}", refs[right])
+
+    async with anyio.create_task_group() as tasks:
+        for right in RIGHTS:
+            tasks.start_soon(check, right)
+    await admin.aclose()
+
+
+def spec() -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="2s")})
+
+
+async def fails_as_said(kubeconfig: Path, right: Right, key: str, ref: JobRef) -> None:
+    """Uses everything, and sees what does not work."""
+    often = Timings(poll=(0.2, 0.5))
+    backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=often)
+    failed = set()
+
+    async def launched() -> None:
+        await cancel(backend, await launch(backend, spec(), f"own/{ref.name}", namespace=ref.namespace))
+
+    async def read() -> None:
+        assert [line async for line in backend.logs(ref)]
+
+    async def seen() -> None:
+        assert (await backend.evidence(ref)).unseen == []
+
+    uses = {
+        "wait": lambda: wait(backend, ref),
+        "adopt": lambda: launch(backend, spec(), key, namespace=ref.namespace),
+        "launch": launched,
+        "mark": lambda: mark_delivered(backend, ref),
+        "logs": read,
+        "evidence": seen,
+    }
+    for use, call in uses.items():
+        try:
+            await call()
+        except (Forbidden, Rejected, AssertionError):
+            failed.add(use)
+    await backend.aclose()
+    assert failed == FAILS.get((right.resource, right.verb), set()), right
+
+
+FAILS = {
+    ("trainjobs", "create"): {"adopt", "launch"},
+    ("trainjobs", "get"): {"wait", "launch", "evidence"},
+    ("trainjobs", "list"): {"adopt"},
+    ("trainjobs", "patch"): {"mark"},
+    ("trainjobs", "delete"): {"launch"},
+    ("pods", "list"): {"launch", "logs", "evidence"},
+    ("pods/log", "get"): {"logs"},
+    ("events", "list"): {"evidence"},
+    ("workloads", "list"): {"evidence"},
+}
+
+
+async def test_no_rights_at_all(cluster: Access, namespace: str) -> None:
+    nobody = cluster.kubeconfig_for([], namespace)
+    found = await examined(nobody, namespace, queue=kueue.QUEUE)
+    assert set(failures(found)) == {"rights"}
+    missing = [finding for finding in found if finding.check == "rights"]
+    assert len(missing) == len(RIGHTS)
+    assert of(found, "admission").level is Level.SKIPPED
+    code, text = by_command(nobody, namespace)
+    assert code == 2
+    assert text.count("trainjob install --only rbac") == 1, "the same advice is given once"
+
+
+# ---------------------------------------------------------------- what is missing
+
+
+async def test_what_is_missing_in_a_namespace(cluster: Access, namespace: str) -> None:
+    found = await examined(cluster.kubeconfig, namespace, ["nosuch", "torch-distributed"], "nosuch")
+    assert failures(found) == ["queue", "runtime"]
+    assert of(found, "runtime").message == "there is no runtime nosuch"
+    assert of(found, "queue").message == f"there is no LocalQueue nosuch in {namespace}: its jobs would wait for ever"
+    code, text = by_command(cluster.kubeconfig, "nosuch", "--json")
+    assert code == 2
+    answer = json.loads(text)
+    failed = {each["check"]: each["advice"] for each in answer["findings"] if each["level"] == "failure"}
+    assert failed == {
+        "namespace": "kubectl create namespace nosuch, or name another one: --namespace or TRAINJOB_NAMESPACE"
+    }
+
+
+async def test_a_queue_that_takes_no_jobs(cluster: Access, namespace: str) -> None:
+    held = {**kueue.cluster_queue(namespace), "spec": {**kueue.cluster_queue(namespace)["spec"], "stopPolicy": "Hold"}}
+    cluster.api.apply(held)
+    cluster.api.create(kueue.local_queue(namespace, "held", namespace))
+    cluster.api.create(kueue.local_queue(namespace, "dangling", f"{namespace}-nosuch"))
+    judged = lambda: all(  # noqa: E731
+        (each.get("status") or {}).get("conditions") for each in cluster.api.find(kueue.API, "LocalQueue", namespace)
+    )
+    wait_until("Kueue has looked at the queues", judged, 30)
+    narrow = cluster.kubeconfig_for([*ROLE["rules"], READ_QUEUES], namespace)
+    for kubeconfig in (cluster.kubeconfig, narrow):
+        for queue in ("held", "dangling"):
+            found = of(await examined(kubeconfig, namespace, queue=queue), "queue")
+            assert found.level is Level.FAILURE
+            assert f"LocalQueue {queue}" in found.message
+            assert "takes no jobs" in found.message
+        everyone = [each for each in await examined(kubeconfig, namespace) if each.check == "queue"]
+        assert sorted(each.level for each in everyone) == [Level.OK, Level.WARNING, Level.WARNING], "nobody asked"
+    cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
+
+
+READ_QUEUES = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get", "list"]}
+
+
+async def test_runtimes_that_are_old_or_of_the_namespace(cluster: Access, namespace: str) -> None:
+    shipped = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "jax-distributed") or {}
+    for kind, where in (("ClusterTrainingRuntime", {}), ("TrainingRuntime", {"namespace": namespace})):
+        labels = {**shipped["metadata"]["labels"], "trainer.kubeflow.org/support": "deprecated"}
+        name = f"{kind.lower()}-{namespace}"
+        cluster.api.apply({**shipped, "kind": kind, "metadata": {"name": name, "labels": labels, **where}})
+    names = [f"clustertrainingruntime-{namespace}", f"trainingruntime-{namespace}"]
+    found = await examined(cluster.kubeconfig, namespace, names)
+    assert failures(found) == []
+    assert f"{names[0]} (jax, deprecated)" in of(found, "runtimes").message
+    assert f"{names[1]} (jax, of this namespace, deprecated)" in of(found, "runtimes").message
+    warned = [finding.message for finding in found if finding.check == "runtime"]
+    assert warned == [f"ClusterTrainingRuntime {names[0]} is deprecated", f"TrainingRuntime {names[1]} is deprecated"]
+    accepted = [finding.message for finding in found if finding.check == "admission"]
+    assert [name in message for name, message in zip(names, accepted, strict=True)] == [True, True]
+    cluster.api.delete(TRAINER, "ClusterTrainingRuntime", "", names[0])
+
+
+async def test_a_quota_that_is_used_up(cluster: Access, namespace: str) -> None:
+    hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
+    metadata = {"name": "none", "namespace": namespace}
+    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
+
+    def counted() -> bool:
+        return "exceeded quota" in refused(lambda: cluster.api.create(trainjob("probe", namespace), dry_run=True))
+
+    wait_until("the quota is counted", counted, 60)
+    found = await examined(cluster.kubeconfig, namespace)
+    assert failures(found) == ["admission"]
+    assert "exceeded quota: none" in of(found, "admission").message
+    code, _ = by_command(cluster.kubeconfig, namespace)
+    assert code == 3
+
+
+# ---------------------------------------------------------------- the way there
+
+
+async def test_credentials_that_are_not_accepted(cluster: Access, namespace: str, tmp_path: Path) -> None:
+    cluster.kubeconfig_for([], namespace)
+    account = next(
+        each["metadata"]["name"]
+        for each in cluster.api.find("v1", "ServiceAccount", namespace)
+        if each["metadata"]["name"].startswith("limited-")
+    )
+    expired = Tokens(cluster, namespace, account).new("bound")
+    cluster.api.delete("v1", "Secret", namespace, "bound")
+    server, authority = cluster.api.server, cluster.api.authority
+    old = write_kubeconfig(tmp_path / "old", server, authority, {"token": expired}, namespace)
+    code, text = by_command(old, namespace)
+    assert code == 2
+    assert "the credentials are refused" in text
+    assert "-> log in again, or renew the token" in text
+    other = Authority(tmp_path / "other").certificate.read_bytes()
+    wrong = write_kubeconfig(tmp_path / "wrong", server, other, {"token": expired}, namespace)
+    code, text = by_command(wrong, namespace, "--json")
+    assert code == 2
+    (failure,) = [each for each in json.loads(text)["findings"] if each["level"] == "failure"]
+    assert failure["check"] == "server"
+    assert "CERTIFICATE_VERIFY_FAILED" in failure["message"]
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"] = {"server": server, "insecure-skip-tls-verify": True}
+    (tmp_path / "unverified").write_text(yaml.safe_dump(config))
+    found = await examined(tmp_path / "unverified", namespace)
+    assert of(found, "server").level is Level.WARNING
+    assert failures(found) == []
+
+
+@pytest.mark.parametrize("seconds", [90, -90, 3])
+async def test_clocks_that_disagree(
+    cluster: Access, namespace: str, authority: Authority, tmp_path: Path, seconds: int
+) -> None:
+    async def late(response: httpx.Response) -> None:
+        date = parsedate_to_datetime(response.headers["date"]) + timedelta(seconds=seconds)
+        response.headers["date"] = format_datetime(date, usegmt=True)
+
+    pair = authority.issue("proxy", addresses=["127.0.0.1"])
+    token = yaml.safe_load(cluster.kubeconfig_for(ROLE["rules"], namespace).read_text())["users"][0]["user"]
+    async with FaultProxy(cluster.api.server, cluster.api.authority, pair) as proxy:
+        proxy._upstream.event_hooks["response"].append(late)
+        kubeconfig = write_kubeconfig(
+            tmp_path / "config", proxy.url, authority.certificate.read_bytes(), token, namespace
+        )
+        clock = of(await examined(kubeconfig, namespace), "clock")
+    if abs(seconds) <= 5:
+        assert clock.level is Level.OK
+    else:
+        assert clock.level is Level.WARNING
+        assert ("behind the server" if seconds > 0 else "ahead of the server") in clock.message
+        told = int(clock.message.partition(" is ")[2].partition(" s ")[0])
+        assert 85 <= told <= 90
+    assert failures([clock]) == []
+
+
+# ---------------------------------------------------------------- clusters that lack more
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Cluster]:
+    """A cluster without Kueue, for the test's own misdeeds."""
+    if KUBECONFIG in os.environ:
+        pytest.skip(f"{KUBECONFIG} names a cluster that is not ours to break")
+    with Cluster(kueue=False, simulated_nodes=0) as started:
+        yield started
+
+
+async def test_a_cluster_falls_apart(bare: Cluster) -> None:
+    """Piece by piece, without Kueue from the beginning, until nobody answers."""
+    kubeconfig, namespace = bare.kubeconfig, "default"
+
+    found = await examined(kubeconfig, namespace)
+    assert failures(found) == []
+    assert "not installed: jobs start at once" in of(found, "kueue").message
+    assert not any("workloads" in finding.message for finding in found)
+    assert of(found, "steps").level is Level.WARNING
+    assert "trainjob install --only runtimes" in of(found, "steps").advice
+    assert failures(await examined(kubeconfig, namespace, queue="gpus")) == ["kueue"]
+
+    for runtime in objects("runtimes"):
+        bare.api.apply(runtime)
+    found = await examined(kubeconfig, namespace)
+    assert of(found, "steps").level is Level.WARNING
+    assert STEP_IMAGE in of(found, "steps").message
+    assert "names no registry" in of(found, "steps").message
+
+    bare.kill("trainer")
+    code, text = by_command(kubeconfig, namespace)
+    assert code == 3
+    assert "webhook defaulter.trainjob.trainer.kubeflow.org does not answer" in text
+    assert "kubectl get pods -A | grep trainer" in text
+
+    for kind in ("mutating", "validating"):
+        bare.api.delete(ADMISSION, f"{kind.capitalize()}WebhookConfiguration", "", f"trainer-{kind}")
+    unasked = lambda: not refused(lambda: bare.api.create(trainjob("probe", namespace), dry_run=True))  # noqa: E731
+    wait_until("the API server has forgotten the webhooks", unasked, 20)
+    found = await examined(kubeconfig, namespace)
+    assert failures(found) == ["webhooks"]
+    assert "webhooks are not asked" in of(found, "webhooks").message
+
+    group = "apiextensions.k8s.io/v1"
+    bare.api.delete(group, "CustomResourceDefinition", "", "jobsets.jobset.x-k8s.io")
+    wait_until("JobSet is gone", lambda: _unserved(bare, "jobset.x-k8s.io/v1alpha2"), 30)
+    assert set(failures(await examined(kubeconfig, namespace))) == {"jobset", "webhooks"}
+
+    for name in ("trainjobs", "trainingruntimes", "clustertrainingruntimes"):
+        bare.api.delete(group, "CustomResourceDefinition", "", f"{name}.trainer.kubeflow.org")
+    wait_until("Trainer is gone", lambda: _unserved(bare, TRAINER), 30)
+    found = await examined(kubeconfig, namespace, ["torch-distributed"])
+    assert set(failures(found)) == {"trainer", "jobset"}
+    assert "kubectl apply --server-side -k" in of(found, "trainer").advice
+
+    bare.kill("kube-apiserver")
+    code, text = by_command(kubeconfig, namespace)
+    assert code == 3
+    assert "no reply from the API server" in text
+
+
+def _unserved(cluster: Cluster, group_version: str) -> bool:
+    gone = "404" in refused(lambda: cluster.api.request("GET", f"/apis/{group_version}"))
+    return gone and "404" in refused(lambda: cluster.api.request("GET", f"/openapi/v3/apis/{group_version}"))

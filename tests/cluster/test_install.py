@@ -1,0 +1,118 @@
+"""What `trainjob install` prints, on a real API server: applied as kubectl does it, then used by who it is for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+from tests.cluster import images
+from tests.cluster.access import TRAINER, Access
+from tests.cluster.api import Api, write_kubeconfig
+
+from trainjob import Phase, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.launch import cancel, launch, mark_delivered
+from trainjob.status import observe
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+ACCOUNT = "launcher"
+
+
+def printed(*words: str) -> list[str]:
+    """The documents of the stream, as text: the API server parses YAML by itself."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
+    command = [str(Path(sys.executable).parent / "trainjob"), "install", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    _, *documents = done.stdout.split("---\n")
+    return documents
+
+
+def applied(cluster: Access, documents: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects after `kubectl apply --server-side --force-conflicts`: other tests apply the step runtime, too."""
+    params = {"fieldManager": "kubectl", "fieldValidation": "Strict", "force": "true"}
+    stored = []
+    for document in documents:
+        each = yaml.safe_load(document)
+        metadata = each["metadata"]
+        path = cluster.api.path(each["apiVersion"], each["kind"], metadata.get("namespace", ""), metadata["name"])
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        answer = cluster.api._client.patch(path, content=document, params=params, headers=headers)
+        assert answer.is_success, f"{document}\n{answer.text}"
+        assert "warning" not in answer.headers, answer.headers["warning"]
+        stored.append(answer.json())
+    return stored
+
+
+def account(cluster: Access, namespace: str, name: str = ACCOUNT) -> Path:
+    """The kubeconfig of a service account."""
+    token = cluster.token_for(name, namespace)
+    target = cluster.directory / f"{namespace}-{name}.kubeconfig"
+    return write_kubeconfig(target, cluster.api.server, cluster.api.authority, {"token": token}, namespace)
+
+
+def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
+    """Everything that may be done in a namespace: group, resource and verb."""
+    asking = Api(kubeconfig)
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
+    answer = asking.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body)
+    asking.close()
+    return expanded(answer["status"]["resourceRules"])
+
+
+def expanded(rules: Sequence[Mapping[str, Sequence[str]]]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) -> None:
+    documents = printed("-n", namespace, "--service-account", ACCOUNT, "--image", images.PYTHON)
+    first, second = applied(cluster, documents), applied(cluster, documents)
+    assert {each["kind"] for each in first} >= {"Role", "RoleBinding", "ClusterTrainingRuntime"}
+    assert [each["metadata"]["resourceVersion"] for each in second] == [
+        each["metadata"]["resourceVersion"] for each in first
+    ]
+    runtimes = {each["metadata"]["name"] for each in cluster.api.find(TRAINER, "ClusterTrainingRuntime")}
+    assert {each["metadata"]["name"] for each in first if each["kind"] == "ClusterTrainingRuntime"} <= runtimes
+
+
+async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access) -> None:
+    with real_node.namespace("installed", real=True) as namespace:
+        words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", images.PYTHON)
+        role = next(each for each in applied(real_node, printed(*words)) if each["kind"] == "Role")
+        kubeconfig = account(real_node, namespace)
+        others = rights(account(real_node, namespace, "nobody"), namespace)
+        assert rights(kubeconfig, namespace) - others == expanded(role["rules"])
+
+        backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)))
+        assert backend.default_namespace == namespace
+        step = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo a step ran"]})
+        lines: list[str] = []
+        with anyio.fail_after(120):
+            ref = await launch(backend, step, "step", namespace=namespace)
+            sleeper = await launch(
+                backend, step.model_copy(update={"command": ["sleep", "600"]}), "sleeper", namespace=namespace
+            )
+            result = await wait(backend, ref, on_log=lambda line: lines.append(str(line)))
+            assert result.uid == ref.uid
+            assert lines == ["[node-0] a step ran"]
+            await mark_delivered(backend, ref)
+            assert (await backend.evidence(ref)).unseen == []
+            assert await cancel(backend, sleeper)
+        assert await backend.get(namespace, sleeper.name) is None
+        assert observe(await backend.get(namespace, ref.name)).phase is Phase.COMPLETE
+        await backend.aclose()
