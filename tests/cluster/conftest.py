@@ -53,6 +53,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             images.ensure()
             if "step_image" in wanted:
                 steps.dependencies()
+            if "mpi_image" in wanted:
+                images.mpi()
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +99,14 @@ def step_image(real_node: Access, own_cluster: Cluster) -> str:
     own_cluster.real_node.load(archive)
     archive.unlink()
     return steps.IMAGE
+
+
+@pytest.fixture(scope="session")
+def mpi_image(real_node: Access, own_cluster: Cluster) -> str:
+    """An image with Open MPI on the real node; its reference."""
+    assert own_cluster.real_node
+    own_cluster.real_node.load(images.mpi())
+    return images.MPI
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Images without a registry and without Docker: OCI archives that Python writes and containerd imports.
 
-Two are needed: the pause container of every pod, a static C program; and one that has a shell and Python, from
-Debian's own packages. They are kept beside the programs (`build.cache_directory`).
+Two are always needed: the pause container of every pod, a static C program; and one that has a shell and Python, from
+Debian's own packages. A third one has Open MPI. They are kept beside the programs (`build.cache_directory`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,13 @@ PAUSE = "trainjob.test/pause:1"
 PYTHON = "trainjob.test/python:3.11"
 """Debian 12 with Python: what a command of a real pod can use."""
 
+MPI = "trainjob.test/mpi:1"
+"""What dags_examples/cluster/mpi/Dockerfile builds."""
+
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+_MPI_FILES = Path(__file__).parents[2] / "dags_examples" / "cluster" / "mpi"
+_MPI_USER = 1000
 _RELEASE = "bookworm"
 _VERSION = "1"  # of what is below; another one builds the images anew
 
@@ -50,42 +58,77 @@ def directory() -> Path:
 
 def ensure() -> dict[str, Path]:
     """Reference -> archive of the images every node has; made if they are not there (about a minute)."""
-    makers = {PAUSE: _pause, PYTHON: _python}
-    archives = {reference: directory() / f"{name}.tar" for reference, name in ((PAUSE, "pause"), (PYTHON, "python"))}
-    if all(archive.exists() for archive in archives.values()):
-        return archives
+    return {PAUSE: _made(PAUSE, "pause", _pause), PYTHON: _made(PYTHON, "python", _python)}
+
+
+def mpi() -> Path:
+    """Archive of `MPI`; made if it is not there (a minute and a half)."""
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(_MPI_FILES.iterdir()))).hexdigest()[:12]
+    return _made(MPI, f"mpi-{key}", _mpi)
+
+
+def _made(reference: str, name: str, make: Callable[[Path], None]) -> Path:
+    archive = directory() / f"{name}.tar"
+    if archive.exists():
+        return archive
     with lock():
         directory().mkdir(parents=True, exist_ok=True)
-        for reference, archive in archives.items():
-            if archive.exists():
-                continue
+        if not archive.exists():
             say(f"making the image {reference}")
             unfinished = archive.with_suffix(".unfinished")
-            makers[reference](unfinished)
+            make(unfinished)
             unfinished.replace(archive)
-    return archives
+    return archive
 
 
 def _pause(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "pause.c").write_text(_PAUSE_SOURCE)
         command = ["gcc", "-static", "-Os", "-s", "-o", "root/pause", "pause.c"]
-        (Path(scratch) / "root").mkdir()
+        root = Path(scratch) / "root"
+        root.mkdir()
         _run(command, scratch)
-        layer = Path(scratch) / "layer.tar"
-        write_layer(layer, Path(scratch) / "root")
-        write_image(target, PAUSE, [layer], {"Entrypoint": ["/pause"]})
+        _write(target, PAUSE, root, {"Entrypoint": ["/pause"]})
 
 
 def _python(target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        root = Path(scratch) / "root"
-        _run(["debootstrap", "--variant=minbase", "--include=python3", _RELEASE, str(root), *_mirror()], scratch)
+    with _debian(target.parent, "python3") as root:
+        _write(target, PYTHON, root, {"Cmd": ["python3"]})
+
+
+def _mpi(target: Path) -> None:
+    """The lines of the Dockerfile, one by one."""
+    install = re.search(r"--no-install-recommends ([a-z0-9 -]+) \\", (_MPI_FILES / "Dockerfile").read_text())
+    assert install, "the Dockerfile installs packages"
+    with _debian(target.parent, *install[1].split()) as root:
+        for file, line in (("passwd", "mpiuser:x:{0}:{0}::/home/mpiuser:/bin/bash"), ("group", "mpiuser:x:{0}:")):
+            with (root / "etc" / file).open("a") as table:
+                table.write(line.format(_MPI_USER) + "\n")
+        home = root / "home" / "mpiuser"
+        home.mkdir()
+        shutil.copy(_MPI_FILES / "sshd_config", home / ".sshd_config")
+        shutil.copy(_MPI_FILES / "ssh_config", root / "etc" / "ssh" / "ssh_config.d" / "mpi.conf")
+        os.chown(home, _MPI_USER, _MPI_USER)
+        (root / "usr" / "local" / "bin" / "python").symlink_to("/usr/bin/python3")
+        _write(target, MPI, root, {"WorkingDir": "/home/mpiuser"})
+
+
+@contextmanager
+def _debian(scratch: Path, *packages: str) -> Iterator[Path]:
+    """A root file system with `packages`, below `scratch`."""
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        root = Path(directory) / "root"
+        include = f"--include={','.join(packages)}"
+        _run(["debootstrap", "--variant=minbase", include, _RELEASE, str(root), *_mirror()], directory)
         for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
             shutil.rmtree(root / waste, ignore_errors=True)
-        layer = Path(scratch) / "layer.tar"
-        write_layer(layer, root)
-        write_image(target, PYTHON, [layer], {"Cmd": ["python3"]})
+        yield root
+
+
+def _write(target: Path, reference: str, root: Path, config: Mapping[str, Any]) -> None:
+    layer = root.with_name("layer.tar")
+    write_layer(layer, root)
+    write_image(target, reference, [layer], config)
 
 
 def _mirror() -> list[str]:

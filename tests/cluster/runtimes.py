@@ -114,7 +114,11 @@ SHIPPED = (
             "num_nodes": 2,
             "command": ["torchrun", "train.py"],
             "initializer": {
-                "dataset": {"storage_uri": "cache://digits/train", "metadata_loc": "s3://data/metadata.json"}
+                "dataset": {
+                    "storage_uri": "cache://digits/train",
+                    "metadata_loc": "s3://data/metadata.json",
+                    "num_data_nodes": 2,
+                }
             },
             "runtime_patches": [INITIALIZER_VOLUME],
         },

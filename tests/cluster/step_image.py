@@ -81,9 +81,9 @@ def _install(site: Path) -> None:
 def runtime(file: Path, image: str) -> dict[str, Any]:
     """The ClusterTrainingRuntime in `file`, with another image."""
     loaded: dict[str, Any] = yaml.safe_load(file.read_text())
-    (job,) = loaded["spec"]["template"]["spec"]["replicatedJobs"]
-    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-    container["image"] = image
+    for job in loaded["spec"]["template"]["spec"]["replicatedJobs"]:
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        container["image"] = image
     return loaded
 
 
