@@ -71,7 +71,7 @@ def _filled(value: Any, names: Mapping[tuple[str, Any], str]) -> Any:
         return [_filled(item, names) for item in value]
     if not isinstance(value, dict):
         return value
-    filled = {}
+    filled: dict[str, Any] = {}
     for field, part in value.items():
         if isinstance(part, dict) and (field, part.get("name")) in names:
             filled[field] = {**part, "name": names[field, part["name"]]}
