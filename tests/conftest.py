@@ -7,11 +7,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tests.contract.processes import marked
 
 # A shell without job control starts what it puts into the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Its 200 ms for one example are over on a busy machine without any fault of the code.
+hypothesis.settings.register_profile("no-deadline", deadline=None)
+hypothesis.settings.load_profile("no-deadline")
 
 
 @pytest.fixture(autouse=True)
