@@ -53,7 +53,8 @@ async def tail_of(
     }
     path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
     async with aclosing(client.lines(Request("GET", path, params), unended=True)) as raw:
-        return [part async for line in raw for part in _parse(rank_of(pod), line)]
+        # "unable to retrieve container logs for …" is the kubelet's answer, as a success, where the run was removed.
+        return [part async for line in raw if line[:1].isdigit() for part in _parse(rank_of(pod), line)]
 
 
 def _parse(rank: str, line: bytes) -> Iterator[LogLine]:
@@ -256,21 +257,38 @@ class _Tails:
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]
         container = crash.container or training_container(pod)
-        previous = not _ended_badly(pod, container)
+        latest = _ended_badly(pod, container)
+        lines: list[LogLine] | None = None
+        later: list[LogLine] = []
         try:
-            try:
-                lines = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
-            except Transient:  # without it there is a diagnosis, too, but no log in it
-                await anyio.sleep(0.5)
-                lines = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
-        except (BadRequest, ObjectNotFound):  # its container is gone already
-            return None
+            # Its log was that of the latest run when the pod was seen, and may by now be that of the run before.
+            for previous in (not latest, latest):
+                found = await self._tail(pod, container, previous=previous)
+                if found is not None:
+                    # Whole seconds, by the same clock: what was written later is of a later run.
+                    lines = [line for line in found if line.time[:19] <= (crash.finished[:19] or line.time[:19])]
+                if lines:
+                    break
+                later = found if previous and found else later
         except (Forbidden, Transient) as error:  # the kubelet of a node that was lost does not answer
             return error
+        if lines is None:
+            return None
+        lines = lines or later  # its own is gone: what the next run wrote, which has ended, too, is the best there is
         self.logs[crash.pod] = [line.text for line in lines]
         self.tails[crash.pod] = tails.read(self.logs[crash.pod])
         self.silent[crash.pod] = lines[-1].time if lines else ""
         return None
+
+    async def _tail(self, pod: Mapping[str, Any], container: str, *, previous: bool) -> list[LogLine] | None:
+        try:
+            try:
+                return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
+            except Transient:  # without it there is a diagnosis, too, but no log in it
+                await anyio.sleep(0.5)
+                return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
+        except (BadRequest, ObjectNotFound):  # there is no such run, or it is gone already
+            return None
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
