@@ -105,6 +105,13 @@ _RULES = (
     ),
     _rule(
         _START,
+        "failed to reserve container|[Dd]eadline ?[Ee]xceeded",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "wait, or see to the node: it is too busy to start containers",
+    ),
+    _rule(
+        _START,
         "",
         Category.CONFIGURATION,
         _CONFIGURATION,
