@@ -176,13 +176,13 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
 
 
 def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"name": f"TRAINJOB_{kind}_{name.upper()}", "value": uri} for name, uri in locations.items()]
+    return env_api({f"TRAINJOB_{kind}_{name.upper()}": uri for name, uri in locations.items()})
 
 
 def _checkpoint(spec: TrainJobSpec, work: str) -> list[dict[str, Any]]:
     if spec.checkpoints is None:
         return []
-    return [{"name": checkpoints.VARIABLE, "value": checkpoints.place(spec.checkpoints, work)}]
+    return env_api({checkpoints.VARIABLE: checkpoints.place(spec.checkpoints, work)})
 
 
 def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:

@@ -105,7 +105,7 @@ PATCH = {
                 {"name": "A", "value": "$(TRAINJOB_INPUT_DATA)"},
             ],
         ),
-        ({"inputs": {"model": ""}}, "trainer.env", [{"name": "TRAINJOB_INPUT_MODEL", "value": ""}]),
+        ({"inputs": {"model": ""}}, "trainer.env", [{"name": "TRAINJOB_INPUT_MODEL"}]),
         (
             {"resources_per_node": {"cpu": 4, "gpu": 1}},
             "trainer.resourcesPerNode",
@@ -119,7 +119,7 @@ PATCH = {
         (
             {"resources_per_node": {"requests": {"memory": "1.5Gi"}}},
             "trainer.resourcesPerNode.requests",
-            {"memory": "1.5Gi"},
+            {"memory": "1536Mi"},
         ),
         ({"initializer": {"dataset": "hf://org/set"}}, "initializer", {"dataset": {"storageUri": "hf://org/set"}}),
         (
@@ -458,3 +458,41 @@ def whole(**spec: Any) -> dict[str, Any]:
 def test_a_whole_manifest_is_refused_for_the_same_reasons(manifest: dict[str, Any], path: str, says: str) -> None:
     found = problems(manifest)
     assert says in found[path], found
+
+
+@pytest.mark.parametrize(
+    ("amount", "canonical"),
+    [
+        ("0.5", "500m"),
+        (".25", "250m"),
+        ("1000m", "1"),
+        ("1500m", "1500m"),
+        ("4", "4"),
+        ("2000", "2k"),
+        ("0", "0"),
+        ("0m", "0"),
+        ("16Gi", "16Gi"),
+        ("1024Mi", "1Gi"),
+        ("1000Ki", "1000Ki"),
+        ("1.5Gi", "1536Mi"),
+        ("0.5Ki", "512"),
+        ("1000M", "1G"),
+        ("1e3", "1e3"),
+    ],
+)
+def test_quantities_are_sent_as_the_api_writes_them(amount: str, canonical: str) -> None:
+    """Answers of Kubernetes 1.36. In any other spelling, Kueue could not let the job begin (`env_api`)."""
+    spec = TrainJobSpec.parse(
+        {"runtime": "r", "command": ["x"], "resources_per_node": {"requests": {"memory": amount}}}
+    )
+    trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
+    assert trainer["resourcesPerNode"] == {"requests": {"memory": canonical}}, "and no empty limits"
+
+
+def test_an_empty_value_is_left_out() -> None:
+    spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "env": {"A": "", "B": "b"}, "outputs": {"c": ""}})
+    assert render(spec, "key", 1, "ns")["spec"]["trainer"]["env"] == [
+        {"name": "TRAINJOB_OUTPUT_C"},
+        {"name": "A"},
+        {"name": "B", "value": "b"},
+    ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+_DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
 
 # The Kubeflow SDK's short names, and those that it takes in any case.
@@ -109,9 +112,15 @@ Env = Annotated[dict[str, str | EnvVarSource], BeforeValidator(_normalize_env)]
 
 
 def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
-    """`env` as the API's list, in the author's order (``$(NAME)`` may refer to what stands before it)."""
+    """`env` as the API's list, in the author's order (``$(NAME)`` may refer to what stands before it).
+
+    As the API itself would write it, which everything in ``spec.trainer`` has to be: to let a job begin, Kueue writes
+    back all that it has read, and a value that was given as empty, and is left out then, is refused as a change.
+    """
     return [
-        {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value.api()}
+        {"name": name, **({"value": value} if value else {})}
+        if isinstance(value, str)
+        else {"name": name, "valueFrom": value.api()}
         for name, value in env.items()
     ]
 
@@ -142,12 +151,42 @@ class Resources(Part):
                 raise ValueError(f"{name}: {amount!r} is not a Kubernetes quantity such as 4, 500m or 16Gi")
         return amounts
 
+    def api(self) -> dict[str, Any]:
+        """As in the API; see `env_api`."""
+        kinds = {"requests": self.requests, "limits": self.limits}
+        return {
+            kind: {name: canonical_quantity(amount) for name, amount in amounts.items()}
+            for kind, amounts in kinds.items()
+            if amounts
+        }
+
 
 def _resource_name(name: object) -> object:
     lower = str(name).lower()
     if lower.startswith("mig-"):
         return f"nvidia.com/{lower}"
     return _SHORT_NAMES.get(lower, lower) if lower in _IN_ANY_CASE else name
+
+
+def canonical_quantity(amount: str) -> str:
+    """A quantity as the API writes it: a whole number with the largest suffix, ``500m`` for ``0.5``.
+
+    (``resource.Quantity`` of k8s.io/apimachinery. Exponents, which nobody writes, stay as they are.)
+    """
+    match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", amount)
+    if match is None:
+        return amount
+    number, suffix = match.groups()
+    binary = suffix.endswith("i")
+    suffixes, base = (_BINARY, 1024) if binary else (_DECIMAL, 1000)
+    value = Fraction(number) * Fraction(base) ** suffixes[suffix]
+    if binary and value < base:
+        suffixes, base = _DECIMAL, 1000
+    for name, power in sorted(suffixes.items(), key=lambda pair: -pair[1]):
+        scaled = value / Fraction(base) ** power
+        if value and scaled.denominator == 1:
+            return f"{scaled}{name}"
+    return "0" if not value else amount
 
 
 class SecretRef(Part):
