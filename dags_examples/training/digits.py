@@ -65,6 +65,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="images per step, over all processes")
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of the first step; falls to 0 (cosine)")
     parser.add_argument("--seed", type=int, default=0, help="first weights and order of the images")
+    parser.add_argument("--epoch-seconds", type=float, default=0, help="pause before each epoch, to have time to look")
     parser.add_argument("--fail-at-epoch", type=int, default=0, help="to see a failure: die at the start of this epoch")
     parser.add_argument("--fail-rank", type=int, default=0, help="which rank dies")
     parser.add_argument("--exit-code", type=int, default=1, help="and how")
@@ -272,6 +273,7 @@ class Run:
             say(f"rank {self.rank} fails at epoch {epoch} as asked, exit code {self.options.exit_code}")
             # A crash runs no exit handlers either; they would wait for the other ranks.
             os._exit(self.options.exit_code)
+        time.sleep(self.options.epoch_seconds)
 
     def end(self, epoch: int, loss: float, accuracy: float) -> None:
         if self.rank != 0:
