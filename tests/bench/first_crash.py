@@ -32,6 +32,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -94,6 +96,7 @@ class Onlooker:
                 for status in pod["status"].get("containerStatuses") or []:
                     for state in (status.get("state") or {}, status.get("lastState") or {}):
                         ended = state.get("terminated") or {}
+                        # Waiting for the error of the SDK takes minutes: the first crash is meant, not the last.
                         if ended.get("exitCode") and not self.seen:
                             self.seen, self.finished = now, datetime.fromisoformat(ended["finishedAt"]).timestamp()
             time.sleep(0.02)
@@ -148,7 +151,7 @@ def left(cluster: Access, namespace: str, name: str) -> int:
     for pod in cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}"):
         if pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index") == "1":
             for params in ({}, {"previous": "true"}):
-                with suppress(ApiError):
+                with suppress(ApiError, httpx.HTTPError):
                     lines += len(cluster.pod_log(namespace, pod["metadata"]["name"], **params).splitlines())
     return lines
 
@@ -173,7 +176,11 @@ def main() -> None:
             command = [arguments.sdk, CLIENT, cluster.kubeconfig, namespace, ref.name]
             peer = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
             onlooker.done()
-        found = [asyncio.run(once(cluster, namespace, number)) for number in range(arguments.runs)]
+        found = []
+        for number in range(arguments.runs):
+            found.append(asyncio.run(once(cluster, namespace, number)))
+            for metric, seconds in found[-1].items():
+                say(f"run {number + 1}: {metric}", round(seconds, 2), "s")
         of_sdk: dict[str, float] = {}
         said, lines = "", 0
         if peer is not None:
