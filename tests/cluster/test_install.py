@@ -26,6 +26,10 @@ from trainjob.waiting import wait
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 ACCOUNT = "launcher"
+# The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s.
+SLEEPER = TrainJobSpec.parse(
+    {"runtime": "trainjob-step", "command": ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]}
+)
 
 
 def printed(*words: str) -> list[str]:
@@ -104,9 +108,7 @@ async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Acc
         lines: list[str] = []
         with anyio.fail_after(120):
             ref = await launch(backend, step, "step", namespace=namespace)
-            sleeper = await launch(
-                backend, step.model_copy(update={"command": ["sleep", "600"]}), "sleeper", namespace=namespace
-            )
+            sleeper = await launch(backend, SLEEPER, "sleeper", namespace=namespace)
             result = await wait(backend, ref, on_log=lambda line: lines.append(str(line)))
             assert result.uid == ref.uid
             assert lines == ["[node-0] a step ran"]
