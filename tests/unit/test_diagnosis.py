@@ -367,8 +367,20 @@ def test_what_a_slow_start_waits_for() -> None:
     assert found.summary == "node-0 is being started on n1 since 2026-11-21T10:00:31Z (and 1 more)"
     busy = starting(initContainerStatuses=[{"name": "fetch", "state": {"running": {}}}])
     assert diagnosed(busy, job=GOES_ON).summary == "node-0 waits for its init container fetch"
+    sidecar = {**busy, "spec": {"nodeName": "n1", "initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}}
+    assert diagnosed(sidecar, job=GOES_ON).summary.startswith("node-0 is being started on n1")
     assert diagnosed({**starting(), "spec": {}}, job=GOES_ON).summary == "node-0 waits to be scheduled"
     assert diagnosed(job=GOES_ON).summary == "nothing is in its way"
+
+
+def test_a_job_whose_runtime_is_gone() -> None:
+    gone = {"missing": ["ClusterTrainingRuntime own"]}
+    found = diagnosed(job={"spec": {"suspend": True}}, **gone)
+    assert (found.category, found.summary) == (
+        Category.CONFIGURATION,
+        "its ClusterTrainingRuntime own is gone, without which it cannot go on",
+    )
+    assert diagnosed(**gone).category is Category.UNKNOWN, "it failed before"
 
 
 def test_a_complete_job() -> None:

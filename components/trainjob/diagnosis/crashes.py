@@ -81,6 +81,12 @@ def training_container(pod: Mapping[str, Any]) -> str:
     return next((name for name in ("node", str(step)) if name in names), names[0] if names else "")
 
 
+def sidecars_of(pod: Mapping[str, Any]) -> set[str]:
+    """Init containers that go on beside the others."""
+    found = mappings(pod, "spec", "initContainers")
+    return {str(container.get("name", "")) for container in found if container.get("restartPolicy") == "Always"}
+
+
 def crashes_in(pods: Iterable[Mapping[str, Any]]) -> list[Crash]:
     """Every bad end that the pods tell of, once each: a pod may be given twice, as it was and as it is."""
     return list(dict.fromkeys(crash for pod in pods for crash in of_pod(pod)))
@@ -92,17 +98,13 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
     if stop is not None:
         yield stop
     status = mapping(pod, "status")
-    restartable = {
-        str(each.get("name"))
-        for each in mappings(pod, "spec", "initContainers")
-        if each.get("restartPolicy") == "Always"
-    }
+    sidecars = sidecars_of(pod)
     trains = training_container(pod)
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in mappings(status, kind):
             name = str(container.get("name", ""))
             main = kind == "containerStatuses" and name == trains
-            helper = name in restartable or (kind == "containerStatuses" and not main)
+            helper = name in sidecars or (kind == "containerStatuses" and not main)
             for state in ("lastState", "state"):
                 ended = mapping(container, state, "terminated")
                 code = ended.get("exitCode")

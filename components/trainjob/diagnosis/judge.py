@@ -30,6 +30,7 @@ class Evidence:
         events: What was noted about it and all that belongs to it, routine left out.
         workload: Kueue's object for it, where it is queued.
         unseen: What could not be looked at, a line each (rights, objects that are gone).
+        missing: What the job needs and is not there, as ``ClusterTrainingRuntime x``.
     """
 
     trainjob: Mapping[str, Any] | None
@@ -38,6 +39,7 @@ class Evidence:
     events: Sequence[Mapping[str, Any]] = ()
     workload: Mapping[str, Any] | None = None
     unseen: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     def with_earlier(self, *earlier: Evidence) -> Evidence:
         """This evidence and what was taken of the same job before: pods that have crashed may be gone since."""
@@ -136,6 +138,7 @@ def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
     return (
         _of_condition(observation, crash, evidence)
         or (_of_crash(crash, evidence) if crash is not None and not crash.crash.stopped else None)
+        or _of_missing(evidence, observation)
         or _of_queue(evidence, observation)
         or _of_findings(_around(evidence), observation)
         or (_of_crash(crash, evidence) if crash is not None and observation.phase is Phase.FAILED else None)
@@ -181,6 +184,18 @@ def _of_condition(observation: Observation, crash: _Blamed | None, evidence: Evi
     pod = crash.crash.pod if crash is not None else next(iter(evidence.logs), "")
     log = _shown(evidence, pod, crash.tail if crash is not None else Tail())
     return Diagnosis(meaning.category, meaning.retry, summary, log=log, advice=meaning.advice)
+
+
+def _of_missing(evidence: Evidence, observation: Observation) -> Diagnosis | None:
+    """Trainer's webhook refuses every change to a job whose runtime is gone, also that it goes on."""
+    if observation.phase is Phase.FAILED or not evidence.missing:
+        return None
+    return Diagnosis(
+        Category.CONFIGURATION,
+        RetryVerdict.CONFIGURATION,
+        f"its {evidence.missing[0]} is gone, without which it cannot go on",
+        advice="create it again, or launch the job with another runtime",
+    )
 
 
 def _of_queue(evidence: Evidence, observation: Observation) -> Diagnosis | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.diagnosis import meanings
-from trainjob.diagnosis.crashes import name_of, rank_of
+from trainjob.diagnosis.crashes import name_of, rank_of, sidecars_of
 from trainjob.status import Obstacle, mapping, mappings
 
 
@@ -206,8 +206,9 @@ def _wait(pod: Mapping[str, Any], pulling: str) -> str:
     status = mapping(pod, "status")
     if status.get("phase") != "Pending":
         return ""
+    sidecars = sidecars_of(pod)
     for init in mappings(status, "initContainerStatuses"):
-        if "running" in mapping(init, "state") and init.get("started") is not True:
+        if "running" in mapping(init, "state") and init.get("name") not in sidecars:
             return f"waits for its init container {init.get('name')}"
     since = f" since {status['startTime']}" if isinstance(status.get("startTime"), str) else ""
     if pulling.startswith("Pulling"):

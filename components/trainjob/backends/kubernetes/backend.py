@@ -172,8 +172,10 @@ class KubernetesBackend:
         evidence = await self._insist(lambda: pods.gather(self._client, found, trainjob))
         events = await self._insist(lambda: around.events(ref))
         workloads = await self._insist(lambda: around.workloads(ref))
+        missing = await self._insist(lambda: around.missing(trainjob)) if trainjob is not None else []
         unseen += [*evidence.unseen, *(f"{what}: {said}" for what, said in around.hidden.items())]
-        return replace(evidence, events=events, workload=next(iter(workloads), None), unseen=unseen)
+        workload = next(iter(workloads), None)
+        return replace(evidence, events=events, workload=workload, unseen=unseen, missing=missing)
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. One more watch, on the job's pods, or on those of all jobs of the namespace."""
@@ -260,7 +262,8 @@ class KubernetesBackend:
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
-        for hub in (*self._hubs.values(), *self._crash_hubs.values()):
+        hubs: list[WatchHub | CrashHub] = [*self._hubs.values(), *self._crash_hubs.values()]
+        for hub in hubs:
             await hub.aclose()
         self._hubs.clear()
         self._crash_hubs.clear()

@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainjob.backends.kubernetes.client import ApiClient
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection
 from trainjob.diagnosis import obstacles
 from trainjob.manifest import JobRef
-from trainjob.status import Obstacle, Phase
+from trainjob.spec import API_VERSION
+from trainjob.status import Obstacle, Phase, mapping, observe
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,22 @@ class Surroundings:
         """What was noted about one job and all that belongs to it, routine left out."""
         events = await self._events(",".join(f"reason!={reason}" for reason in _ROUTINE))
         return [event for event in events if _owner(event, {ref.name}) == ref.name]
+
+    async def missing(self, trainjob: Mapping[str, Any]) -> list[str]:
+        """The job's runtime, if it is not there any more. It is asked for only where the job does not run."""
+        if observe(trainjob).phase not in (Phase.SUSPENDED, Phase.QUEUED, Phase.NOT_STARTED):
+            return []
+        runtime = mapping(trainjob, "spec", "runtimeRef")
+        kind, name = str(runtime.get("kind", "ClusterTrainingRuntime")), str(runtime.get("name", ""))
+        scope = f"namespaces/{self.namespace}/" if kind == "TrainingRuntime" else ""
+        path = f"/apis/{API_VERSION}/{scope}{kind.lower()}s/{name}"
+        try:
+            await self.client.send(Request("GET", path, last=True))
+        except ObjectNotFound:
+            return [f"{kind} {name}"]
+        except Forbidden as error:
+            self.hidden[f"{kind.lower()}s"] = error.message
+        return []
 
     async def workloads(self, ref: JobRef | None = None) -> list[dict[str, Any]]:
         """Kueue's Workloads, or that of one job; none where there is no Kueue."""
