@@ -191,7 +191,10 @@ def coscheduler(layout: Layout) -> Component:
         "profiles": [profile],
     }
     file = layout.configuration("coscheduler", configuration)
-    return layout.component("coscheduler", f"--config={file}", "--secure-port=0")
+    # How long a pod stays that no event brings back. The scheduler tells plugins of new pods only where its own gang
+    # scheduling is on: pods of a gang that are looked at before the last one is there would wait the usual 5 minutes.
+    patience = "--pod-max-in-unschedulable-pods-duration=5s"
+    return layout.component("coscheduler", f"--config={file}", "--secure-port=0", patience)
 
 
 def jobset(layout: Layout) -> Component:

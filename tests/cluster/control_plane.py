@@ -156,12 +156,21 @@ class Cluster(Access):
 
     def _define(self, definitions: Sequence[dict[str, Any]]) -> None:
         self._apply(definitions)
-        names = [each["metadata"]["name"] for each in definitions]
-        wait_until("the definitions are established", lambda: all(map(self._established, names)), 30)
+        for each in definitions:
+            name = each["metadata"]["name"]
+            wait_until(f"{name} is served", lambda name=name: self._established(name), 60)  # type: ignore[misc]
 
     def _established(self, definition: str) -> bool:
         found = self.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", definition)
-        return condition(found, "Established") is not None
+        return found is not None and condition(found, "Established") is not None and self._discovered(found["spec"])
+
+    def _discovered(self, definition: dict[str, Any]) -> bool:
+        """Whether clients see it: that comes a moment later, and Kueue ends where it does not find its own kinds."""
+        versions = [each["name"] for each in definition["versions"] if each["served"]]
+        with suppress(ApiError):  # the first definition of a group
+            found = [self.api.request("GET", f"/apis/{definition['group']}/{version}") for version in versions]
+            return all(definition["names"]["plural"] in {each["name"] for each in one["resources"]} for one in found)
+        return False
 
     def _apply(self, objects: Iterable[dict[str, Any]]) -> None:
         with ThreadPoolExecutor(8) as pool:

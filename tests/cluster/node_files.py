@@ -19,6 +19,7 @@ CNI_PROGRAMS = Path("/usr/lib/cni")  # where Debian puts them
 def containerd(directory: Path) -> str:
     """config.toml of containerd."""
     (directory / "cni").mkdir()
+    (directory / "registries").mkdir()
     (directory / "cni" / "10-bridge.conflist").write_text(json.dumps(_cni(directory)))
     return f"""\
 version = 3
@@ -30,6 +31,9 @@ address = "{SOCKET}"
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{images.PAUSE}"
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{directory}/registries"
 
 [plugins."io.containerd.cri.v1.runtime"]
 # Without CAP_SYS_RESOURCE (a container, a sandbox) every pod would fail: "can't get final child's PID from pipe: EOF".

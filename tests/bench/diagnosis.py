@@ -1,0 +1,103 @@
+"""What it costs to explain a job of 1,000 pods that all crashed: requests to the API server, and seconds.
+
+On the test cluster, with simulated nodes. Logs there have one line; for `diagnose` by itself they are filled up to what
+is read of a log at most, and the Events to 5,000. ``python tests/bench/diagnosis.py [PODS]``
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.cluster.access import Access
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+
+from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis import READ_LINES, Evidence, diagnose
+from trainjob.launch import launch
+from trainjob.status import Observation
+
+EVENTS = 5000
+LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"
+
+
+def say(metric: str, value: float, unit: str) -> None:
+    figures = {"metric": metric, "value": round(value, 4), "unit": unit, "peer": None, "ratio": None}
+    print(json.dumps({"bench": "diagnosis", **figures}), flush=True)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """The requests that are sent meanwhile: what they are for -> how many."""
+    sent: Counter[str] = Counter()
+    stream = ApiClient.stream
+
+    def counting(self: ApiClient, request: Request) -> Any:
+        resource = request.path.partition("/namespaces/")[2].split("/")[1:]
+        kind = "logs" if resource[-1] == "log" else resource[0]
+        if len(resource) == 1:
+            kind = f"further pages of {kind}" if "continue" in request.params else f"lists of {kind}"
+        sent[kind] += 1
+        return stream(self, request)
+
+    ApiClient.stream = counting  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        ApiClient.stream = stream  # type: ignore[method-assign]
+
+
+async def look(cluster: Access, namespace: str, pods: int) -> Evidence:
+    """Launch a job, wait until all of its pods have crashed, and take the evidence."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    told = fate(run="20s", exit_code=1, failures=1)
+    asked = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": pods, "env": told})
+    ref: JobRef = await launch(backend, asked, "many", namespace=namespace)
+
+    def crashed() -> bool:
+        found = cluster.api.find("v1", "Pod", namespace)
+        statuses = [status for pod in found for status in pod["status"].get("containerStatuses", [])]
+        return sum(bool(status["lastState"]) for status in statuses) >= pods
+
+    await anyio.to_thread.run_sync(lambda: wait_until("all pods crashed", crashed, 400, poll=2))
+    with counted() as sent:
+        began = time.monotonic()
+        evidence = await backend.evidence(ref)
+        say(f"evidence of {pods} pods that crashed", time.monotonic() - began, "s")
+    for kind in sorted(sent):
+        say(f"evidence of {pods} pods: {kind}", sent[kind], "requests")
+    await backend.aclose()
+    return evidence
+
+
+def main(pods: int) -> None:
+    logging.basicConfig(level=logging.ERROR)
+    with Cluster(kueue=False) as cluster, cluster.namespace() as namespace:
+        evidence = anyio.run(look, cluster, namespace, pods)
+    events = [*evidence.events, *[{"reason": "FailedMount", "involvedObject": {"kind": "Pod"}}] * EVENTS][:EVENTS]
+    full = replace(evidence, events=events, logs={pod: [LINE] * READ_LINES for pod in evidence.logs})
+    began = time.monotonic()
+    diagnose(full, Observation(Phase.FAILED))
+    what = f"{len(full.pods)} pods, {len(full.logs)} logs of {READ_LINES} lines, {len(events)} events"
+    say(f"diagnose: {what}", time.monotonic() - began, "s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

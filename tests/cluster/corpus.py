@@ -1,0 +1,288 @@
+"""What is seen of the jobs of `failures`: made for real, written down, read again.
+
+Seen through the product's own `Backend.evidence` and `Backend.crashes`. ``make record-diagnosis`` makes all of them and
+writes tests/unit/corpus/ and the table of docs/diagnosis.md anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from tests.cluster import images
+from tests.cluster import step_image as steps
+from tests.cluster.access import Access
+from tests.cluster.failing import REGISTRY
+from tests.cluster.failures import FAILURES, Failure
+from tests.cluster.processes import Component, wait_until
+from tests.cluster.real_node import RealNode
+
+from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
+from trainjob.errors import TrainJobError
+from trainjob.launch import launch
+from trainjob.manifest import render
+from trainjob.status import observe
+
+_ROOT = Path(__file__).parents[2]
+DIRECTORY = _ROOT / "tests" / "unit" / "corpus"
+PAGE = _ROOT / "docs" / "diagnosis.md"
+
+_SECONDS = 300  # for a job to fail as it should: the node of one is given up after a minute
+_LOOK_SECONDS = 1.0
+_CRASHES = 32  # that are kept, as `waiting` does
+
+Object = dict[str, Any]
+
+
+# ---------------------------------------------------------------- expectations
+
+
+def differences(failure: Failure, found: Diagnosis) -> list[str]:
+    """What a diagnosis says that it should not, a line each."""
+    wanted = {
+        "category": failure.category,
+        "retry": failure.retry,
+        "rank": failure.rank,
+        "exit code": failure.exit_code if failure.exit_code is not None else found.exit_code,
+        "failed": failure.failed or found.failed,
+    }
+    said = {
+        "category": found.category,
+        "retry": found.retry,
+        "rank": found.rank,
+        "exit code": found.exit_code,
+        "failed": found.failed,
+    }
+    different = [f"{name}: {said[name]!r}, not {wanted[name]!r}" for name in wanted if said[name] != wanted[name]]
+    if not re.search(failure.says, found.summary):
+        different.append(f"summary: {found.summary!r}, in which there is no {failure.says!r}")
+    if failure.shows and not any(re.search(failure.shows, line) for line in found.log):
+        different.append(f"log: {found.log!r}, in which there is no {failure.shows!r}")
+    return different
+
+
+# ---------------------------------------------------------------- making
+
+
+@dataclass
+class Made:
+    """A job that was made to fail.
+
+    Attributes:
+        failure: As which.
+        evidence: What was seen of it.
+        diagnosis: What is said of that.
+    """
+
+    failure: Failure
+    evidence: Evidence
+    diagnosis: Diagnosis
+
+
+async def make(failure: Failure, cluster: Access) -> Made:
+    """Make a job fail, and look at it until what is said is right, or for as long as a failure may take."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    run = anyio.to_thread.run_sync
+    room = cluster.namespace(f"fails-{failure.name[:30]}", real=failure.node != "simulated")
+    where = await run(room.__enter__)
+    before = failure.before(cluster, where) if failure.before else None
+    try:
+        if before is not None:
+            await run(before.__enter__)
+        ref = await _launched(failure, backend, cluster, where)
+        crashes: list[Evidence] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_collect, backend, ref, crashes)
+            if failure.after is not None:
+                await _ready(backend, ref)
+                await run(failure.after, cluster, ref)
+            made = await _look(failure, backend, ref, crashes)
+            tasks.cancel_scope.cancel()
+        await backend.delete(ref)
+        return made
+    finally:
+        with anyio.CancelScope(shield=True):
+            if before is not None:
+                await run(before.__exit__, None, None, None)
+            await run(room.__exit__, None, None, None)
+            await backend.aclose()
+
+
+async def _launched(failure: Failure, backend: KubernetesBackend, cluster: Access, where: str) -> JobRef:
+    fields = json.loads(json.dumps(failure.spec).replace("$NAMESPACE", where))
+    if failure.node in ("real", "torch", "jax") and "image" not in fields:
+        fields["image"] = images.PYTHON if failure.node == "real" else steps.IMAGE
+    if failure.node == "torch":
+        volume = {"name": "torch", "hostPath": {"path": torch_packages()}}
+        mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
+        pod = {"volumes": [volume], "containers": [{"name": "node", "volumeMounts": [mount]}]}
+        node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+        fields["runtime_patches"] = [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}]
+    spec = TrainJobSpec.parse(fields)
+    if not failure.job_name:
+        return await launch(backend, spec, failure.name, namespace=where)
+    trainjob = render(spec, failure.name, 1, where)
+    named = {**trainjob, "metadata": {**trainjob["metadata"], "name": failure.job_name}}
+    return JobRef.of(await anyio.to_thread.run_sync(cluster.api.create, named))
+
+
+async def _collect(backend: KubernetesBackend, ref: JobRef, crashes: list[Evidence]) -> None:
+    with suppress(TrainJobError):
+        async with aclosing(backend.crashes(ref)) as found:
+            async for evidence in found:
+                if len(crashes) < _CRASHES:
+                    crashes.append(evidence)
+
+
+async def _ready(backend: KubernetesBackend, ref: JobRef) -> None:
+    with anyio.fail_after(_SECONDS):
+        async with aclosing(backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if observe(snapshot.trainjob).phase in (Phase.RUNNING, Phase.SUSPENDED):
+                    return
+
+
+async def _look(failure: Failure, backend: KubernetesBackend, ref: JobRef, crashes: list[Evidence]) -> Made:
+    with anyio.move_on_after(_SECONDS):
+        while True:
+            evidence = (await backend.evidence(ref)).with_earlier(*crashes)
+            diagnosis = diagnose(evidence)
+            if not differences(failure, diagnosis):
+                break
+            await anyio.sleep(_LOOK_SECONDS)
+    return Made(failure, evidence, diagnosis)
+
+
+@contextmanager
+def registry(node: RealNode) -> Iterator[None]:
+    """A registry on the real node that has no image, and takes for ever to say so of one of them."""
+    host = node.directory / "registries" / REGISTRY
+    host.mkdir()
+    (host / "hosts.toml").write_text(f'server = "http://{REGISTRY}"\n')  # else containerd insists on TLS
+    port = REGISTRY.rpartition(":")[2]
+    component = Component("registry", node.inside(sys.executable, "-c", _REGISTRY, port), node.directory, {})
+    component.start()
+    try:
+        wait_until("the registry listens", lambda: "listening" in component.tail(), 20, among=[component])
+        yield
+    finally:
+        component.kill()
+        shutil.rmtree(host)
+
+
+_REGISTRY = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if "/slow/" in self.path:
+            time.sleep(600)
+        found = self.path == "/v2/"
+        body = b"{}" if found else b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}'
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+    do_HEAD = do_GET
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("listening", flush=True)
+server.serve_forever()
+"""
+
+
+def torch_packages() -> str:
+    """Where this machine has PyTorch for the Python of the image, for pods to mount; empty if it has not."""
+    python = os.environ.get("TRAINJOB_TORCH_PYTHON")
+    command = [python or "false", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    path = subprocess.run(command, capture_output=True, text=True, check=bool(python)).stdout.strip()
+    return path if "python3.11" in path else ""
+
+
+# ---------------------------------------------------------------- the corpus
+
+
+def write(made: Made, cluster: Access) -> None:
+    """Keep what was seen of a failure, without what no diagnosis looks at and what is of this machine only."""
+    evidence = made.evidence
+    kept = {
+        "trainjob": _without_managed_fields(evidence.trainjob),
+        "pods": [_without_managed_fields(pod) for pod in evidence.pods],
+        "logs": {pod: [line[:_LINE] for line in lines[-_LINES:]] for pod, lines in evidence.logs.items()},
+        "events": [_without_managed_fields(event) for event in evidence.events],
+        "workload": _without_managed_fields(evidence.workload),
+        "unseen": list(evidence.unseen),
+        "missing": list(evidence.missing),
+    }
+    text = json.dumps(kept, indent=1, sort_keys=True)
+    for path in (str(cluster.directory), torch_packages(), str(_ROOT)):
+        text = text.replace(path, "/opt/elsewhere") if path else text
+    DIRECTORY.mkdir(exist_ok=True)
+    (DIRECTORY / f"{made.failure.name}.json").write_text(f"{text}\n")
+
+
+_LINES = 120  # of a log
+_LINE = 300  # characters of a line
+
+
+def _without_managed_fields(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_managed_fields(part) for name, part in value.items() if name != "managedFields"}
+    return [_without_managed_fields(part) for part in value] if isinstance(value, list) else value
+
+
+def read(name: str) -> Evidence:
+    """What was seen of a failure."""
+    kept = json.loads((DIRECTORY / f"{name}.json").read_text())
+    return Evidence(**kept)
+
+
+def recorded() -> list[str]:
+    """Names of the failures that the corpus has."""
+    return sorted(file.stem for file in DIRECTORY.glob("*.json"))
+
+
+# ---------------------------------------------------------------- the table
+
+BEGIN, END = "<!-- failures -->\n", "<!-- end -->"
+
+
+def table() -> str:
+    """The table of docs/diagnosis.md, from the corpus."""
+    rows = ["| failure | how it was made | what is said | category | retry |", "|---|---|---|---|---|"]
+    for failure in FAILURES:
+        if not (DIRECTORY / f"{failure.name}.json").exists():
+            continue
+        found = diagnose(read(failure.name))
+        retry = "" if found.category is Category.NONE else str(found.retry)
+        cells = [failure.name.replace("-", " "), failure.how, f"`{_cell(found.summary)}`", str(found.category), retry]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Without what is new in every run, and short enough."""
+    named = re.sub(r"\b[a-z][a-z-]*-[a-z0-9]{10}-1\b", "train", re.sub(r"\bfails-[a-z0-9-]+", "ns", text))
+    plain = re.sub(r"\d{4}-\d\d-\d\dT[0-9:]+Z", "…", named).replace("|", "¦").replace("`", "'")
+    return plain if len(plain) <= 160 else plain[:159] + "…"
+
+
+def write_page() -> None:
+    """Write the table into the page."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}")

@@ -1,0 +1,339 @@
+"""What failures are made of: specs, scripts, and what is done to a cluster. The failures are in `failures`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import yaml
+from tests.cluster import images, kueue, nodes
+from tests.cluster.access import TRAINER, Access, condition
+from tests.cluster.api import ApiError
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import fate
+from tests.cluster.processes import ClusterError, wait_until
+from tests.cluster.real_node import NAME, RealNode
+
+from trainjob.manifest import JobRef
+
+Object = dict[str, Any]
+
+REGISTRY = "127.0.0.1:5000"
+"""As the kubelet of the real node sees it: has no image, and never answers for ``/slow``. See `corpus.registry`."""
+
+
+def python(script: str, nodes: int = 1, **fields: Any) -> Object:
+    return {"runtime": "torch-distributed", "num_nodes": nodes, "command": ["python3", "-c", script], **fields}
+
+
+def one_of(nodes: int, script: str, **fields: Any) -> Object:
+    """Rank 1 runs `script`, the others run for long."""
+    lines = ["import os, sys, time", "if os.environ['PET_NODE_RANK'] != '1': time.sleep(600)"]
+    return python("\n".join([*lines, script]), nodes, **fields)
+
+
+def simulated(nodes: int = 1, gpus: int = 0, **fields: Any) -> Object:
+    resources = {"resources_per_node": {"gpu": gpus}} if gpus else {}
+    return {"runtime": "torch-distributed", "num_nodes": nodes, **resources, **fields}
+
+
+def patched(pod: Mapping[str, Any]) -> Object:
+    """A change to the pods of the nodes."""
+    node = {"name": "node", "template": {"spec": {"template": {"spec": dict(pod)}}}}
+    return {"runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}]}
+
+
+def container(name: str, script: str) -> Object:
+    return {"name": name, "image": images.PYTHON, "command": ["sh", "-c", script]}
+
+
+def mounted(volume: Object) -> Object:
+    mount = {"name": volume["name"], "mountPath": "/mnt/volume"}
+    return patched({"volumes": [volume], "containers": [{"name": "node", "volumeMounts": [mount]}]})
+
+
+def queued(queue: str) -> Object:
+    return {"labels": {kueue.QUEUE_LABEL: queue}}
+
+
+def stages(*steps: str, job: Mapping[str, Any] | None = None, pod: Mapping[str, Any] | None = None) -> Object:
+    """Spec of a runtime of replicated jobs that run one after the other, with pods that are left as they end."""
+    jobs: list[Object] = []
+    for step in steps:
+        container: Object = {"name": step, "image": images.PYTHON}
+        if step.endswith("-initializer"):
+            container["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
+            container["command"] = ["sh", "-c", "echo no such dataset >&2; exit 4"]
+        template: Object = {"restartPolicy": "Never", "containers": [container], **(pod or {})}
+        template["volumes"] = [{"name": "initializer", "emptyDir": {}}]
+        label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer" if step == "node" else step}
+        spec = {"backoffLimit": 0, **(job or {}), "template": {"spec": template}}
+        depends = {"dependsOn": [{"name": jobs[-1]["name"], "status": "Complete"}]} if jobs else {}
+        jobs.append({"name": step, "template": {"metadata": {"labels": label}, "spec": spec}, **depends})
+    return {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": jobs}}}
+
+
+OWN: Object = {"runtime": {"name": "own", "kind": "TrainingRuntime"}}
+
+
+def own(spec: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
+    """The job's namespace has a runtime `own`."""
+
+    @contextmanager
+    def made(cluster: Access, where: str) -> Iterator[None]:
+        labels = {"trainer.kubeflow.org/framework": "torch"}
+        metadata = {"name": "own", "namespace": where, "labels": labels}
+        cluster.api.create({"apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": metadata, "spec": spec})
+        yield
+
+    return made
+
+
+@contextmanager
+def own_node(cluster: Access, where: str, *taints: Object) -> Iterator[None]:
+    """A simulated node only for pods that select it by the name of their namespace."""
+    made = nodes.node(0, 8)
+    made["metadata"] |= {"name": where, "labels": {**made["metadata"]["labels"], "trainjob.test/own": where}}
+    cluster.api.create({**made, "spec": {"taints": list(taints)}})
+    try:
+        yield
+    finally:
+        cluster.api.delete("v1", "Node", "", where)
+
+
+ON_OWN_NODE = patched({"nodeSelector": {"trainjob.test/own": "$NAMESPACE"}})
+"""``$NAMESPACE`` in a spec is the namespace of the job."""
+
+
+@contextmanager
+def tainted_node(cluster: Access, where: str) -> Iterator[None]:
+    with own_node(cluster, where, {"key": "reserved", "value": "others", "effect": "NoSchedule"}):
+        yield
+
+
+def remove_node(cluster: Access, ref: JobRef) -> None:
+    cluster.api.delete("v1", "Node", "", ref.namespace)
+
+
+def taint_node(cluster: Access, ref: JobRef) -> None:
+    taints = [{"key": "out-of-order", "effect": "NoExecute"}]
+    cluster.api.patch("v1", "Node", "", ref.namespace, {"spec": {"taints": taints}})
+
+
+@contextmanager
+def kubelet_as_it_was(cluster: Access, _where: str) -> Iterator[None]:
+    """Undo `squeeze`."""
+    node = _node(cluster)
+    file = node.directory / "kubelet.yaml"
+    text = file.read_text()
+    try:
+        yield
+    finally:
+        file.write_text(text)
+        _restart_kubelet(node)
+        wait_until("the node has memory again", lambda: not _pressed(cluster), 60, poll=0.5)
+
+
+def squeeze(cluster: Access, _ref: JobRef) -> None:
+    """Have the kubelet think that its node is short of memory: it begins to when less than 99 % are free."""
+    node = _node(cluster)
+    file = node.directory / "kubelet.yaml"
+    config = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**config, "evictionHard": {"memory.available": "99%"}}))
+    _restart_kubelet(node)
+
+
+def _node(cluster: Access) -> RealNode:
+    if not isinstance(cluster, Cluster) or cluster.real_node is None:
+        raise ClusterError("only the kubelet of a node that was started here can be changed")
+    return cluster.real_node
+
+
+def _restart_kubelet(node: RealNode) -> None:
+    node.components["kubelet"].kill()
+    node.components["kubelet"].start()
+
+
+def _pressed(cluster: Access) -> bool:
+    found = cluster.api.get("v1", "Node", "", NAME) or {}
+    taints = [each["key"] for each in found["spec"].get("taints") or []]
+    return taints != [nodes.LABEL] or condition(found, "Ready") is None
+
+
+def evict(cluster: Access, ref: JobRef) -> None:
+    """As ``kubectl drain`` does."""
+    for pod in pods(cluster, ref):
+        metadata = {"name": pod, "namespace": ref.namespace}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        cluster.api.request("POST", f"{cluster.api.path('v1', 'Pod', ref.namespace, pod)}/eviction", eviction)
+
+
+def pods(cluster: Access, ref: JobRef) -> list[str]:
+    labels = f"jobset.sigs.k8s.io/jobset-name={ref.name}"
+    return [pod["metadata"]["name"] for pod in cluster.api.find("v1", "Pod", ref.namespace, labels=labels)]
+
+
+def delete(cluster: Access, ref: JobRef) -> None:
+    cluster.api.delete(TRAINER, "TrainJob", ref.namespace, ref.name)
+
+
+def job(where: str, name: str, gpus: int, **metadata: Any) -> Object:
+    """Another job, which takes what a case is about."""
+    asked = {nodes.GPU: str(gpus)}
+    trainer = {"numNodes": 1, "resourcesPerNode": {"requests": asked, "limits": asked}, "env": fate(run="never")}
+    return {
+        "apiVersion": TRAINER,
+        "kind": "TrainJob",
+        "metadata": {"name": name, "namespace": where, **metadata},
+        "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer},
+    }
+
+
+@contextmanager
+def gpu_quota(cluster: Access, where: str) -> Iterator[None]:
+    metadata = {"name": "gpus", "namespace": where}
+    spec = {"hard": {f"requests.{nodes.GPU}": "4"}}
+    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec})
+    yield
+
+
+@contextmanager
+def small_queue(cluster: Access, where: str) -> Iterator[None]:
+    """A LocalQueue with room for 8 GPUs."""
+    cluster.api.apply(kueue.cluster_queue(where, gpu=8))
+    cluster.api.create(kueue.local_queue(where, "small", where))
+    try:
+        yield
+    finally:
+        cluster.api.delete(kueue.API, "ClusterQueue", "", where)
+
+
+@contextmanager
+def full_queue(cluster: Access, where: str) -> Iterator[None]:
+    with small_queue(cluster, where):
+        cluster.api.create(job(where, "first", 8, labels={kueue.QUEUE_LABEL: "small"}))
+        yield
+
+
+def outrank_in_queue(cluster: Access, ref: JobRef) -> None:
+    cluster.api.apply(kueue.priority_class("urgent", 1000))
+    labels = {kueue.QUEUE_LABEL: "small", kueue.PRIORITY_LABEL: "urgent"}
+    cluster.api.create(job(ref.namespace, "urgent", 8, labels=labels))
+
+
+@contextmanager
+def own_node_and_priority(cluster: Access, where: str) -> Iterator[None]:
+    """A simulated node, and a class of a priority for pods that preempt others."""
+    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+    with own_node(cluster, where):
+        cluster.api.create({**urgent, "metadata": {"name": where}})
+        try:
+            yield
+        finally:
+            cluster.api.delete("scheduling.k8s.io/v1", "PriorityClass", "", where)
+
+
+def outrank_on_node(cluster: Access, ref: JobRef) -> None:
+    """A pod of higher priority, for the node that the job has filled."""
+    resources = {"requests": {nodes.GPU: "8"}, "limits": {nodes.GPU: "8"}}
+    container = {"name": "x", "image": images.PYTHON, "resources": resources, "env": fate(run="never")}
+    spec = {"priorityClassName": ref.namespace, "nodeSelector": {"trainjob.test/own": ref.namespace}}
+    pod = {"metadata": {"name": "urgent", "namespace": ref.namespace}, "spec": {**spec, "containers": [container]}}
+    cluster.api.create({"apiVersion": "v1", "kind": "Pod", **pod})
+
+
+@contextmanager
+def unbound_claim(cluster: Access, where: str) -> Iterator[None]:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": "data", "namespace": where}
+    cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    yield
+
+
+def remove_runtime(cluster: Access, ref: JobRef) -> None:
+    """And let the job, which is suspended, go on."""
+    cluster.api.delete(TRAINER, "TrainingRuntime", ref.namespace, "own")
+    with suppress(ApiError):  # Trainer's webhook refuses every change to a job whose runtime is gone
+        cluster.api.patch(TRAINER, "TrainJob", ref.namespace, ref.name, {"spec": {"suspend": False}})
+
+
+# ---------------------------------------------------------------- scripts
+
+CHAINED = """
+def load(row):
+    return row["label"]
+try:
+    load({})
+except KeyError as error:
+    raise RuntimeError("epoch 3 cannot be read") from error
+"""
+# What PyTorch 2 writes; there is no GPU here.
+GPU_MEMORY = '''
+import sys
+print("""[rank0]: Traceback (most recent call last):
+[rank0]:   File "/opt/train.py", line 41, in <module>
+[rank0]:     loss = model(batch).mean()
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB
+of which 1.05 GiB is free. Including non-PyTorch memory, this process has 78.05 GiB memory in use.""", file=sys.stderr)
+sys.exit(1)
+'''
+NOISE = """
+import os, sys
+out = sys.stdout.buffer
+out.write(b"\\xff\\xfe latin-1: caf\\xe9 \\x00 \\x1b[31mred\\x1b[0m\\n")
+out.write(("\\u65e5\\u672c\\u8a9e " * 3 + "\\n").encode("utf-16"))
+for n in range(3):
+    out.write(b"x" * (1 << 20) + b"\\n")
+out.flush()
+raise LookupError("no such layer: 7")
+"""
+JAX = """
+import os, signal, time
+import jax, numpy
+from jax.experimental import multihost_utils
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(
+    os.environ["JAX_COORDINATOR_ADDRESS"], 2, int(os.environ["JAX_PROCESS_ID"]), cluster_detection_method="deactivate"
+)
+for step in range(1000):
+    if step == 3 and jax.process_index() == 1:
+        os.END
+    multihost_utils.process_allgather(numpy.ones(4))
+    print("step", step, flush=True)
+"""
+TORCH = """
+import os, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="env://")
+for step in range(1000):
+    if step == 3 and dist.get_rank() == 1:
+        raise ValueError("step 3 has no labels")
+    dist.all_reduce(torch.ones(4))
+    print("step", step, flush=True)
+"""
+
+
+def jax(end: str) -> Object:
+    return {"runtime": "jax-distributed", "num_nodes": 2, "command": ["python3", "-c", JAX.replace("END", end)]}
+
+
+def torch(processes: int, command: str) -> Object:
+    start = f"open('/tmp/train.py', 'w').write({TORCH!r})\n{command}"
+    return {
+        "runtime": "torch-distributed",
+        "num_nodes": 2,
+        "num_proc_per_node": processes,
+        "command": ["python3", "-c", start],
+        "env": {"PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
+    }
+
+
+PLAIN_TORCH = """
+import os, runpy
+for theirs, ours in (("RANK", "NODE_RANK"), ("WORLD_SIZE", "NNODES"), ("MASTER_ADDR",) * 2, ("MASTER_PORT",) * 2):
+    os.environ[theirs] = os.environ["PET_" + ours]
+runpy.run_path("/tmp/train.py", run_name="__main__")
+"""
+TORCHRUN = "import sys; sys.argv[1:] = ['/tmp/train.py']\nfrom torch.distributed.run import main; main()"

@@ -1,0 +1,108 @@
+"""Every failure of `failures` is made by real controllers and a real kubelet, and is diagnosed.
+
+With ``TRAINJOB_RECORD`` in the environment what was seen is written to the corpus of the unit tests.
+"""
+
+from __future__ import annotations
+
+import os
+
+import anyio
+import pytest
+from tests.cluster import corpus
+from tests.cluster.access import RULES, Access
+from tests.cluster.control_plane import Cluster
+from tests.cluster.corpus import Made
+from tests.cluster.failing import simulated
+from tests.cluster.failures import FAILURES, Failure
+from tests.cluster.nodes import fate
+
+from trainjob import TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis import Category, diagnose
+from trainjob.errors import RuntimeNotFound
+from trainjob.launch import launch
+
+pytestmark = pytest.mark.timeout(1200)
+
+RECORD = "TRAINJOB_RECORD" in os.environ
+_AT_ONCE = 12
+
+
+@pytest.fixture(scope="module")
+def made(
+    real_node: Access, own_cluster: Cluster, step_image: str, request: pytest.FixtureRequest
+) -> dict[str, Made | Exception]:
+    """All that are asked for, many at the same time: most of their time they wait."""
+    assert own_cluster.real_node
+    asked = [item.callspec.params.get("failure") for item in request.session.items if hasattr(item, "callspec")]
+    wanted = [failure for failure in FAILURES if failure in asked]
+    # Those that take longest first.
+    wanted.sort(key=lambda failure: (not failure.slow, failure.node == "simulated"))
+    found: dict[str, Made | Exception] = {}
+
+    async def one(failure: Failure, limit: anyio.CapacityLimiter) -> None:
+        async with limit:
+            try:
+                found[failure.name] = made = await corpus.make(failure, own_cluster)
+            except Exception as error:  # noqa: BLE001 - each is looked at by a test of its own
+                found[failure.name] = error
+                return
+        if RECORD and not corpus.differences(failure, made.diagnosis):
+            corpus.write(made, own_cluster)
+
+    async def every() -> None:
+        limit = anyio.CapacityLimiter(_AT_ONCE)
+        for alone in (False, True):
+            async with anyio.create_task_group() as tasks:
+                for failure in wanted:
+                    if failure.alone is alone and (failure.node != "torch" or corpus.torch_packages()):
+                        tasks.start_soon(one, failure, limit)
+
+    with corpus.registry(own_cluster.real_node):
+        anyio.run(every)
+    if RECORD:
+        corpus.write_page()
+    return found
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
+def test_it_is_diagnosed(failure: Failure, made: dict[str, Made | Exception]) -> None:
+    if failure.node == "torch" and failure.name not in made:
+        pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")
+    found = made[failure.name]
+    if isinstance(found, Exception):
+        raise found
+    assert corpus.differences(failure, found.diagnosis) == [], found.diagnosis.text()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("hidden", ["pods", "pods/log", "events"])
+async def test_without_a_right(hidden: str, cluster: Access, namespace: str) -> None:
+    """The best is made of the rest, and it is said what could not be seen."""
+    rules = [{**rule, "resources": [each for each in rule["resources"] if each != hidden]} for rule in RULES]
+    narrow = cluster.kubeconfig_for([rule for rule in rules if rule["resources"]], namespace)
+    backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))
+    jobs = {Category.SCHEDULING: simulated(gpus=1000)}
+    if hidden != "pods":
+        jobs[Category.USER_CODE] = simulated(env=fate(run="100ms", exit_code=3))
+    for category, asked in jobs.items():
+        ref = await launch(backend, TrainJobSpec.parse(asked), category, namespace=namespace)
+        with anyio.fail_after(60):
+            while True:
+                found = diagnose(await backend.evidence(ref))
+                if found.category is category:
+                    break
+                await anyio.sleep(0.5)
+    assert sum(f'resource "{hidden}"' in line for line in found.unseen) == 1, found.unseen
+    await backend.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_runtime_that_is_not_there_is_said_before_there_is_a_job(cluster: Access, namespace: str) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    with pytest.raises(RuntimeNotFound, match="no ClusterTrainingRuntime 'nosuch'"):
+        await launch(backend, TrainJobSpec.parse({"runtime": "nosuch"}), "a", namespace=namespace)
+    assert await backend.find(namespace, {}) == []
+    await backend.aclose()

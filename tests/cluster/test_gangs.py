@@ -1,0 +1,200 @@
+"""All pods of a job or none: by the coscheduling scheduler, by Volcano's settings, by Kueue."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+from tests.cluster import kueue, nodes
+from tests.cluster.access import TRAINER, Access, condition, refused
+from tests.cluster.components import COSCHEDULER
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import GPU, fate
+from tests.cluster.processes import wait_until
+from tests.cluster.recorder import JOBSET
+
+from trainjob import JobRef, Observation, Phase, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.launch import cancel, launch
+from trainjob.waiting import follow
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
+COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
+VOLCANO = "scheduling.volcano.sh/v1beta1"
+QUEUE = "scheduling.volcano.sh/queue-name"
+Object = dict[str, Any]
+
+
+@pytest.fixture
+async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
+    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    yield opened
+    await opened.aclose()
+
+
+def spec(runtime: str, num_nodes: int, gpus: int, **fields: Any) -> TrainJobSpec:
+    asked = {"runtime": runtime, "num_nodes": num_nodes, "resources_per_node": {"gpu": gpus}, **fields}
+    return TrainJobSpec.parse(asked)
+
+
+async def until(backend: KubernetesBackend, ref: JobRef, enough: Callable[[Observation], bool]) -> Observation:
+    """The first observation of which `enough` says so."""
+    with anyio.fail_after(90):
+        async with aclosing(follow(backend, ref)) as changes:
+            async for observation, _ in changes:
+                if enough(observation):
+                    return observation
+    raise AssertionError("the job ended")
+
+
+def pods_of(cluster: Access, ref: JobRef) -> list[Object]:
+    return cluster.api.find("v1", "Pod", ref.namespace, labels=f"{JOBSET}={ref.name}")
+
+
+def running(pods: list[Object]) -> int:
+    return sum(pod["status"]["phase"] == "Running" for pod in pods)
+
+
+def unscheduled(pods: list[Object]) -> list[str]:
+    """Why pods have no node, of those that a scheduler has tried."""
+    told = [each for pod in pods for each in pod["status"].get("conditions", []) if each["type"] == "PodScheduled"]
+    return [str(each["message"]) for each in told if each["status"] == "False"]
+
+
+@contextmanager
+def machine(cluster: Access, gpus: int) -> Iterator[str]:
+    """A namespace whose pods run on one simulated node, which no others use."""
+    mark = secrets.token_hex(4)
+    key = "trainjob.test/only"
+    node = nodes.node(0, gpus)
+    node["metadata"] |= {"name": f"only-{mark}", "labels": {**node["metadata"]["labels"], key: mark}}
+    node["spec"] = {"taints": [{"key": key, "value": mark, "effect": "NoSchedule"}]}
+    cluster.api.create(node)
+
+    def ready() -> bool:
+        found = cluster.api.get("v1", "Node", "", f"only-{mark}")
+        return condition(found, "Ready") is not None and len((found or {})["spec"]["taints"]) == 1
+
+    wait_until("the node is ready", ready, 30)
+    with cluster.namespace("gang") as namespace:
+        prefix = "scheduler.alpha.kubernetes.io/"
+        annotations = {
+            f"{prefix}node-selector": f"{nodes.LABEL}=simulated,{key}={mark}",
+            f"{prefix}defaultTolerations": f'[{{"key": "{key}", "operator": "Exists"}}]',
+        }
+        cluster.api.patch("v1", "Namespace", "", namespace, {"metadata": {"annotations": annotations}})
+        yield namespace
+    cluster.api.delete("v1", "Node", "", f"only-{mark}")
+
+
+async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: KubernetesBackend) -> None:
+    """Three of four GPUs are free. Without it, three pods take them and wait for the fourth."""
+    gangs.api.apply(yaml.safe_load((EXAMPLES / "torch-coscheduled.yaml").read_text()))
+    for_ever = fate(run="never")
+    with machine(gangs, 4) as namespace, machine(gangs, 4) as elsewhere:
+        first = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=namespace)
+        other = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=elsewhere)
+        wait_until("one GPU of each is taken", lambda: all(running(pods_of(gangs, each)) for each in (first, other)))
+
+        apart = await launch(backend, spec("torch-distributed", 4, 1, env=for_ever), "apart", namespace=elsewhere)
+        gang = await launch(backend, spec("torch-coscheduled", 4, 1, env=for_ever), "gang", namespace=namespace)
+        seen = await until(backend, gang, lambda each: each.reason == "Unschedulable")
+        assert seen.phase is Phase.STARTING
+        assert "is not scheduled" in seen.message
+        wait_until("three run without", lambda: running(pods_of(gangs, apart)) == 3)
+
+        def tried() -> list[str]:
+            why = unscheduled(pods_of(gangs, gang))
+            return why if len(why) == 4 and any("Insufficient nvidia.com/gpu" in each for each in why) else []
+
+        wait_until("one of the gang finds no GPU, and the others are sent back", tried, 90)
+        pods = pods_of(gangs, gang)
+        assert not any(pod["spec"].get("nodeName") for pod in pods), "none of them was given one of the free GPUs"
+        assert {pod["spec"]["schedulerName"] for pod in pods} == {COSCHEDULER}
+        assert {pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for pod in pods} == {gang.name}
+        group = gangs.api.get(COSCHEDULING, "PodGroup", namespace, gang.name) or {}
+        assert group["spec"] == {"minMember": 4, "minResources": {GPU: "4"}, "scheduleTimeoutSeconds": 120}
+        assert group["metadata"]["ownerReferences"][0]["uid"] == gang.uid
+
+        assert await cancel(backend, first)
+        wait_until("all of the gang run", lambda: running(pods_of(gangs, gang)) == 4, 90)
+        assert running(pods_of(gangs, apart)) == 3
+        for job in (gang, apart, other):
+            await cancel(backend, job)
+
+
+async def test_coscheduling_cannot_start_jobs_that_depend_on_others(
+    gangs: Cluster, backend: KubernetesBackend, namespace: str
+) -> None:
+    """The launcher of an MPI job counts as a member, and comes when the nodes are ready: neither ever starts."""
+    runtime = gangs.api.get(TRAINER, "ClusterTrainingRuntime", "", "deepspeed-distributed") or {}
+    runtime["metadata"] = {"name": "mpi-coscheduled", "labels": runtime["metadata"]["labels"]}
+    runtime["spec"]["podGroupPolicy"] = {"coscheduling": {"scheduleTimeoutSeconds": 120}}
+    for job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
+        job["template"]["spec"]["template"]["spec"]["schedulerName"] = COSCHEDULER
+    gangs.api.apply(runtime)
+    ref = await launch(backend, spec("mpi-coscheduled", 2, 1), "a", namespace=namespace)
+    seen = await until(backend, ref, lambda each: each.reason == "Unschedulable")
+    assert "cannot find enough sibling pods, current pods number: 1, minMember of group: 2" in seen.message
+    await cancel(backend, ref)
+
+
+async def test_volcanos_settings_reach_its_pod_group(
+    gangs: Cluster, backend: KubernetesBackend, namespace: str
+) -> None:
+    """Of the kind that Volcano's own Go types define. There is no Volcano here that would schedule the pods."""
+    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "training"}}
+    gangs.api.apply({**priority, "value": 1000})
+    gangs.api.apply(yaml.safe_load((EXAMPLES / "torch-volcano.yaml").read_text()))
+    theirs = {"training_runtime_spec": {"template": {"metadata": {"annotations": {QUEUE: "theirs"}}}}}
+    for key, patches, queue in (("a", [], "research"), ("b", [theirs], "theirs")):
+        ref = await launch(backend, spec("torch-volcano", 4, 2, runtime_patches=patches), key, namespace=namespace)
+        pods = wait_until("there are pods", lambda ref=ref: pods_of(gangs, ref))  # type: ignore[misc]
+        group = gangs.api.get(VOLCANO, "PodGroup", namespace, ref.name) or {}
+        assert group["spec"] == {
+            "minMember": 4,
+            "minResources": {GPU: "8"},
+            "queue": queue,
+            "priorityClassName": "training",
+            "networkTopology": {"mode": "hard", "highestTierAllowed": 2},
+        }
+        for pod in pods:
+            assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == ref.name
+            assert (pod["spec"]["schedulerName"], pod["spec"]["priority"]) == ("volcano", 1000)
+        sideways = {
+            "metadata": {"name": "x", "namespace": namespace},
+            "spec": {"networkTopology": {"mode": "sideways"}},
+        }
+        kind = {"apiVersion": VOLCANO, "kind": "PodGroup"}
+        assert "Unsupported value" in refused(lambda: gangs.api.create({**kind, **sideways}, dry_run=True))  # noqa: B023
+        await cancel(backend, ref)
+    gangs.api.delete("scheduling.k8s.io/v1", "PriorityClass", "", "training")
+
+
+async def test_kueue_admits_all_of_a_job_or_nothing(
+    cluster: Access, backend: KubernetesBackend, namespace: str, small_queue: str
+) -> None:
+    """Six of eight GPUs are free, and four nodes with two each are asked for."""
+    queue = {kueue.QUEUE_LABEL: small_queue}
+    asked = spec("torch-distributed", 1, 2, labels=queue, env=fate(run="never"))
+    first = await launch(backend, asked, "first", namespace=namespace)
+    await until(backend, first, lambda each: each.phase is Phase.RUNNING)
+    asked = spec("torch-distributed", 4, 2, labels=queue, env=fate(run="never"))
+    second = await launch(backend, asked, "second", namespace=namespace)
+    seen = await until(backend, second, lambda each: each.reason == "Pending")
+    assert seen.phase is Phase.QUEUED
+    assert seen.message.startswith(f"waiting for admission in queue {small_queue}")
+    assert "insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed" in seen.message
+    assert not pods_of(cluster, second), "there is not one pod"
+    await cancel(backend, first)
+    wait_until("all of it runs", lambda: running(pods_of(cluster, second)) == 4, 60)
+    await cancel(backend, second)

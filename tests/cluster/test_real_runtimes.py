@@ -1,0 +1,228 @@
+"""Runtimes that Trainer ships, and Open MPI, with real processes in real pods: they find each other and train."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster import build, images
+from tests.cluster import step_image as steps
+from tests.cluster.access import Access
+from tests.cluster.control_plane import Cluster
+from tests.cluster.manifests import load
+from tests.cluster.processes import wait_until
+from tests.cluster.recorder import JOBSET
+from tests.cluster.runtimes import SHIPPED
+
+from trainjob import JobRef, TrainJobClient, TrainJobResult
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.logs import LogLine
+
+pytestmark = pytest.mark.timeout(400)
+
+MPI_RUNTIME = Path(__file__).parents[2] / "dags_examples" / "cluster" / "mpi" / "mpi-distributed.yaml"
+Object = dict[str, Any]
+
+GREETING = """
+import json, os
+print("this is", os.environ["WHO"], flush=True)
+report = {"trainjob": 1, "metrics": [{"name": "answer", "value": "42"}], "outputs": {"model": "file:///tmp/model"}}
+open("/dev/termination-log", "w").write(json.dumps(report))
+"""
+
+# Each process tells its pod; of the two, only the launcher's pod is there when the job has ended.
+SUM = """
+import json
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce(world.Get_rank() + 1)
+print(f"rank {world.Get_rank()} of {world.Get_size()} on {MPI.Get_processor_name()}: {total}", flush=True)
+report = {"trainjob": 1, "metrics": [{"name": "sum", "value": str(total)}]}
+open("/dev/termination-log", "w").write(json.dumps(report))
+"""
+
+# Ends when two nodes are together again after one was lost.
+ELASTIC = """
+import os, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+while True:
+    losses = torch.tensor([int(os.environ["TORCHELASTIC_RESTART_COUNT"])])
+    dist.all_reduce(losses, op=dist.ReduceOp.MAX)
+    print(f"rank {rank} of {world}, {losses.item()} lost", flush=True)
+    if losses.item() > 0 and world == 2:
+        break
+    time.sleep(0.5)
+from trainjob import progress
+progress.report(metrics={"world": world, "lost": losses.item()})
+"""
+
+
+@dataclass
+class Ended:
+    """A job of the real node.
+
+    Attributes:
+        ref: The job.
+        result: What it reported.
+        lines: What its ranks wrote.
+    """
+
+    ref: JobRef
+    result: TrainJobResult | None = None
+    lines: list[LogLine] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(map(str, self.lines))
+
+
+@pytest.fixture(scope="module")
+def namespace(real_node: Access) -> Iterator[str]:
+    with real_node.namespace("real", real=True) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def client(real_node: Access, namespace: str) -> Iterator[TrainJobClient]:
+    user = Credentials(kubeconfig=str(real_node.kubeconfig_for(namespace=namespace)))
+    with TrainJobClient(KubernetesBackend(user), namespace) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str, mpi_image: str) -> dict[str, Ended]:
+    """All of them at once: most of their time they wait for each other."""
+    for file, image in ((steps.STEP_RUNTIME, step_image), (MPI_RUNTIME, mpi_image)):
+        own_cluster.api.apply(steps.runtime(file, image))
+    script, data = f"{steps.EXAMPLES}/training/digits_jax.py", f"{steps.EXAMPLES}/data"
+    asked: dict[str, Object] = {
+        "plain": {
+            "runtime": "trainjob-step",
+            "image": images.PYTHON,
+            "command": ["python3", "-c", GREETING],
+            "env": {"WHO": "a plain command"},
+        },
+        "jax": {
+            "runtime": "jax-distributed",
+            "image": step_image,
+            "num_nodes": 2,
+            "command": ["python", script, f"--dataset={data}", "--output=/tmp/model", "--epochs=2"],
+        },
+        "mpi": {"runtime": "mpi-distributed", "num_nodes": 2, "command": ["mpirun", "python", "-c", SUM]},
+    }
+    if site := torch_packages():
+        asked["torch"] = elastic(site)
+    return {name: Ended(client.launch(fields, name)) for name, fields in asked.items()}
+
+
+def torch_packages() -> str:
+    """Where this machine has PyTorch for the Python of the image, for pods to mount; empty if it has not.
+
+    PyPI's PyTorch for Linux is built for CUDA, 5 GB: an image of it takes minutes to write, to import and to unpack.
+    """
+    python = os.environ.get("TRAINJOB_TORCH_PYTHON")
+    command = [python or "false", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    path = subprocess.run(command, capture_output=True, text=True, check=bool(python)).stdout.strip()
+    return path if "python3.11" in path else ""
+
+
+def elastic(site: str) -> Object:
+    """One to two nodes. What torchrun is told by arguments goes before the PET_* variables, which Trainer sets."""
+    volume = {"name": "torch", "hostPath": {"path": site}}
+    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
+    pod = {"volumes": [volume], "containers": [{"name": "node", "volume_mounts": [mount]}]}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"]
+    several = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=10", "--rdzv-conf=last_call_timeout=5"]
+    start = f"open('/tmp/train.py', 'w').write({ELASTIC!r})\nfrom torch.distributed.run import main; main()"
+    return {
+        "runtime": "torch-distributed",
+        "image": steps.IMAGE,
+        "num_nodes": 2,
+        "command": ["python", "-c", start],
+        "args": [*several, *meeting, "/tmp/train.py"],
+        "env": {"PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
+        "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}],
+    }
+
+
+def end(client: TrainJobClient, job: Ended) -> str:
+    """Wait for a job and return what it wrote."""
+    job.result = client.wait(job.ref, on_log=job.lines.append)
+    return job.text
+
+
+def test_a_plain_command(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
+    assert end(client, jobs["plain"]) == "[node-0] this is a plain command"
+    assert jobs["plain"].result
+    assert jobs["plain"].result.metrics == {"answer": 42}
+    assert jobs["plain"].result.outputs == {"model": "file:///tmp/model"}
+
+
+def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(
+    client: TrainJobClient, own_cluster: Cluster, jobs: dict[str, Ended]
+) -> None:
+    if "torch" not in jobs:
+        pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")
+    job = jobs["torch"]
+
+    def together() -> bool:
+        return any("of 2, 0 lost" in line.text for line in client.logs(job.ref))
+
+    wait_until("both train", together, 120, poll=1)
+    selector = f"{JOBSET}={job.ref.name},batch.kubernetes.io/job-completion-index=1"
+    (lost,) = own_cluster.api.find("v1", "Pod", job.ref.namespace, labels=selector)
+    own_cluster.api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
+    end(client, job)
+    assert job.result
+    assert job.result.metrics["world"] == 2
+    assert float(job.result.metrics["lost"]) > 0
+    (replaced,) = own_cluster.api.find("v1", "Pod", job.ref.namespace, labels=selector)
+    assert replaced["metadata"]["uid"] != lost["metadata"]["uid"]
+
+
+def test_jax_on_two_nodes(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
+    lines = end(client, jobs["jax"])
+    assert "[node-1] rank 1 of 2 starts" in lines
+    assert "[node-0] epoch 2/2" in lines
+    assert jobs["jax"].result
+    assert float(jobs["jax"].result.metrics["accuracy"]) > 0.5
+
+
+def test_mpirun_reaches_the_other_pod_by_ssh(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
+    lines = end(client, jobs["mpi"])
+    name = jobs["mpi"].ref.name
+    hosts = dict(re.findall(r"\[launcher-0\] rank (\d) of 2 on (\S+): 3", lines))
+    assert {host.partition(".")[0] for host in hosts.values()} == {f"{name}-launcher-0-0", f"{name}-node-0-0"}, lines
+    assert jobs["mpi"].result
+    assert jobs["mpi"].result.metrics == {"sum": 3}
+
+
+def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
+    """And with a launcher that ends at its first failure."""
+    ours = yaml.safe_load(MPI_RUNTIME.read_text())
+    shipped = load(build.rendered("trainer"), "runtimes")
+    theirs = next(each for each in shipped if each["metadata"]["name"] == "deepspeed-distributed")
+    node, launcher = theirs["spec"]["template"]["spec"]["replicatedJobs"]
+    launcher["template"]["spec"]["backoffLimit"] = 0
+    launcher["template"]["spec"]["template"]["spec"]["restartPolicy"] = "Never"
+    for job in (node, launcher):
+        job["template"]["spec"]["template"]["spec"]["containers"][0]["image"] = "mpi:1"
+    assert ours["spec"] == theirs["spec"]
+
+
+def test_what_the_page_says_ran_here_is_what_ran_here(jobs: dict[str, Ended]) -> None:
+    said = {case.runtime for case in SHIPPED if case.real}
+    assert said == {"torch-distributed", "jax-distributed", "deepspeed-distributed"}
+    assert jobs.keys() >= {"jax", "mpi"}

@@ -1,0 +1,312 @@
+"""Every runtime that Trainer ships, launched from Python, Airflow and KFP; what the real controllers make of each.
+
+On simulated nodes: what is checked is which pods there are, in which order they came, and what their containers are
+told. What training needs of it is shown by test_real_runtimes.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster import build
+from tests.cluster.access import Access, condition
+from tests.cluster.launchers import launcher_environment, run
+from tests.cluster.manifests import load
+from tests.cluster.nodes import GPU, annotation, fate
+from tests.cluster.processes import wait_until
+from tests.cluster.recorder import JOBSET, REPLICATED_JOB, Ran, Recorder
+from tests.cluster.runtimes import INITIALIZER_VOLUME, SHIPPED, Object, Shipped, for_kfp
+
+from trainjob import TrainJobClient, TrainJobResult
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.backends.local.runtimes import FRAMEWORKS
+from trainjob.errors import Rejected
+
+_PATIENCE = 400  # seconds, for nine jobs one after the other; a minute on an idle machine
+pytestmark = pytest.mark.timeout(_PATIENCE + 100)
+
+FACES = ("python", "airflow", "kfp")
+CACHE_ACCOUNT = "kubeflow-trainer-cache-initializer"
+REPORT = json.dumps({"trainjob": 1, "metrics": [{"name": "loss", "value": "0.5"}]})
+
+DAG = """
+import json, os
+from airflow.sdk import DAG
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+with DAG("shipped"):
+    for fields in json.loads(os.environ["ASKED"]):
+        TrainJobOperator(task_id=fields["runtime"], **fields)
+"""
+PIPELINE = """
+import json, os
+from kfp import dsl, local
+from trainjob_kfp import train
+
+@dsl.pipeline
+def shipped() -> None:
+    for fields in json.loads(os.environ["ASKED"]):
+        train(**fields)
+
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root="outputs")
+shipped()
+"""
+
+
+def simulated(case: Shipped) -> Object:
+    """The fields of the spec, and what simulated pods have to know: how they end, and that sshd does not."""
+    told = {each["name"]: each["value"] for each in fate(run="300ms", message=REPORT)}
+    fields = {"runtime": case.runtime, **case.asked}
+    if "launcher" not in case.pods:
+        return {**fields, "env": told}
+    # The variables of a spec reach the launcher and the nodes alike, annotations one of them.
+    ends = {"node": {"run": "never"}, "launcher": {"run": "300ms", "message": REPORT}}
+    jobs = [
+        {"name": name, "template": {"spec": {"template": {"metadata": {"annotations": _annotations(told)}}}}}
+        for name, told in ends.items()
+    ]
+    return {**fields, "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": jobs}}}}]}
+
+
+def _annotations(told: Mapping[str, str]) -> dict[str, str]:
+    return {annotation(name): value for name, value in told.items()}
+
+
+@dataclass
+class Launched:
+    """Every runtime's job from every face.
+
+    Attributes:
+        ran: Face -> runtime -> what became of it.
+        results: Runtime -> what Python got back.
+        logs: Runtime -> the ranks whose lines Python read.
+    """
+
+    ran: dict[str, dict[str, Ran]] = field(default_factory=dict)
+    results: dict[str, TrainJobResult] = field(default_factory=dict)
+    logs: dict[str, set[str]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def namespaces(cluster: Access) -> Iterator[dict[str, str]]:
+    """Face -> namespace, with what these runtimes need besides: an account, and volumes for the initializers."""
+    if why := cluster.lacks("simulated-nodes"):
+        pytest.skip(why)
+    volumes = [f"{face}-{case.runtime}" for face in FACES for case in SHIPPED if "model-initializer" in case.pods]
+    with ExitStack() as stack:
+        made = {face: stack.enter_context(cluster.namespace(face)) for face in FACES}
+        for namespace in made.values():
+            account = {"name": CACHE_ACCOUNT, "namespace": namespace}
+            cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        for name in volumes:
+            cluster.api.create(_volume(name))
+        yield made
+    for name in volumes:
+        cluster.api.delete("v1", "PersistentVolume", "", name)
+
+
+def _volume(name: str) -> Object:
+    """What a provisioner would make of a claim of the torchtune runtimes."""
+    spec = {"capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": f"/{name}"}}
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def launched(
+    cluster: Access, namespaces: dict[str, str], airflow_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Launched:
+    """All faces at once, each with the rights of Trainer's role for users in its namespace."""
+    here = tmp_path_factory.mktemp("launchers")
+    users = {face: cluster.kubeconfig_for(namespace=namespace) for face, namespace in namespaces.items()}
+    launched = Launched()
+
+    def environment(face: str, asked: list[Object]) -> dict[str, str]:
+        return {
+            **launcher_environment(),
+            "KUBECONFIG": str(users[face]),
+            "TRAINJOB_BACKEND": "kubernetes",
+            "TRAINJOB_NAMESPACE": namespaces[face],
+            "TRAINJOB_WORKSPACE": "s3://models/work",
+            "ASKED": json.dumps(asked),
+        }
+
+    def airflow() -> None:
+        (here / "dags").mkdir()
+        (here / "dags" / "shipped.py").write_text(DAG)
+        settings = {
+            "AIRFLOW_HOME": str(airflow_home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(here / "dags"),
+        }
+        asked = [simulated(case) for case in SHIPPED]
+        command = ("airflow", "dags", "test", "shipped")
+        run({**environment("airflow", asked), **settings}, here, *command, timeout=_PATIENCE)
+
+    def kfp() -> None:
+        (here / "shipped.py").write_text(PIPELINE)
+        asked = [for_kfp(simulated(case)) for case in SHIPPED]
+        command = (sys.executable, "-W", "ignore", str(here / "shipped.py"))
+        run(environment("kfp", asked), here, *command, timeout=_PATIENCE)
+
+    def python() -> None:
+        backend = KubernetesBackend(Credentials(kubeconfig=str(users["python"])))
+        with TrainJobClient(backend, namespaces["python"]) as client:
+            refs = {case.runtime: client.launch(simulated(case), case.runtime) for case in SHIPPED}
+            for runtime, ref in refs.items():
+                launched.results[runtime] = client.wait(ref)
+                launched.logs[runtime] = {line.rank for line in client.logs(ref)}
+
+    with Recorder(cluster) as recorder, ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(each) for each in (airflow, kfp, python)]:
+            done.result()
+    launched.ran = {face: recorder.ran(namespace) for face, namespace in namespaces.items()}
+    return launched
+
+
+cases = pytest.mark.parametrize("case", SHIPPED, ids=lambda case: case.runtime)
+faces = pytest.mark.parametrize("face", FACES)
+
+
+def test_nothing_that_trainer_ships_is_left_out() -> None:
+    shipped = {each["metadata"]["name"] for each in load(build.rendered("trainer"), "runtimes")}
+    assert {case.runtime for case in SHIPPED} == shipped
+    needs_initializers = {case.runtime for case in SHIPPED if "dataset-initializer" in case.pods}
+    assert shipped & set(FRAMEWORKS) == shipped - needs_initializers, "the local backend has no initializers"
+
+
+@faces
+@cases
+def test_its_pods(launched: Launched, case: Shipped, face: str) -> None:
+    job = launched.ran[face][case.runtime]
+    assert condition(job.job, "Complete")
+    assert {name: len(pods) for name, pods in job.pods.items()} == case.pods
+    for pod in job.pods[case.trains_in]:
+        container = _container(pod)
+        expected = {name: value.format(job=job.name) for name, value in case.environment.items()}
+        assert expected.items() <= _environment(container).items()
+        if case.command:
+            assert container["command"] == [word.format(job=job.name) for word in case.command]
+        elif case.command is not None:
+            assert container["command"] == case.asked["command"]
+        else:
+            assert container["command"] == _own_command(case.runtime)
+
+
+@cases
+def test_its_result_and_lines(launched: Launched, case: Shipped) -> None:
+    assert launched.results[case.runtime].metrics == {"loss": 0.5}
+    trained = {f"{case.trains_in}-{rank}" for rank in range(case.pods[case.trains_in])}
+    assert launched.logs[case.runtime] >= trained
+
+
+@faces
+@pytest.mark.parametrize("runtime", [case.runtime for case in SHIPPED if "launcher" in case.pods])
+def test_mpi_knows_its_hosts(cluster: Access, launched: Launched, runtime: str, face: str) -> None:
+    job = launched.ran[face][runtime]
+    nodes, (launcher,) = job.pods["node"], job.pods["launcher"]
+    hosts = [f"{job.name}-node-0-{rank}" for rank in range(len(nodes))] + [f"{job.name}-launcher-0-0"]
+    processes = _environment(_container(launcher))["OMPI_MCA_orte_set_default_slots"]
+    hostfile = cluster.api.get("v1", "ConfigMap", job.namespace, f"{job.name}-mpi-hostfile")
+    assert hostfile
+    assert hostfile["data"] == {"hostfile": "".join(f"{host}.{job.name} slots={processes}\n" for host in hosts)}
+    assert [pod["spec"]["hostname"] for pod in (*nodes, launcher)] == hosts
+    keys = cluster.api.get("v1", "Secret", job.namespace, f"{job.name}-mpi-ssh-auth")
+    assert keys
+    assert (keys["type"], set(keys["data"])) == ("kubernetes.io/ssh-auth", {"ssh-privatekey", "ssh-publickey"})
+    for pod in (*nodes, launcher):
+        assert _mounted(pod)["/home/mpiuser/.ssh"]["secret"]["secretName"] == keys["metadata"]["name"]
+    assert _mounted(launcher)["/etc/mpi"]["configMap"]["name"] == hostfile["metadata"]["name"]
+    # The launcher came when all nodes were ready, and when it had ended they were no longer needed.
+    ready = [condition(pod, "Ready") for pod in nodes]
+    assert all(ready), "nodes were ready when they were last seen"
+    assert launcher["metadata"]["creationTimestamp"] >= max(str((each or {})["lastTransitionTime"]) for each in ready)
+    label = f"{JOBSET}={job.name},{REPLICATED_JOB}=node"
+    wait_until("no sshd is left", lambda: not cluster.api.find("v1", "Pod", job.namespace, labels=label), 30)
+
+
+@faces
+@pytest.mark.parametrize(
+    "case", [each for each in SHIPPED if "dataset-initializer" in each.pods], ids=lambda case: case.runtime
+)
+def test_initializers_come_first(launched: Launched, case: Shipped, face: str) -> None:
+    job = launched.ran[face][case.runtime]
+    (first, *_) = sorted(str(pod["metadata"]["creationTimestamp"]) for pod in job.pods["node"])
+    for name in ("dataset-initializer", "model-initializer"):
+        for pod in job.pods.get(name, []):
+            (status,) = pod["status"]["containerStatuses"]
+            assert status["state"]["terminated"]["exitCode"] == 0
+            assert status["state"]["terminated"]["finishedAt"] <= first
+
+
+@faces
+def test_what_initializers_are_told(cluster: Access, launched: Launched, face: str) -> None:
+    tuned = launched.ran[face]["torchtune-llama3.2-1b"]
+    (dataset,), (model,), (node,) = (tuned.pods[name] for name in ("dataset-initializer", "model-initializer", "node"))
+    told = _environment(_container(dataset))
+    assert told["STORAGE_URI"] == "hf://tatsu-lab/alpaca/data"
+    container = _container(model)
+    assert _environment(container)["STORAGE_URI"] == "hf://meta-llama/Llama-3.2-1B-Instruct"
+    assert container["envFrom"] == [{"secretRef": {"name": "hugging-face"}}]
+    claim = cluster.api.get("v1", "PersistentVolumeClaim", tuned.namespace, f"initializer-{tuned.name}")
+    assert claim
+    assert claim["status"]["phase"] == "Bound"
+    for pod in (dataset, model, node):
+        assert _mounted(pod)["/workspace"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert _container(node)["args"][-1] == "model.lora_attn_modules=[q_proj,v_proj,output_proj]"
+    assert _container(node)["resources"]["limits"] == {GPU: "2"}
+
+    cached = launched.ran[face]["torch-distributed-with-cache"]
+    (dataset,) = cached.pods["dataset-initializer"]
+    told = _environment(_container(dataset))
+    assert told["STORAGE_URI"] == "cache://digits/train"
+    assert told["METADATA_LOC"] == "s3://data/metadata.json"
+    assert dataset["spec"]["serviceAccountName"] == CACHE_ACCOUNT
+    assert all(_environment(_container(pod))["TRAIN_JOB_NAME"] for pod in (dataset, *cached.pods["node"]))
+
+
+def test_what_the_webhook_refuses_is_explained(cluster: Access, namespace: str) -> None:
+    """Trainer 2.3 takes `initializer` only where a container mounts a volume of that name, see docs/runtimes.md."""
+    with TrainJobClient(KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig))), namespace) as client:
+        cached = next(case for case in SHIPPED if case.runtime == "torch-distributed-with-cache")
+        bare = {"runtime": cached.runtime, **cached.asked, "runtime_patches": []}
+        with pytest.raises(Rejected, match=r"(?s)must have volumeMount.*mount a volume called initializer"):
+            client.launch(bare, "bare")
+        client.dry_run({**bare, "runtime_patches": [INITIALIZER_VOLUME]}, "mounted")
+        plain = {"runtime": "torch-distributed", "initializer": {"dataset": "hf://a/b"}}
+        with pytest.raises(Rejected, match=r"(?s)must have dataset-initializer job.*a step of its own"):
+            client.launch(plain, "plain")
+
+
+def _container(pod: Object) -> Object:
+    (container,) = pod["spec"]["containers"]
+    return dict(container)
+
+
+def _environment(container: Mapping[str, Any]) -> dict[str, str]:
+    """Variable -> its value, or the field of the pod that it is."""
+    return {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] if "valueFrom" in each else each.get("value", "")
+        for each in container.get("env", [])
+    }
+
+
+def _mounted(pod: Object) -> dict[str, Object]:
+    """Path -> the volume that is mounted there."""
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    return {mount["mountPath"]: volumes[mount["name"]] for mount in _container(pod)["volumeMounts"]}
+
+
+def _own_command(runtime: str) -> list[str]:
+    shipped = {each["metadata"]["name"]: each["spec"] for each in load(build.rendered("trainer"), "runtimes")}
+    jobs = {job["name"]: job for job in shipped[runtime]["template"]["spec"]["replicatedJobs"]}
+    (container,) = jobs["node"]["template"]["spec"]["template"]["spec"]["containers"]
+    return list(container["command"])

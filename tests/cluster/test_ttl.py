@@ -1,0 +1,97 @@
+"""What a finished job leaves behind, and when that goes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+from tests.cluster.access import TRAINER, Access, condition
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+from tests.cluster.recorder import JOBSET
+
+from trainjob import JobRef, TrainJobFailed, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.launch import launch
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "cluster" / "torch-ttl.yaml"
+Object = dict[str, Any]
+
+
+@pytest.fixture
+async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
+    opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    yield opened
+    await opened.aclose()
+
+
+def runtimes() -> tuple[Object, Object]:
+    """The example with two seconds in place of a day; and with these as the JobSet's own."""
+    of_jobs = yaml.safe_load(EXAMPLE.read_text())
+    (job,) = of_jobs["spec"]["template"]["spec"]["replicatedJobs"]
+    assert job["template"]["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60
+    job["template"]["spec"]["ttlSecondsAfterFinished"] = 2
+    of_jobset = copy.deepcopy(of_jobs)
+    of_jobset["metadata"]["name"] = "torch-ttl-of-the-jobset"
+    template = of_jobset["spec"]["template"]["spec"]
+    del template["replicatedJobs"][0]["template"]["spec"]["ttlSecondsAfterFinished"]
+    template["ttlSecondsAfterFinished"] = 2
+    return of_jobs, of_jobset
+
+
+async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_not(
+    cluster: Access, backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
+) -> None:
+    needs("simulated-nodes")
+    names = []
+    for runtime in runtimes():
+        cluster.api.apply(runtime)
+        names.append(runtime["metadata"]["name"])
+    refs: dict[tuple[str, int], JobRef] = {}
+    for name in names:
+        for code in (0, 3):
+            told = {"env": fate(run="300ms", exit_code=code), "runtime": name}
+            refs[name, code] = await launch(backend, TrainJobSpec.parse(told), f"{name}-{code}", namespace=namespace)
+    sets = {key: _jobset(cluster, ref) for key, ref in refs.items()}
+    with anyio.fail_after(60):
+        for (_, code), ref in refs.items():
+            if code == 0:
+                await wait(backend, ref)
+                continue
+            with pytest.raises(TrainJobFailed):  # the pods that say why may be gone
+                await wait(backend, ref)
+
+    for code, verdict in ((0, "Complete"), (3, "Failed")):
+        ref = refs[names[0], code]
+        wait_until("no Job and no pod is left", partial(_nothing_left, cluster, ref), 30)
+        assert condition(cluster.api.get(TRAINER, "TrainJob", namespace, ref.name), verdict)
+        assert _jobset(cluster, ref) == sets[names[0], code]
+
+    good, bad = refs[names[1], 0], refs[names[1], 3]
+    # Trainer makes the JobSet anew, and the failed job trains again.
+    again = lambda: _jobset(cluster, bad) not in ("", sets[names[1], 3])  # noqa: E731
+    wait_until("the failed job has another JobSet", again, 30)
+    wait_until("the complete one has none", lambda: not _jobset(cluster, good), 30)
+    assert condition(cluster.api.get(TRAINER, "TrainJob", namespace, good.name), "Complete")
+
+
+def _nothing_left(cluster: Access, ref: JobRef) -> bool:
+    labels = f"{JOBSET}={ref.name}"
+    kinds = (("batch/v1", "Job"), ("v1", "Pod"))
+    return not any(cluster.api.find(version, kind, ref.namespace, labels=labels) for version, kind in kinds)
+
+
+def _jobset(cluster: Access, ref: JobRef) -> str:
+    """UID of the job's JobSet; empty if there is none."""
+    found = cluster.api.get("jobset.x-k8s.io/v1alpha2", "JobSet", ref.namespace, ref.name)
+    return str(found["metadata"]["uid"]) if found else ""
