@@ -1,4 +1,4 @@
-"""Runs make targets in two lanes at once: what `make test` does, so that the cluster is built while the rest is tested.
+"""Runs make targets in two lanes at once: what `make test` does, so that the cluster is tested while the rest is.
 
     python tests/lanes.py MAKE "lint test-unit …" "test-cluster"
 

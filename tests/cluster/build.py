@@ -315,8 +315,7 @@ def _environment() -> dict[str, str]:
 
 
 def _go(directory: Path, *arguments: str) -> str:
-    # A little behind the tests that run meanwhile; far behind them it would keep those of the cluster waiting.
-    command = ["nice", "-n", "3", _go_program(), *arguments]
+    command = [_go_program(), *arguments]
     done = subprocess.run(command, cwd=directory, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"go {' '.join(arguments)} (in {directory}): {done.stderr[-4000:]}")
