@@ -259,3 +259,20 @@ def test_the_end_is_seen_soon(jobs: Jobs) -> None:
         return time.monotonic() - began
 
     assert max(waited(jobs.launch(key=f"k/{i}", command=["true"])) for i in range(10)) < 2
+
+
+def test_a_suspended_job_that_is_deleted_counts_as_stopped_once_it_is_gone(jobs: Jobs) -> None:
+    ref = jobs.launch(SLEEP, suspend=True)
+    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.SUSPENDED)
+    backend = jobs.client.backend
+    supervisors = jobs.supervisors(ref)
+    for process in supervisors:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        jobs.client.call(lambda: backend.delete(ref))
+        assert not jobs.client.call(lambda: backend.stopped(ref))
+    finally:
+        for process in supervisors:
+            os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: jobs.client.call(lambda: backend.stopped(ref)))
+    assert not jobs.directory(ref).exists()

@@ -192,6 +192,8 @@ class LocalBackend:
         trainjob = files.read()
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or files.finished():
             return True
+        if "deletionTimestamp" in trainjob["metadata"]:
+            return False
         # Not only asked for, but done: the condition is written after the last rank has ended.
         conditions = trainjob["status"].get("conditions") or []
         suspended = any(c["type"] == "Suspended" and c["status"] == "True" for c in conditions)
