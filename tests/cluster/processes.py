@@ -112,7 +112,7 @@ def listens(port: int) -> bool:
 
 def wait_until(
     what: str,
-    check: Callable[[], _T],
+    check: Callable[[], _T | None],
     timeout: float = 60.0,
     *,
     among: Sequence[Component] = (),

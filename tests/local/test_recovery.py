@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract.processes import eventually
@@ -22,7 +23,7 @@ EPOCHS = 1000  # of some milliseconds each
 pytestmark = pytest.mark.timeout(200)
 
 
-def train(jobs: Jobs, key: str, output: Path, *more: str, **fields: object) -> JobRef:
+def train(jobs: Jobs, key: str, output: Path, *more: str, **fields: Any) -> JobRef:
     script = str(EXAMPLES / "training" / "digits_jax.py")
     command = [sys.executable, script, f"--dataset={EXAMPLES / 'data'}", f"--output={output}", f"--epochs={EPOCHS}"]
     command += more

@@ -247,10 +247,10 @@ def test_a_torch_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """As the JAX one does, which `tests/local/test_recovery.py` interrupts in more ways."""
     arguments = ("--epochs", "4", "--output", str(tmp_path / "model"))
     undisturbed = torch(tmp_path / "log", *arguments)
-    keeping = {"TRAINJOB_CHECKPOINT": str(tmp_path / "checkpoints" / "of-this-work")}
-    ended = torch(tmp_path / "log", *arguments, "--fail-at-epoch", "3", **keeping)
+    checkpoint = str(tmp_path / "checkpoints" / "of-this-work")
+    ended = torch(tmp_path / "log", *arguments, "--fail-at-epoch", "3", TRAINJOB_CHECKPOINT=checkpoint)
     assert ended.codes == [1]
-    ended = torch(tmp_path / "log", *arguments, **keeping)
+    ended = torch(tmp_path / "log", *arguments, TRAINJOB_CHECKPOINT=checkpoint)
     assert ended.codes == [0], ended.text
     assert sorted(re.findall(r"rank (\d) resumes after epoch 2\n", ended.text)) == ["0", "1"]
     assert re.findall(r"^epoch (\d)/4", ended.text, re.MULTILINE) == ["3", "4"]

@@ -374,13 +374,13 @@ def test_what_a_slow_start_waits_for() -> None:
 
 
 def test_a_job_whose_runtime_is_gone() -> None:
-    gone = {"missing": ["ClusterTrainingRuntime own"]}
-    found = diagnosed(job={"spec": {"suspend": True}}, **gone)
+    gone = ["ClusterTrainingRuntime own"]
+    found = diagnosed(job={"spec": {"suspend": True}}, missing=gone)
     assert (found.category, found.summary) == (
         Category.CONFIGURATION,
         "its ClusterTrainingRuntime own is gone, without which it cannot go on",
     )
-    assert diagnosed(**gone).category is Category.UNKNOWN, "it failed before"
+    assert diagnosed(missing=gone).category is Category.UNKNOWN, "it failed before"
 
 
 def test_a_complete_job() -> None:

@@ -38,7 +38,7 @@ class Logs(ApiClient):
             raise self.refuse
         said = "ValueError: no labels" if rank == self.culprit else LOST.format(self.accused)
         for line in ("Traceback (most recent call last):", "  x", said):
-            yield f"2026-11-21T10:00:09.{rank:09}Z {line}".encode()
+            yield f"2026-11-21T10:00:08.{rank:09}Z {line}".encode()
 
 
 def pod(rank: int, code: int = 1, second: int = 9) -> dict[str, Any]:
