@@ -31,7 +31,11 @@ class Right:
     level: Level = Level.FAILURE
 
 
-GROUPS = {"trainjobs": "trainer.kubeflow.org", "workloads": "kueue.x-k8s.io"}
+GROUPS = {
+    "trainjobs": "trainer.kubeflow.org",
+    "trainingruntimes": "trainer.kubeflow.org",
+    "workloads": "kueue.x-k8s.io",
+}
 
 RIGHTS = (
     Right("trainjobs", "create", "no job can be launched"),
@@ -40,6 +44,7 @@ RIGHTS = (
     Right("trainjobs", "watch", "what happens to a job is noticed up to 30 s late", Level.WARNING),
     Right("trainjobs", "patch", "a job cannot be suspended or resumed, nor its result marked as delivered"),
     Right("trainjobs", "delete", "a job cannot be cancelled"),
+    Right("trainingruntimes", "get", "nothing says that the runtime of a job that waits is gone", Level.WARNING),
     Right("pods", "list", "there are no logs and no diagnosis, and cancelling cannot tell when it is done"),
     Right("pods", "watch", "a crash is noticed up to 30 s late, when its log may be gone", Level.WARNING),
     Right("pods/log", "get", "there are no logs, and none in a diagnosis", Level.WARNING),
