@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -136,10 +137,15 @@ async def test_each_right_in_turn(cluster: Access, namespace: str) -> None:
         missing = [finding for finding in found if finding.check == "rights" and finding.level is not Level.OK]
         assert [finding.level for finding in missing] == [right.level]
         assert missing[0].message == f"may not {right.verb} {right.resource} in {namespace}: {right.without}"
-        assert "--service-account" in missing[0].advice
+        install, _, apply = missing[0].advice.partition(" | ")
+        assert re.fullmatch(
+            rf"trainjob install --only rbac -n {namespace} --service-account {namespace}:limited-\w+", install
+        )
+        assert apply == "kubectl apply --server-side -f -"
         assert set(failures(found)) <= {"rights"}
-        watched = of(found, "watch").level
-        assert watched is (Level.WARNING if (right.resource, right.verb) == ("trainjobs", "watch") else Level.OK)
+        watched, unwatchable = of(found, "watch"), (right.resource, right.verb) == ("trainjobs", "watch")
+        assert watched.level is (Level.WARNING if unwatchable else Level.OK)
+        assert watched.advice == ("see what is said about rights" if unwatchable else "")
         await fails_as_said(kubeconfigs[right], right, f"{RIGHTS.index(right)}", refs[right])
 
     async with anyio.create_task_group() as tasks:
@@ -216,7 +222,9 @@ async def test_what_is_missing_in_a_namespace(cluster: Access, namespace: str) -
     found = await examined(cluster.kubeconfig, namespace, ["nosuch", "torch-distributed"], "nosuch")
     assert failures(found) == ["queue", "runtime"]
     assert of(found, "runtime").message == "there is no runtime nosuch"
+    assert of(found, "runtime").advice == "use one that is there, or have this one applied"
     assert of(found, "queue").message == f"there is no LocalQueue nosuch in {namespace}: its jobs would wait for ever"
+    assert of(found, "queue").advice == f"kubectl get localqueues -n {namespace}, or have the queue made"
     code, text = by_command(cluster.kubeconfig, "nosuch", "--json")
     assert code == 2
     answer = json.loads(text)
@@ -242,6 +250,7 @@ async def test_a_queue_that_takes_no_jobs(cluster: Access, namespace: str) -> No
             assert found.level is Level.FAILURE
             assert f"LocalQueue {queue}" in found.message
             assert "takes no jobs" in found.message
+            assert namespace in found.advice, "the ClusterQueue that is to be seen to"
         everyone = [each for each in await examined(kubeconfig, namespace) if each.check == "queue"]
         assert sorted(each.level for each in everyone) == [Level.OK, Level.WARNING, Level.WARNING], "nobody asked"
     cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
@@ -338,6 +347,7 @@ async def test_clocks_that_disagree(
     else:
         assert clock.level is Level.WARNING
         assert ("behind the server" if seconds > 0 else "ahead of the server") in clock.message
+        assert clock.advice == "have both clocks set by NTP (chrony, systemd-timesyncd)"
         told = int(clock.message.partition(" is ")[2].partition(" s ")[0])
         assert 85 <= told <= 90
     assert failures([clock]) == []
@@ -387,11 +397,14 @@ async def test_a_cluster_falls_apart(bare: Cluster) -> None:
     found = await examined(kubeconfig, namespace)
     assert failures(found) == ["webhooks"]
     assert "webhooks are not asked" in of(found, "webhooks").message
+    assert "install Kubeflow Trainer's ValidatingWebhookConfiguration" in of(found, "webhooks").advice
 
     group = "apiextensions.k8s.io/v1"
     bare.api.delete(group, "CustomResourceDefinition", "", "jobsets.jobset.x-k8s.io")
     wait_until("JobSet is gone", lambda: _unserved(bare, "jobset.x-k8s.io/v1alpha2"), 30)
-    assert set(failures(await examined(kubeconfig, namespace))) == {"jobset", "webhooks"}
+    found = await examined(kubeconfig, namespace)
+    assert set(failures(found)) == {"jobset", "webhooks"}
+    assert of(found, "jobset").advice == "install JobSet; Kubeflow Trainer's manifests bring it along"
 
     for name in ("trainjobs", "trainingruntimes", "clustertrainingruntimes"):
         bare.api.delete(group, "CustomResourceDefinition", "", f"{name}.trainer.kubeflow.org")

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.cluster import build
+from tests.cluster import build, images
 from tests.cluster.access import RULES, TRAINER, refused, trainjob
 from tests.cluster.api import Api, ApiError
 from tests.cluster.conftest import KUBECONFIG
@@ -20,6 +20,8 @@ from tests.cluster.manifests import load, point
 from tests.cluster.nodes import fate
 from tests.cluster.processes import wait_until
 from tests.cluster.test_doctor import examined, failures, of
+from tests.cluster.test_install import applied, printed
+from tests.cluster.test_recovery import begin
 from tests.unit.served import cut, recorded
 
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
@@ -263,6 +265,34 @@ async def test_the_doctor_knows_the_release_and_what_does_not_fit(older: Older, 
     default = next(each for each in found if each.message.startswith("LocalQueue default takes every job"))
     assert default.level is (Level.FAILURE if older.release == "2.1" else Level.OK)
     assert ("none of them would ever start" in default.message) == (older.release == "2.1")
+
+
+async def test_what_install_prints_is_taken_and_does_what_it_should(
+    older: Older, backend: KubernetesBackend, namespace: str
+) -> None:
+    words = ("-n", namespace, "--image", images.PYTHON)
+    documents = printed(*words, "--trainer", older.release)
+    unknown = [each for each in printed(*words) if each not in documents]
+    assert ["name: jax-resilient" in each for each in unknown] == [True] * (older.release == "2.1")
+    for each in unknown:
+        with pytest.raises(AssertionError, match=r"mlPolicy\.jax: field not declared in schema"):
+            applied(older, [each])
+    applied(older, documents)
+
+    asked: dict[str, Any] = {"runtime": "torch-resilient"}
+    crashing = fate(run="300ms", exit_code=1, ranks="1")
+    failed = await begin(older, backend, namespace, "failed", **asked, env=crashing)
+    disrupted = await begin(older, backend, namespace, "disrupted", **asked, env=fate(run="never"))
+    async with anyio.create_task_group() as tasks:
+        for work in (failed, disrupted):
+            tasks.start_soon(work.follow, backend)
+        await disrupted.until(Phase.RUNNING)
+        older.api.delete("v1", "Pod", namespace, disrupted.pod(0)["metadata"]["name"])
+        await disrupted.until(Phase.RUNNING, times=2)
+        await failed.until(Phase.FAILED)
+        tasks.cancel_scope.cancel()
+    assert disrupted.restarts == (1, 0)
+    assert failed.restarts == (0, 0)
 
 
 def probed(older: Older, namespace: str) -> dict[str, Any]:

@@ -40,6 +40,10 @@ async def install(
         raise click.UsageError(f"say the namespace of service account {unplaced[0]}: NAMESPACE:{unplaced[0]}")
     given = {field: name for field, name in names.items() if name}
     found = package.objects(only, namespace=namespace, service_accounts=accounts, **given)
+    if only != "rbac" and (trainer := given.get("trainer")):
+        for name, since in package.SINCE.items():
+            if since > trainer:
+                click.echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
     if target.as_json:
         click.echo(texts.as_json({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0

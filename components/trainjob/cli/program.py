@@ -356,6 +356,11 @@ def render(
 @click.option("--image", help="The step image, with the registry that the nodes pull it from.")
 @click.option("--storage-config", metavar="NAME", help="ConfigMap with the settings of storage and registry.")
 @click.option("--storage-secret", metavar="NAME", help="Secret with their keys.")
+@click.option(
+    "--trainer",
+    type=click.Choice(["2.1", "2.2", "2.3"]),
+    help="Kubeflow Trainer of the cluster, 2.3 for any newer one too: leaves out what it does not know.",
+)
 @common_options
 @click.pass_obj
 def install(

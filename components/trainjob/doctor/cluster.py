@@ -27,9 +27,6 @@ _JOBSET = "jobset.x-k8s.io/v1alpha2"
 _SUPPORT = "trainer.kubeflow.org/support"
 _FRAMEWORK = "trainer.kubeflow.org/framework"
 _TRAINER = "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
-_INSTALL_RUNTIMES = (
-    f"trainjob install --only runtimes --image <registry>/{STEP_IMAGE} | kubectl apply --server-side -f -"
-)
 
 
 async def examine(
@@ -163,17 +160,37 @@ class _Cluster:
         findings += [found for name in dict.fromkeys(self.wanted) for found in self._runtime(name)]
         step = self.runtimes.get(STEP_RUNTIME)
         if step is not None:
-            findings.append(_step(step))
+            findings.append(self._step(step))
         elif self.all_seen and STEP_RUNTIME not in self.wanted:
             message = f"there is no {STEP_RUNTIME}, on which steps that initialize and export run"
-            findings.append(Finding("steps", Level.WARNING, message, _INSTALL_RUNTIMES))
+            findings.append(Finding("steps", Level.WARNING, message, self._install_runtimes))
         return findings
+
+    def _step(self, runtime: Mapping[str, Any]) -> Finding:
+        """Which image steps would run."""
+        jobs = mappings(runtime, "spec", "template", "spec", "replicatedJobs")
+        pods = [mapping(job, "template", "spec", "template") for job in jobs]
+        images = [str(container.get("image")) for pod in pods for container in mappings(pod, "spec", "containers")]
+        message = f"{STEP_RUNTIME} runs image {', '.join(images)}"
+        if STEP_IMAGE in images:
+            message += ", which names no registry: nodes that do not have it look for it at Docker Hub"
+            return Finding("steps", Level.WARNING, message, self._install_runtimes)
+        return Finding("steps", Level.OK, message)
+
+    @property
+    def _install_runtimes(self) -> str:
+        words = f"trainjob install --only runtimes --image <registry>/{STEP_IMAGE}"
+        # To 2.2 and 2.3 everything can be applied.
+        release = " --trainer 2.1" if self.release == "2.1" else ""
+        return f"{words}{release} | kubectl apply --server-side -f -"
 
     def _runtime(self, name: str) -> list[Finding]:
         """Of one that has to be there; nothing where that is left to a dry run."""
         found = self.runtimes.get(name)
         if found is None and self.all_seen:
-            advice = _INSTALL_RUNTIMES if name == STEP_RUNTIME else "use one that is there, or have this one applied"
+            advice = (
+                self._install_runtimes if name == STEP_RUNTIME else "use one that is there, or have this one applied"
+            )
             return [Finding("runtime", Level.FAILURE, f"there is no runtime {name}", advice)]
         if found is not None and mapping(found, "metadata", "labels").get(_SUPPORT) == "deprecated":
             message = f"{found['kind']} {name} is deprecated"
@@ -216,7 +233,7 @@ class _Cluster:
         for runtime in trials:
             finding, stored = await admission.acceptance(self.backend, self.namespace, runtime)
             if finding.check == "runtime" and not self.wanted:  # nobody asked for it
-                finding = replace(finding, check="steps", level=Level.WARNING, advice=_INSTALL_RUNTIMES)
+                finding = replace(finding, check="steps", level=Level.WARNING, advice=self._install_runtimes)
             findings.append(finding)
             if stored is not None:
                 accepted = runtime, stored
@@ -244,18 +261,6 @@ def _shown(name: str, runtime: Mapping[str, Any]) -> str:
     notes += ["of this namespace"] if runtime["kind"] == "TrainingRuntime" else []
     notes += ["deprecated"] if labels.get(_SUPPORT) == "deprecated" else []
     return f"{name} ({', '.join(notes)})" if notes else name
-
-
-def _step(runtime: Mapping[str, Any]) -> Finding:
-    """Which image steps would run."""
-    jobs = mappings(runtime, "spec", "template", "spec", "replicatedJobs")
-    pods = [mapping(job, "template", "spec", "template") for job in jobs]
-    images = [str(container.get("image")) for pod in pods for container in mappings(pod, "spec", "containers")]
-    message = f"{STEP_RUNTIME} runs image {', '.join(images)}"
-    if STEP_IMAGE in images:
-        message += ", which names no registry: nodes that do not have it look for it at Docker Hub"
-        return Finding("steps", Level.WARNING, message, _INSTALL_RUNTIMES)
-    return Finding("steps", Level.OK, message)
 
 
 async def _all(*checks: tuple[str, Awaitable[list[Finding]]]) -> AsyncGenerator[Finding]:

@@ -22,6 +22,9 @@ STEP_IMAGE = f"trainjob-step:{__version__}"
 STORAGE = "trainjob-storage"
 """ConfigMap and Secret with the addresses and keys of storage and registry, as the files name them."""
 
+SINCE = {"jax-resilient": "2.2"}
+"""Runtime -> the release of Kubeflow Trainer that brought its policy, where that is not the oldest, 2.1."""
+
 
 def objects(
     only: Part | None = None,
@@ -31,6 +34,7 @@ def objects(
     image: str = STEP_IMAGE,
     storage_config: str = STORAGE,
     storage_secret: str = STORAGE,
+    trainer: str = "2.3",
 ) -> list[dict[str, Any]]:
     """The objects to apply, in the order of the files' names.
 
@@ -41,6 +45,8 @@ def objects(
         image: The step image.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
         storage_secret: Name of the Secret with their keys.
+        trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes with a policy
+            that it does not know are left out.
     """
     names = {
         ("image", STEP_IMAGE): image,
@@ -55,6 +61,8 @@ def objects(
             if only not in (None, "rbac" if rights else "runtimes"):
                 continue
             if each["kind"] == "RoleBinding" and not subjects:
+                continue
+            if SINCE.get(each["metadata"]["name"], trainer) > trainer:
                 continue
             filled = _filled(each, names)
             if rights and namespace:
