@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
+from tests.cluster.processes import Component, free_port, wait_until
 
 
 def launcher_environment() -> dict[str, str]:
@@ -22,3 +28,32 @@ def run(environment: dict[str, str], directory: Path, *command: str, code: int =
     )
     assert done.returncode == code, done.stdout[-8000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
+
+
+@contextmanager
+def execution_api(environment: dict[str, str], directory: Path) -> Iterator[dict[str, str]]:
+    """Within it, ``airflow dags test --use-executor`` runs tasks at once; without, one after the other.
+
+    Args:
+        environment: Of the Airflow.
+        directory: Where the server's log is written.
+
+    Yields:
+        More variables, for the Airflow.
+    """
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/execution/"
+    settings = {
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": url,
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+    }
+    command = ["airflow", "api-server", "--apps", "execution", "--host", "127.0.0.1", "--port", str(port)]
+    server = Component("airflow-api-server", command, directory, {**environment, **settings})
+    server.start()
+    try:
+        answers = lambda: httpx.get(f"{url}health").is_success  # noqa: E731
+        wait_until("Airflow's API answers", answers, 150, among=[server], ignore=httpx.TransportError, poll=0.2)
+        yield settings
+    finally:
+        server.kill()

@@ -11,6 +11,9 @@ from typing import Any
 
 Object = dict[str, Any]
 
+FACES = {"python": "Python", "airflow": "Airflow", "kfp": "KFP"}
+"""Where each runtime is launched from."""
+
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 """Where a variable gets the rank of its pod from."""
 

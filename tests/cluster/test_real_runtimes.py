@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.manifests import load
 from tests.cluster.processes import wait_until
+from tests.cluster.real_node import NAME
 from tests.cluster.recorder import JOBSET
 from tests.cluster.runtimes import SHIPPED
 
@@ -28,7 +30,8 @@ from trainjob.logs import LogLine
 
 pytestmark = pytest.mark.timeout(400)
 
-MPI_RUNTIME = Path(__file__).parents[2] / "dags_examples" / "cluster" / "mpi" / "mpi-distributed.yaml"
+EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
+MPI_RUNTIME = EXAMPLES / "mpi" / "mpi-distributed.yaml"
 Object = dict[str, Any]
 
 GREETING = """
@@ -138,20 +141,21 @@ def torch_packages() -> str:
 
 
 def elastic(site: str) -> Object:
-    """One to two nodes. What torchrun is told by arguments goes before the PET_* variables, which Trainer sets."""
+    """The example, with PyTorch mounted and a script of our own."""
     volume = {"name": "torch", "hostPath": {"path": site}}
     mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
     pod = {"volumes": [volume], "containers": [{"name": "node", "volume_mounts": [mount]}]}
     node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
-    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"]
-    several = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=10", "--rdzv-conf=last_call_timeout=5"]
-    start = f"open('/tmp/train.py', 'w').write({ELASTIC!r})\nfrom torch.distributed.run import main; main()"
+    example: Object = yaml.safe_load((EXAMPLES / "torch-elastic.yaml").read_text())
+    torchrun, *options = example["command"]
+    *meeting, script = example["args"]
+    assert (torchrun, script) == ("torchrun", "train.py")
     return {
-        "runtime": "torch-distributed",
+        **example,
         "image": steps.IMAGE,
-        "num_nodes": 2,
-        "command": ["python", "-c", start],
-        "args": [*several, *meeting, "/tmp/train.py"],
+        "num_proc_per_node": 1,
+        "command": ["python", "-m", "torch.distributed.run", *options],
+        "args": [*meeting, "--no-python", "python", "-c", ELASTIC],
         "env": {"PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
         "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}],
     }
@@ -175,21 +179,33 @@ def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(
 ) -> None:
     if "torch" not in jobs:
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")
-    job = jobs["torch"]
+    job, api = jobs["torch"], own_cluster.api
 
-    def together() -> bool:
-        return any("of 2, 0 lost" in line.text for line in client.logs(job.ref))
+    def says(text: str) -> Callable[[], bool]:
+        return lambda: any(text in line.text for line in client.logs(job.ref))
 
-    wait_until("both train", together, 120, poll=1)
+    wait_until("both train", says("of 2, 0 lost"), 150, poll=1)
     selector = f"{JOBSET}={job.ref.name},batch.kubernetes.io/job-completion-index=1"
-    (lost,) = own_cluster.api.find("v1", "Pod", job.ref.namespace, labels=selector)
-    own_cluster.api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
+    (lost,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
+    with cordoned(own_cluster):  # so that no replacement comes before the other has gone on alone
+        api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
+        wait_until("one trains alone", says("rank 0 of 1,"), 150, poll=1)
     end(client, job)
     assert job.result
     assert job.result.metrics["world"] == 2
     assert float(job.result.metrics["lost"]) > 0
-    (replaced,) = own_cluster.api.find("v1", "Pod", job.ref.namespace, labels=selector)
+    (replaced,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
     assert replaced["metadata"]["uid"] != lost["metadata"]["uid"]
+
+
+@contextmanager
+def cordoned(cluster: Cluster) -> Iterator[None]:
+    """No new pod is put on the real node."""
+    cluster.api.patch("v1", "Node", "", NAME, {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        cluster.api.patch("v1", "Node", "", NAME, {"spec": {"unschedulable": None}})
 
 
 def test_jax_on_two_nodes(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
