@@ -22,6 +22,7 @@ from tests.cluster import images
 from tests.cluster.access import RULES, TRAINER, Access
 from tests.cluster.launchers import launcher_environment
 from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
 from tests.cluster.test_faults import Wires, until, until_running, wires
 from tests.kfp.conftest import Steps
 
@@ -122,8 +123,10 @@ async def test_without_the_right_to_see_pods_it_is_said_and_waited(
 
 # ---------------------------------------------------------------- real pods
 
+# The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s.
 CRASH = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 if os.environ["PET_NODE_RANK"] == "1":
     time.sleep(1)
     print("ValueError: the data is wrong", flush=True)
@@ -204,9 +207,7 @@ async def by_the_core(faces: Faces) -> None:
     assert diagnosis.log == ("ValueError: the data is wrong",)
     assert faces.goes_on(ref.name)
     assert await give_up(backend, ref, diagnosis) == f"{ref} was suspended"
-    with anyio.fail_after(90):
-        while not await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
-            await anyio.sleep(0.1)
+    await anyio.to_thread.run_sync(lambda: wait_until("its pods are gone", lambda: not faces.pods(ref.name), 90))
     report = await take(backend, faces.namespace, ref.name)
     assert report.ranks == [], "its pods are gone, and why is still known"
     assert (report.given_up, report.diagnosis.log) == (True, diagnosis.log)
@@ -222,6 +223,13 @@ async def by_the_command_line(faces: Faces) -> None:
     options = ["--fail-on-first-crash", "--on-crash", "keep", "--no-logs", "--key", "cli"]
     done = await faces.trainjob("run", *options, *words, "--", *REAL["command"])
     name = next(word for word in done.stderr.split() if word.startswith(f"{faces.namespace}/")).partition("/")[2]
+
+    def crashed_again() -> bool:
+        """And the kubelet has removed the first run, of which the pod still tells."""
+        states = [status for pod in faces.pods(name) for status in pod["status"]["containerStatuses"]]
+        return any("terminated" in each["state"] and "terminated" in each["lastState"] for each in states)
+
+    await anyio.to_thread.run_sync(lambda: wait_until("it has crashed again", crashed_again, 60))
     for again in (done, await faces.trainjob("wait", name, "--fail-on-first-crash", "--no-logs")):
         assert again.returncode == 1, again.stderr
         assert f"{faces.namespace}/{name} goes on" in again.stderr

@@ -272,12 +272,14 @@ class _Tails:
                     lines = [line for line in found if line.time[:19] <= (crash.finished[:19] or line.time[:19])]
                 if lines:
                     break
-                later = found if previous and found else later
+                later = found if found and (previous or latest) else later
         except (Forbidden, Transient) as error:  # the kubelet of a node that was lost does not answer
             return error
         if lines is None:
             return None
-        lines = lines or later  # its own is gone: what the next run wrote, which has ended, too, is the best there is
+        # Its own is gone (a kubelet keeps only the run that ended last, and shows the end of the one before for 10 s or
+        # more): what a later run wrote, which has ended, too, is the best there is.
+        lines = lines or later
         self.logs[crash.pod] = [line.text for line in lines]
         self.tails[crash.pod] = tails.read(self.logs[crash.pod])
         self.silent[crash.pod] = lines[-1].time if lines else ""
