@@ -254,6 +254,33 @@ async def by_a_pipeline(faces: Faces) -> None:
         assert said in ended.termination_message
 
 
+DAG = """
+from airflow.sdk import DAG
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+with DAG("crashes"):
+    runtime = {"runtime": "torch-distributed", "num_nodes": 2}
+    TrainJobOperator(task_id="train", deferrable=False, fail_on_first_crash=True, **runtime, **REAL)
+"""
+
+
+async def by_an_airflow_task(faces: Faces, home: Path) -> None:
+    dags = faces.directory / "dags"
+    dags.mkdir()
+    (dags / "crashes.py").write_text(f"REAL = {REAL!r}\n{DAG}")
+    connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": faces.namespace}}
+    faces.environment |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
+    }
+    done = await faces.run("airflow", "dags", "test", "crashes")
+    assert done.returncode == 1, done.stdout + done.stderr
+    for said in (*SAID, "was suspended"):
+        assert said in done.stdout + done.stderr
+
+
 async def by_a_trigger(faces: Faces, *, fatal: bool) -> None:
     key = f"trigger-{fatal}"
     backend = KubernetesBackend(Credentials(kubeconfig=str(faces.cluster.kubeconfig)))
@@ -283,10 +310,11 @@ async def by_a_trigger(faces: Faces, *, fatal: bool) -> None:
 
 
 @pytest.mark.timeout(400)
-async def test_every_face_says_it_at_the_first_crash(real_node: Access, tmp_path: Path) -> None:
+async def test_every_face_says_it_at_the_first_crash(real_node: Access, airflow_home: Path, tmp_path: Path) -> None:
     with real_node.namespace("real", real=True) as namespace:
         ways: list[Callable[[Faces], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
         ways += [partial(by_a_trigger, fatal=True), partial(by_a_trigger, fatal=False)]
+        ways += [partial(by_an_airflow_task, home=airflow_home)]
         async with anyio.create_task_group() as tasks:
             for number, way in enumerate(ways):
                 (tmp_path / str(number)).mkdir()
