@@ -125,7 +125,7 @@ async def make(failure: Failure, cluster: Access) -> Made:
 async def _launched(failure: Failure, backend: KubernetesBackend, cluster: Access, where: str) -> JobRef:
     fields = json.loads(json.dumps(failure.spec).replace("$NAMESPACE", where))
     if failure.node in ("real", "torch", "jax") and "image" not in fields:
-        fields["image"] = images.PYTHON if failure.node == "real" else steps.IMAGE
+        fields["image"] = steps.IMAGE if failure.node == "jax" else images.PYTHON
     if failure.node == "torch":
         volume = {"name": "torch", "hostPath": {"path": torch_packages()}}
         mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}

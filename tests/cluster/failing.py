@@ -161,6 +161,14 @@ def _pressed(cluster: Access) -> bool:
     return taints != [nodes.LABEL] or condition(found, "Ready") is None
 
 
+def kill_rank_1(cluster: Access, ref: JobRef) -> None:
+    """As the kernel does where memory is short, which no container is told of."""
+    labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index=1"
+    (pod,) = cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
+    (container,) = pod["status"]["containerStatuses"]
+    _node(cluster).kill_container(container["containerID"])
+
+
 def evict(cluster: Access, ref: JobRef) -> None:
     """As ``kubectl drain`` does."""
     for pod in pods(cluster, ref):

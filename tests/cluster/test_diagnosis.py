@@ -10,10 +10,10 @@ import os
 import anyio
 import pytest
 from tests.cluster import corpus
-from tests.cluster.access import RULES, Access
+from tests.cluster import failing as make
+from tests.cluster.access import RULES, TRAINER, Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.corpus import Made
-from tests.cluster.failing import simulated
 from tests.cluster.failures import FAILURES, Failure
 from tests.cluster.nodes import fate
 
@@ -22,6 +22,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category, diagnose
 from trainjob.errors import RuntimeNotFound
+from trainjob.install import objects
 from trainjob.launch import launch
 
 pytestmark = pytest.mark.timeout(1200)
@@ -84,9 +85,9 @@ async def test_without_a_right(hidden: str, cluster: Access, namespace: str) -> 
     rules = [{**rule, "resources": [each for each in rule["resources"] if each != hidden]} for rule in RULES]
     narrow = cluster.kubeconfig_for([rule for rule in rules if rule["resources"]], namespace)
     backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))
-    jobs = {Category.SCHEDULING: simulated(gpus=1000)}
+    jobs = {Category.SCHEDULING: make.simulated(gpus=1000)}
     if hidden != "pods":
-        jobs[Category.USER_CODE] = simulated(env=fate(run="100ms", exit_code=3))
+        jobs[Category.USER_CODE] = make.simulated(env=fate(run="100ms", exit_code=3))
     for category, asked in jobs.items():
         ref = await launch(backend, TrainJobSpec.parse(asked), category, namespace=namespace)
         with anyio.fail_after(60):
@@ -96,6 +97,25 @@ async def test_without_a_right(hidden: str, cluster: Access, namespace: str) -> 
                     break
                 await anyio.sleep(0.5)
     assert sum(f'resource "{hidden}"' in line for line in found.unseen) == 1, found.unseen
+    await backend.aclose()
+
+
+@pytest.mark.anyio
+async def test_with_the_shipped_role_a_removed_runtime_is_missed(cluster: Access, namespace: str) -> None:
+    (role,) = [each for each in objects("rbac") if each["kind"] == "Role"]
+    narrow = cluster.kubeconfig_for(role["rules"], namespace)
+    backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))
+    with make.own(make.stages("node"))(cluster, namespace):
+        waits = TrainJobSpec.parse(make.OWN | {"suspend": True})
+        ref = await launch(backend, waits, "a", namespace=namespace)
+        assert diagnose(await backend.evidence(ref)).category is Category.NONE
+        cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
+    gone = diagnose(await backend.evidence(ref))
+    assert gone.summary == "its TrainingRuntime own is gone, without which it cannot go on"
+    assert gone.unseen == ()
+    other = await launch(backend, TrainJobSpec.parse(make.simulated(suspend=True)), "b", namespace=namespace)
+    (hidden,) = diagnose(await backend.evidence(other)).unseen
+    assert 'resource "clustertrainingruntimes"' in hidden, "which no Role can show"
     await backend.aclose()
 
 

@@ -124,6 +124,16 @@ def test_a_container_that_was_restarted_in_place() -> None:
     assert diagnosed(restarted).exit_code == 3
 
 
+def test_how_often_it_was_started_again_is_as_of_now() -> None:
+    def crashed(second: int, restarts: int) -> dict[str, Any]:
+        made = pod(0, 3, second)
+        made["status"]["containerStatuses"][0]["restartCount"] = restarts
+        return made
+
+    found = diagnosed(crashed(40, 2), crashed(0, 0), crashed(11, 1))
+    assert found.summary == "node-0 exited with code 3 (started again 2 times)"
+
+
 @pytest.mark.parametrize(
     ("job", "category", "retry", "says"),
     [
@@ -265,6 +275,17 @@ def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> 
             "out of memory",
             "infrastructure",
             "low on resource: memory",
+        ),
+        (
+            stopped(
+                "TerminationByKubelet",
+                phase="Failed",
+                reason="Evicted",
+                message="Pod was rejected: The node had condition: [MemoryPressure]. ",
+            ),
+            "out of memory",
+            "infrastructure",
+            "MemoryPressure",
         ),
         (
             {**pod(0, None), "status": {"phase": "Failed", "reason": "NodeLost", "message": "gone"}},

@@ -89,7 +89,12 @@ def sidecars_of(pod: Mapping[str, Any]) -> set[str]:
 
 def crashes_in(pods: Iterable[Mapping[str, Any]]) -> list[Crash]:
     """Every bad end that the pods tell of, once each: a pod may be given twice, as it was and as it is."""
-    return list(dict.fromkeys(crash for pod in pods for crash in of_pod(pod)))
+    found = [crash for pod in pods for crash in of_pod(pod)]
+    restarts: dict[tuple[str, str], int] = {}
+    for crash in found:
+        container = crash.pod, crash.container
+        restarts[container] = max(crash.restarts, restarts.get(container, 0))
+    return list(dict.fromkeys(replace(crash, restarts=restarts[crash.pod, crash.container]) for crash in found))
 
 
 def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:

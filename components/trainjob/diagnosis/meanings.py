@@ -300,7 +300,7 @@ _RULES = (
     ),
     _rule(
         "Evicted TerminationByKubelet",
-        "low on resource: memory",
+        r"low on resource: memory|condition: .*\bMemoryPressure\b",
         Category.OUT_OF_MEMORY,
         _INFRASTRUCTURE,
         "request as much memory as it uses: pods that use more than they requested go first",
