@@ -309,14 +309,17 @@ def main(train: Callable[[], None]) -> None:
     An exception's way out of a process leads through exit handlers that wait for the other ranks (JAX: up to 300 s),
     which for their part wait for this one in an all-reduce. A process that is gone closes its sockets.
     """
-    # The first process of a container ignores a SIGTERM that it has no handler for, and so would a preempted training,
-    # for the 30 s that it is given.
-    signal.signal(signal.SIGTERM, lambda number, _: leave(128 + number))
+    end_at_sigterm()
     try:
         train()
     except Exception:  # noqa: BLE001 - whatever it is, the others must hear of it
         traceback.print_exc()
         leave(1)
+
+
+def end_at_sigterm() -> None:
+    """The first process of a container ignores it if there is no handler: a preempted training would go on for 30 s."""
+    signal.signal(signal.SIGTERM, lambda number, _: leave(128 + number))
 
 
 def leave(code: int) -> NoReturn:

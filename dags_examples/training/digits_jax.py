@@ -36,6 +36,7 @@ def join() -> tuple[int, int]:
             process_id=int(os.environ["JAX_PROCESS_ID"]),
             cluster_detection_method="deactivate",
         )
+        digits.end_at_sigterm()  # once more: JAX has set a handler that only takes note of it
     return jax.process_index(), jax.process_count()
 
 

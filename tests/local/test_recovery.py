@@ -108,3 +108,13 @@ def test_a_checkpoint_of_other_arguments_is_left_alone(jobs: Jobs, tmp_path: Pat
 def test_a_claim_is_nothing_for_this_machine(jobs: Jobs) -> None:
     with pytest.raises(Rejected, match=r"PersistentVolumeClaim.*give checkpoints a file:///path"):
         jobs.launch("true", checkpoints="pvc://claim/path")
+
+
+def test_a_rank_ends_when_it_is_told_to(jobs: Jobs, tmp_path: Path) -> None:
+    """Among several ranks, too, of which JAX would only take note: they would train on until they are killed."""
+    ref = train(jobs, "work", tmp_path / "model", num_nodes=2)
+    eventually(lambda: any(line.startswith("epoch 1/") for line in jobs.lines(ref)))
+    os.kill(processes(jobs, ref)[-1].pid, signal.SIGTERM)
+    with pytest.raises(TrainJobFailed) as caught:
+        jobs.client.wait(ref)
+    assert 143 in [rank.exit_code for rank in jobs.client.diagnose(ref.name).ranks], caught.value.diagnosis
