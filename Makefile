@@ -123,6 +123,10 @@ record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure o
 	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
 	TRAINJOB_RECORD=1 TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python $(PYTEST) tests/cluster/test_diagnosis.py
 
+.PHONY: record-doctor
+record-doctor: $(VENV)/test.stamp ## run `trainjob doctor` on the test cluster; write what it says into docs/on-a-cluster.md
+	TRAINJOB_RECORD=1 $(PYTEST) tests/cluster/test_doctor_page.py
+
 .PHONY: cluster cluster-down
 cluster: $(VENV)/test.stamp ## start the test cluster for use by hand, as root with a node that runs real pods
 	@sh tests/install-packages.sh tests/cluster/apt-packages.txt

@@ -354,7 +354,10 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
     assert (result.metrics["epoch"], result.metrics["accuracy"]) > (EPOCHS - 1, 0.95)
     begun = training.phases.index(Phase.RUNNING)
     started_anew = [Phase.RESTARTING, Phase.RUNNING]
-    assert training.phases[begun + 1 :] == [*started_anew, Phase.QUEUED, *started_anew, Phase.COMPLETE]
+    preempted = [*started_anew, Phase.QUEUED, *started_anew]
+    # That the old pods have ended is a failure to the Job controller once it is resumed: all ranks begin once more, before
+    # the new ones run or after it.
+    assert training.phases[begun + 1 :] in ([*preempted, Phase.COMPLETE], [*preempted, *started_anew, Phase.COMPLETE])
     assert training.restarts[1] == 1, "being preempted uses none up"
     assert len(api.find(TRAINER, "TrainJob", namespace)) == 3
     assert not list(place.iterdir()), "the work is done"

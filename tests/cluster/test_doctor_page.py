@@ -1,0 +1,52 @@
+"""docs/on-a-cluster.md shows what `trainjob doctor` says where a right is missing and Trainer does not answer.
+
+With ``TRAINJOB_RECORD`` in the environment (``make record-doctor``) it is written there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from tests.cluster.access import RULES
+from tests.cluster.api import write_kubeconfig
+from tests.cluster.control_plane import Cluster
+from tests.cluster.step_image import runtime
+from tests.cluster.test_doctor import by_command
+
+from trainjob.install import objects
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "on-a-cluster.md"
+DIGITS = ROOT / "dags_examples" / "cluster" / "digits-jax.yaml"
+COMMAND = "$ trainjob doctor -n training --runtime digits-jax --queue gpus\n"
+SHOWN = re.compile(rf"(?<=^```console\n){re.escape(COMMAND)}.*?(?=^```)", re.MULTILINE | re.DOTALL)
+CHANGING = re.compile(r"\d+(?= ms)|(?<=127\.0\.0\.1:)\d+")
+
+
+def test_the_page_shows_what_doctor_says(own_cluster: Cluster, tmp_path: Path) -> None:
+    own_cluster.api.apply(runtime(DIGITS, "registry.example/digits:1"))
+    with own_cluster.namespace("training") as training, own_cluster.namespace("airflow") as airflow:
+        token = {"token": own_cluster.token_for("airflow-worker", airflow)}
+        for each in objects("rbac", namespace=training, service_accounts=[(airflow, "airflow-worker")]):
+            # What Trainer's own role for users allows, in which workloads are missing.
+            own_cluster.api.apply({**each, "rules": list(RULES)} if each["kind"] == "Role" else each)
+        server, authority = own_cluster.api.server, own_cluster.api.authority
+        kubeconfig = write_kubeconfig(tmp_path / "airflow-worker.kubeconfig", server, authority, token, training)
+        own_cluster.kill("trainer")
+        try:
+            code, text = by_command(kubeconfig, training, "--runtime", "digits-jax", "--queue", "gpus")
+        finally:
+            own_cluster.start_component("trainer")
+    assert code == 3, text
+    said = COMMAND + re.sub(r"\b(training|airflow)-[0-9a-f]{8}\b", r"\1", text.replace(f"{tmp_path}{os.sep}", ""))
+    page = PAGE.read_text()
+    (shown,) = SHOWN.findall(page)
+    if "TRAINJOB_RECORD" in os.environ:
+        PAGE.write_text(page.replace(shown, said))
+    else:
+        assert CHANGING.sub("…", shown) == CHANGING.sub("…", said), "make record-doctor writes it"
