@@ -28,6 +28,8 @@ def figure(line: Line | None, of: str = "value") -> str:
     if line is None or line[of] is None:
         return ""
     value = line[of]
+    if isinstance(value, str):
+        return value
     number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{number} {line['unit'] if of != 'ratio' else ''}".strip()
 
@@ -61,21 +63,26 @@ def waiting(lines: Sequence[Line]) -> dict[str, str]:
     }
 
 
-def plain(lines: Iterable[Line]) -> str:
-    rows = []
-    for line in lines:
-        number = isinstance(line["peer"], int | float)
-        beside = figure(line, "peer") if number else str(line["peer"] or "")
-        rows.append([line["metric"], figure(line), beside, figure(line, "ratio")])
-    return table(["", "trainjob adds", "beside", "ratio"], rows)
+def plain(lines: Iterable[Line], head: Sequence[str] = ("", "trainjob adds", "beside", "ratio")) -> str:
+    """As many columns as `head` has; without single runs."""
+    rows = [
+        [line["metric"], figure(line), figure(line, "peer"), figure(line, "ratio")][: len(head)]
+        for line in lines
+        if not line["metric"].startswith("run ")
+    ]
+    return table(head, rows)
+
+
+HEADS = {"diagnosis": ("", "trainjob"), "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio")}
 
 
 def main() -> None:
     lines = [json.loads(line) for line in sys.stdin]
-    of = {
-        name: [line for line in lines if line["bench"] == name] for name in ("waiting", "import_cost", "local_launch")
-    }
-    parts = waiting(of["waiting"]) | {name: plain(of[name]) for name in ("import_cost", "local_launch") if of[name]}
+    of: dict[str, list[Line]] = {}
+    for line in lines:
+        of.setdefault(line["bench"], []).append(line)
+    parts = waiting(of.pop("waiting")) if "waiting" in of else {}
+    parts |= {name: plain(found, HEADS[name]) if name in HEADS else plain(found) for name, found in of.items()}
     text = PAGE.read_text()
     for name, part in parts.items():
         text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{part}\n\g<2>", text, flags=re.DOTALL)

@@ -20,9 +20,11 @@ from trainjob.logs import MAX_LINE, LogLine
 from trainjob.manifest import JobRef
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+MOST_TAILS = 64
+"""Log tails that are read at most in one look: thousands more would say nothing new."""
+
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
 _TAILS = 16  # log tails that are read at the same time
-_MOST_TAILS = 64  # of one look: thousands more would say nothing new
 _LOOK_SECONDS = 2.0  # for pods that are new
 _SILENCE_SECONDS = 10.0  # after the end of a job: then a log is read out, or its node is lost
 
@@ -210,7 +212,7 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     crashes = crashes_in(found)
     codes = Counter(crash.exit_code for crash in crashes)
     crashes.sort(key=lambda crash: codes[crash.exit_code])  # in the same second, who ended otherwise than most
-    while len(reader.asked) < _MOST_TAILS and not reader.vain:
+    while len(reader.asked) < MOST_TAILS and not reader.vain:
         ordered = in_order(crashes, reader.tails)
         known = [reader.tails[crash.pod] for crash in ordered if crash.pod in reader.tails]
         if known and not (known[0].lost_peer or known[0].told):
