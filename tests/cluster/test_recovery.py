@@ -355,7 +355,7 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
     begun = training.phases.index(Phase.RUNNING)
     started_anew = [Phase.RESTARTING, Phase.RUNNING]
     preempted = [*started_anew, Phase.QUEUED, *started_anew]
-    # That the old pods have ended is a failure to the Job controller once it is resumed: all ranks begin once more, before
+    # To the Job controller, once it is resumed, the end of the old pods is a failure: all ranks begin once more, before
     # the new ones run or after it.
     assert training.phases[begun + 1 :] in ([*preempted, Phase.COMPLETE], [*preempted, *started_anew, Phase.COMPLETE])
     assert training.restarts[1] == 1, "being preempted uses none up"
