@@ -35,6 +35,7 @@ HIDDEN = "•••"
 _LONGEST = 2000  # characters of a line of a log or of a message
 _COMMAND = 300  # of a command: one that embeds a function is its source
 _EVENTS = 100  # the latest
+_ALIKE = 60  # characters at the end of two texts of which one quotes the other
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,17 @@ class Report:
         end = now.finished or self.taken
         spans = [("queued", now.created, now.admitted or end)]
         if now.admitted is not None:
-            spans.append(("starting", now.admitted, begun or now.admitted))
-            spans.append(("running" if begun else "active", begun or now.admitted, end))
+            begins = begun or (end if now.phase.idle else now.admitted)
+            spans += [("starting", now.admitted, begins), ("running" if begun else "active", begins, end)]
         return [(name, a, max(a, b)) for name, a, b in spans if a is not None and (b - a).total_seconds() >= 1]
+
+    @property
+    def besides(self) -> str:
+        """What the job's own condition, or what is in its way, says beyond the diagnosis; empty if nothing."""
+        message, summary = self.observation.message, self.diagnosis.summary
+        # Both end alike where they are made of the same finding; a long summary is cut off.
+        alike = message.endswith(summary[-_ALIKE:]) or summary.removesuffix("…")[-_ALIKE:] in message
+        return "" if self.troubled and (alike or message in summary) else message
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -201,6 +210,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
     observation = observe(evidence.trainjob)
     obstacle = _obstacle(evidence, observation.phase)
     observation = observe(evidence.trainjob, None, obstacle)
+    observation = replace(observation, message=_masked(observation.message))
     abandoned = given_up(trainjob) if trainjob else None
     diagnosis = replace(abandoned or diagnose(evidence), job=str(ref), phase=observation.phase)
     left = result_of(ref, evidence, observation)

@@ -211,6 +211,23 @@ def test_a_job_that_waits_says_for_what() -> None:
         assert "queue" in text
 
 
+def test_one_whose_pods_do_not_start_has_not_run_and_says_so_once() -> None:
+    job = trainjob()
+    job["status"] = {"jobsStatus": [{"name": "node", "active": 1}]}
+    why = f"no room for {SECRET}: {'0/6 nodes are available; ' * 30}"
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+    waiting = pod(0, {})
+    waiting["status"] = {"phase": "Pending", "conditions": [unscheduled]}
+    report = examine(REF, Evidence(job, [waiting]), NOW)
+    assert [name for name, *_ in report.phases] == ["starting"]
+    assert report.diagnosis.summary.endswith("…")
+    assert report.besides == ""
+    assert SECRET not in page(report) + plain(report) + report.observation.message
+    crashed = examine(REF, Evidence(job, [waiting, pod(1, ENDED)]), NOW)
+    assert crashed.diagnosis.exit_code == 3
+    assert crashed.besides == crashed.observation.message, "which is about another rank"
+
+
 def test_one_that_nothing_is_wrong_with() -> None:
     job = trainjob()
     job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}], "trainerStatus": {"progressPercentage": 42}}  # fmt: skip # noqa: E501
