@@ -156,7 +156,7 @@ def elastic(site: str) -> Object:
         "num_proc_per_node": 1,
         "command": ["python", "-m", "torch.distributed.run", *options],
         "args": [*meeting, "--no-python", "python", "-c", ELASTIC],
-        "env": {"PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
+        "env": {**example["env"], "PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
         "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [node]}}}}],
     }
 
