@@ -351,6 +351,12 @@ def test_an_init_container() -> None:
     waiting["status"]["initContainerStatuses"] = [{"name": "fetch", "lastState": {"terminated": ended}}]
     found = diagnosed(waiting, pod(1, 1, 30), logs=logs(["Traceback (most recent call last):", "ValueError: not ours"]))
     assert found.summary == "node-0's container fetch exited with code 9"
+    assert "the training code is not to blame" in found.advice
+
+
+@pytest.mark.parametrize(("role", "says"), [("dataset-initializer", "URI of the dataset"), ("node", "training code")])
+def test_advice_is_about_the_step_that_failed(role: str, says: str) -> None:
+    assert says in diagnosed(pod(0, 4, role=role)).advice
 
 
 def test_ranks_of_unusual_runtimes() -> None:

@@ -302,6 +302,16 @@ _FAILED = Meaning(
     RetryVerdict.USER,
     "mend the training code or its arguments; the last lines of the log say where it stopped",
 )
+_INITIALIZER = Meaning(
+    Category.USER_CODE,
+    RetryVerdict.USER,
+    "check the URI of the dataset or model, and the keys for it; the last lines of the log say more",
+)
+_CONTAINER = Meaning(
+    Category.USER_CODE,
+    RetryVerdict.USER,
+    "read its log: this container is of the job's runtime or patches, the training code is not to blame",
+)
 _LOST = Meaning(
     Category.UNKNOWN,
     RetryVerdict.INFRASTRUCTURE,
@@ -321,6 +331,10 @@ def _meaning(blamed: _Blamed) -> Meaning:
         return tail.meaning
     if meaning := _SIGNALS.get(_signal(crash.exit_code - 128)):
         return meaning
+    if crash.container:
+        return _CONTAINER
+    if crash.rank.startswith(("dataset-initializer-", "model-initializer-")):
+        return _INITIALIZER
     return _LOST if tail.lost_peer else _FAILED
 
 
