@@ -6,6 +6,7 @@
     obstacles   what is in a job's way: its pods, Events, Kueue's Workload
     crashes     containers and pods that ended badly, and which of them was the first
     tails       what the last lines of a log say: exceptions, peers that were lost
+    ends        how the first of them ended, in words
     judge       all of these -> Diagnosis
 """
 

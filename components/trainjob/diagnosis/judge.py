@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import signal as signals
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainjob.diagnosis import meanings, obstacles, tails
 from trainjob.diagnosis.crashes import Crash, crashes_in, in_order
-from trainjob.diagnosis.meanings import Category, Meaning
+from trainjob.diagnosis.ends import Blamed, meaning_of, told
+from trainjob.diagnosis.meanings import Category
 from trainjob.diagnosis.tails import TAIL_LINES, Tail
 from trainjob.errors import RetryVerdict
 from trainjob.status import Observation, Phase, mapping, observe
@@ -170,7 +169,7 @@ def _around(evidence: Evidence) -> list[obstacles.Finding]:
 # ---------------------------------------------------------------- what conditions, pods and Events say
 
 
-def _of_condition(observation: Observation, crash: _Blamed | None, evidence: Evidence) -> Diagnosis | None:
+def _of_condition(observation: Observation, crash: Blamed | None, evidence: Evidence) -> Diagnosis | None:
     meaning = meanings.find(observation.reason, observation.message)
     if observation.phase is not Phase.FAILED or meaning is None:
         return None
@@ -178,7 +177,7 @@ def _of_condition(observation: Observation, crash: _Blamed | None, evidence: Evi
     if meaning.category is Category.DEADLINE:
         summary = f"it ran longer than its deadline allows ({observation.message})"
         if crash is not None and not crash.crash.stopped:
-            summary += f"; before that, {_told(crash)}"
+            summary += f"; before that, {_line(told(crash))}"
         elif found := obstacles.first(_around(evidence)):
             summary += f"; {found.obstacle.message}"
     pod = crash.crash.pod if crash is not None else next(iter(evidence.logs), "")
@@ -222,134 +221,24 @@ def _of_findings(found: Sequence[obstacles.Finding], observation: Observation) -
 # ---------------------------------------------------------------- crashes
 
 
-@dataclass(frozen=True)
-class _Blamed:
-    """The first crash, and what its log says."""
-
-    crash: Crash
-    tail: Tail
-
-
-def _first_crash(evidence: Evidence) -> _Blamed | None:
+def _first_crash(evidence: Evidence) -> Blamed | None:
     read = {name: tails.read(lines) for name, lines in evidence.logs.items()}
     ordered = in_order(crashes_in(evidence.pods), read)
-    return _Blamed(ordered[0], read.get(ordered[0].pod, Tail())) if ordered else None
+    return Blamed(ordered[0], read.get(ordered[0].pod, Tail())) if ordered else None
 
 
-def _of_crash(blamed: _Blamed, evidence: Evidence) -> Diagnosis:
-    crash, meaning = blamed.crash, _meaning(blamed)
+def _of_crash(blamed: Blamed, evidence: Evidence) -> Diagnosis:
+    crash, meaning = blamed.crash, meaning_of(blamed)
     return Diagnosis(
         meaning.category,
         meaning.retry,
-        _told(blamed),
+        _line(told(blamed)),
         rank=crash.rank,
         exit_code=crash.exit_code,
         log=_shown(evidence, crash.pod, blamed.tail) or _left(crash),
         advice=meaning.advice,
         pod=crash.pod,
     )
-
-
-def _told(blamed: _Blamed) -> str:
-    crash = blamed.crash
-    who = f"{crash.rank}'s container {crash.container}" if crash.container else crash.rank
-    again = f" (started again {crash.restarts} times)" if crash.restarts > 1 else ""
-    return _line(f"{who} {_what(blamed)}{again}")
-
-
-def _what(blamed: _Blamed) -> str:
-    crash, tail = blamed.crash, blamed.tail
-    if crash.stopped:
-        return _STOPPED.says
-    if (meaning := crash.meaning) is not None:
-        if meaning.says:
-            return meaning.says
-        if crash.reason in ("StartError", "ContainerCannotRun"):
-            return f"could not be started: {_exec_error(crash.message) or 'command not found'}"
-        return f"was stopped: {crash.reason}: {crash.message}"
-    if crash.disruption or crash.exit_code is None:
-        return f"was stopped: {crash.reason}: {crash.message}"
-    if name := _signal(crash.exit_code - 128):
-        ended = f"was killed by signal {crash.exit_code - 128} ({name})"
-    else:
-        ended = f"exited with code {crash.exit_code}"
-    # Python ends with 1 after an exception, C++ by SIGABRT, mpirun as its worker; whoever gave another code meant that.
-    explains = (crash.exit_code in (1, 2, 134) or tail.error.startswith("worker ")) and not crash.container
-    return f"{ended}: {tail.error}" if tail.error and explains else ended
-
-
-_SIGNALS = {
-    "SIGKILL": Meaning(
-        Category.UNKNOWN,
-        RetryVerdict.INFRASTRUCTURE,
-        "something outside the job killed it: often the machine ran out of memory (see its kernel log)",
-    ),
-    "SIGTERM": Meaning(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "something asked it to stop from outside"),
-    "SIGSEGV": Meaning(
-        Category.USER_CODE,
-        RetryVerdict.USER,
-        "native code crashed: check that driver, CUDA and framework versions fit together",
-    ),
-}
-_STOPPED = Meaning(
-    Category.DELETED,
-    RetryVerdict.INFRASTRUCTURE,
-    "find out who deletes pods in this namespace, then run it again",
-    "was stopped: somebody deleted its pod",
-)
-_FAILED = Meaning(
-    Category.USER_CODE,
-    RetryVerdict.USER,
-    "mend the training code or its arguments; the last lines of the log say where it stopped",
-)
-_INITIALIZER = Meaning(
-    Category.USER_CODE,
-    RetryVerdict.USER,
-    "check the URI of the dataset or model, and the keys for it; the last lines of the log say more",
-)
-_CONTAINER = Meaning(
-    Category.USER_CODE,
-    RetryVerdict.USER,
-    "read its log: this container is of the job's runtime or patches, the training code is not to blame",
-)
-_LOST = Meaning(
-    Category.UNKNOWN,
-    RetryVerdict.INFRASTRUCTURE,
-    "no rank is known to have failed by itself: look at the network between the nodes, and for a rank that hangs",
-)
-
-
-def _meaning(blamed: _Blamed) -> Meaning:
-    crash, tail = blamed.crash, blamed.tail
-    if crash.stopped:
-        return _STOPPED
-    if (meaning := crash.meaning) is not None:
-        return meaning
-    if crash.disruption or crash.exit_code is None:
-        return meanings.UNKNOWN
-    if tail.meaning is not None and not crash.container:
-        return tail.meaning
-    if meaning := _SIGNALS.get(_signal(crash.exit_code - 128)):
-        return meaning
-    if crash.container:
-        return _CONTAINER
-    if crash.rank.startswith(("dataset-initializer-", "model-initializer-")):
-        return _INITIALIZER
-    return _LOST if tail.lost_peer else _FAILED
-
-
-def _signal(number: int) -> str:
-    """Name of signal `number`; empty if there is none (most real-time signals have no name)."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return ""
-
-
-def _exec_error(message: str) -> str:
-    """Of runc's chain of errors the one that says something."""
-    found = re.search(r'exec: "[^"]*": .*|chdir to cwd .*|stat /.*', message)
-    return (found[0] if found else message).removesuffix(": unknown")
 
 
 # ---------------------------------------------------------------- text
