@@ -72,7 +72,8 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
-	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-local test-kfp test-airflow test-docs" test-cluster
+	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-kfp test-airflow test-docs test-cluster-jobs" \
+		"test-cluster-backend test-local"
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
 		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi
@@ -112,11 +113,18 @@ test-kfp: $(VENV)/test.stamp ## the KFP compiler, executor and kfp.local
 cluster-programs: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.cluster.build
 
-.PHONY: test-cluster
-test-cluster: cluster-programs $(TORCH_VENV)/stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
+BACKEND := $(patsubst %,tests/cluster/test_%.py,backend cluster contract credentials fault_schedules fault_tokens faults \
+	obstacles real_node trainer_versions waiting workflows)
+JOBS := $(filter-out $(BACKEND),$(wildcard tests/cluster/test_*.py))
+
+.PHONY: test-cluster test-cluster-backend test-cluster-jobs
+test-cluster: test-cluster-backend test-cluster-jobs ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
+test-cluster-backend: files = $(BACKEND)
+test-cluster-jobs: files = $(JOBS)
+test-cluster-backend test-cluster-jobs: cluster-programs $(TORCH_VENV)/stamp
 	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
-	COVERAGE_FILE=.coverage.cluster TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) tests/cluster --cov --cov-report=
+	COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
+		$(PYTEST) $(files) --cov --cov-report=
 
 .PHONY: record-diagnosis
 record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure on the test cluster; write what was seen for the unit tests
