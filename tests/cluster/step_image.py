@@ -82,8 +82,9 @@ def runtime(file: Path, image: str) -> dict[str, Any]:
     """The ClusterTrainingRuntime in `file`, with another image."""
     loaded: dict[str, Any] = yaml.safe_load(file.read_text())
     for job in loaded["spec"]["template"]["spec"]["replicatedJobs"]:
-        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-        container["image"] = image
+        pod = job["template"]["spec"]["template"]["spec"]
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            container["image"] = image
     return loaded
 
 
