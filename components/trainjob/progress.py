@@ -458,9 +458,10 @@ class _Poster:
         with self._changed:
             self._urgent = _FLUSH_TRIES + self._posting
             self._changed.notify_all()
-            self._changed.wait_for(
+            if not self._changed.wait_for(
                 lambda: not self._posting and (self._pending is None or not self._urgent), _FLUSH_TIMEOUT
-            )
+            ):
+                self._warn("status API", f"no answer within {_FLUSH_TIMEOUT:g} s")
             self._urgent = 0
 
 

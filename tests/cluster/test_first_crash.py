@@ -41,7 +41,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 __all__ = ["wires"]
 
 SOON = 30  # seconds, on a busy machine
-CRASHING = fate(run="200ms", exit_code=3, ranks="1")
+# Once: after six more its job would have failed, and its pods would be gone before everybody has seen them.
+CRASHING = fate(run="200ms", exit_code=3, ranks="1", failures="1")
 
 
 def spec(**fields: Any) -> TrainJobSpec:

@@ -233,18 +233,33 @@ def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namesp
 
 # ---------------------------------------------------------------- from real pods
 
-# Says for each update what it cost; the last ones come in a burst, and then the program ends at once.
+# Says for each update what it cost; the last ones come in a burst, and then the program ends at once. Before its STEPS
+# there are as many as it takes until the status server is away as it should be.
 REPORTS = """
-import atexit, time
+import atexit, os, socket, ssl, time
+from urllib.parse import urlsplit
+def server():
+    url = urlsplit(os.environ["KUBEFLOW_TRAINER_SERVER_URL"])
+    try:
+        with socket.create_connection((url.hostname, url.port), 1) as line:
+            with ssl._create_unverified_context().wrap_socket(line):
+                return "answers"
+    except OSError as error:
+        return type(error).__name__
 ended = []
 atexit.register(lambda: print(f"left after {time.monotonic() - ended[0]:.2f} s", flush=True))
 from trainjob import progress
 costs = []
-for step in range(1, STEPS + 1):
+step, left = 0, STEPS
+while left:
+    step += 1
     began = time.perf_counter()
-    progress.report(progress=90 * step / STEPS, metrics={"loss": 1 / step, "step": step})
+    progress.report(progress=90 - 90 * left / (STEPS + 1), metrics={"loss": 1 / step, "step": step})
     costs.append(time.perf_counter() - began)
     time.sleep(0.1)
+    if AWAY and step % 10 == 0 and server() == AWAY:
+        AWAY = ""
+    left -= not AWAY
 for word in range(10):
     progress.report(progress=100, metrics={"loss": 0.001, "last_word": word}, outputs={"model": "s3://m"})
 print(f"an update took {1000 * sorted(costs)[len(costs) // 2]:.3f} ms, the longest {1000 * max(costs):.1f} ms")
@@ -261,8 +276,9 @@ with DAG("reports"):
 """
 
 
-def reports(steps: int) -> str:
-    return f"STEPS = {steps}\n{REPORTS}"
+def reports(steps: int, away: str = "") -> str:
+    """The program; `away` is the error of a connection to a server that is."""
+    return f"STEPS, AWAY = {steps}, {away!r}\n{REPORTS}"
 
 
 def numbers(text: str, before: str) -> float:
@@ -319,8 +335,8 @@ def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
     backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
     with real_node.namespace("away", real=True) as namespace, TrainJobClient(backend, namespace) as client:
 
-        def launched(key: str, steps: int) -> JobRef:
-            command = ["python", "-c", reports(steps)]
+        def launched(key: str, away: str) -> JobRef:
+            command = ["python", "-c", reports(20, away)]
             return client.launch({"runtime": "torch-resilient", "image": step_image, "command": command}, key)
 
         def ended(ref: JobRef) -> dict[str, Any] | None:
@@ -328,11 +344,10 @@ def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
             (pod,) = reporting.api.find("v1", "Pod", namespace, labels=labels)
             return pod if pod["status"]["phase"] == "Succeeded" else None
 
-        hanging, refused = launched("hanging", 60), launched("refused", 200)
+        hanging, refused = launched("hanging", "TimeoutError"), launched("refused", "ConnectionRefusedError")
         try:
             for ref in (hanging, refused):
-                said = lambda: status(reporting, namespace, ref.name).get("progressPercentage")  # noqa: B023, E731
-                wait_until("it reports", said, 60, poll=0.2)
+                wait_until("it reports", lambda: status(reporting, namespace, ref.name), 60, poll=0.2)  # noqa: B023
             reporting.pause("trainer")
             pods = [wait_until("its pod ends", lambda: ended(hanging), 60, poll=0.2)]
             reporting.kill("trainer")

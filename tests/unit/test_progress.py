@@ -669,7 +669,9 @@ def test_a_server_that_does_not_answer_holds_up_no_step(server: Server, monkeypa
         assert time.monotonic() - start < 5
 
 
-def test_the_end_is_not_held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_not_held_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nor by a name server that is silent, which no timeout of a socket is about."""
     monkeypatch.setattr(progress, "_FLUSH_TIMEOUT", 0.3)
     released = threading.Event()
@@ -684,6 +686,7 @@ def test_the_end_is_not_held_up(server: Server, monkeypatch: pytest.MonkeyPatch)
     progress.flush()
     progress.flush()
     assert 0.5 < time.monotonic() - start < 5
+    assert capsys.readouterr().err.count("the training goes on: no answer within 0.3 s\n") == 1
     released.set()
 
 
