@@ -113,9 +113,11 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
         # A gang is looked at again when any pod gets a place, also one of these.
         apart = await launch(backend, spec("torch-distributed", 4, 1, env=for_ever), "apart", namespace=elsewhere)
         wait_until("three run without", lambda: running(pods_of(gangs, apart)) == 3)
-        why = lambda: refusals(gangs, namespace)  # noqa: E731
-        wait_until("one of the gang finds no GPU", lambda: "Insufficient nvidia.com/gpu" in why(), 90)
-        wait_until("the others are sent back", lambda: "optimistic rejection in PostFilter" in why(), 90)
+        for what, said in (
+            ("one of the gang finds no GPU", "Insufficient nvidia.com/gpu"),
+            ("the others are sent back", "optimistic rejection in PostFilter"),
+        ):
+            wait_until(what, lambda: said in refusals(gangs, namespace), 90)  # noqa: B023
         pods = pods_of(gangs, gang)
         assert not any(pod["spec"].get("nodeName") for pod in pods), "none of them was given one of the free GPUs"
         assert {pod["spec"]["schedulerName"] for pod in pods} == {COSCHEDULER}
