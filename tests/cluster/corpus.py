@@ -32,6 +32,7 @@ from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.crashes import crashes_in
 from trainjob.errors import TrainJobError
 from trainjob.launch import launch
 from trainjob.manifest import render
@@ -51,8 +52,8 @@ Object = dict[str, Any]
 # ---------------------------------------------------------------- expectations
 
 
-def differences(failure: Failure, found: Diagnosis) -> list[str]:
-    """What a diagnosis says that it should not, a line each."""
+def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[str]:
+    """What a diagnosis says that it should not, and what its evidence lacks, a line each."""
     wanted = {
         "category": failure.category,
         "retry": failure.retry,
@@ -70,6 +71,8 @@ def differences(failure: Failure, found: Diagnosis) -> list[str]:
     different = [f"{name}: {said[name]!r}, not {wanted[name]!r}" for name in wanted if said[name] != wanted[name]]
     if not re.search(failure.says, found.summary):
         different.append(f"summary: {found.summary!r}, in which there is no {failure.says!r}")
+    if failure.victim and failure.victim not in {crash.rank for crash in crashes_in(evidence.pods)}:
+        different.append(f"evidence: {failure.victim} has not ended")
     if failure.shows and not any(re.search(failure.shows, line) for line in found.log):
         different.append(f"log: {found.log!r}, in which there is no {failure.shows!r}")
     return different
@@ -161,8 +164,10 @@ async def _look(failure: Failure, backend: KubernetesBackend, ref: JobRef, crash
         while True:
             evidence = (await backend.evidence(ref)).with_earlier(*crashes)
             diagnosis = diagnose(evidence)
-            if not differences(failure, diagnosis):
+            if not differences(failure, diagnosis, evidence):
                 break
+            if diagnosis.category is failure.category and diagnosis.rank not in ("", failure.rank):
+                break  # at no time may another rank be blamed for it
             await anyio.sleep(_LOOK_SECONDS)
     return Made(failure, evidence, diagnosis)
 

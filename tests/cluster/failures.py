@@ -40,6 +40,7 @@ class Failure:
         alone: Whether it is made after the others, because it troubles them.
         slow: Whether it takes long, and is begun with.
         shows: A regular expression that is found in the log lines shown.
+        victim: A rank that ends, too, because it loses the first one: it has to have ended when that one is blamed.
         job_name: Of the job, if it is not one of ours.
     """
 
@@ -58,6 +59,7 @@ class Failure:
     alone: bool = False
     slow: bool = False
     shows: str = ""
+    victim: str = ""
     job_name: str = ""
 
 
@@ -135,6 +137,7 @@ FAILURES = (
         exit_code=1,
         node="torch",
         shows="ValueError: step 3 has no labels",
+        victim="node-0",
         slow=True,
     ),
     Failure(
@@ -147,6 +150,7 @@ FAILURES = (
         rank="node-1",
         exit_code=1,
         node="torch",
+        victim="node-0",
         slow=True,
     ),
     Failure(
@@ -159,6 +163,7 @@ FAILURES = (
         rank="node-1",
         exit_code=7,
         node="jax",
+        victim="node-0",
         slow=True,
     ),
     Failure(

@@ -50,7 +50,7 @@ def made(
             except Exception as error:  # noqa: BLE001 - each is looked at by a test of its own
                 found[failure.name] = error
                 return
-        if RECORD and not corpus.differences(failure, made.diagnosis):
+        if RECORD and not corpus.differences(failure, made.diagnosis, made.evidence):
             corpus.write(made, own_cluster)
 
     async def every() -> None:
@@ -75,7 +75,7 @@ def test_it_is_diagnosed(failure: Failure, made: dict[str, Made | Exception]) ->
     found = made[failure.name]
     if isinstance(found, Exception):
         raise found
-    assert corpus.differences(failure, found.diagnosis) == [], found.diagnosis.text()
+    assert corpus.differences(failure, found.diagnosis, found.evidence) == [], found.diagnosis.text()
 
 
 @pytest.mark.anyio

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 from tests.cluster import corpus
@@ -24,8 +26,20 @@ def test_every_failure_is_recorded() -> None:
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
 def test_it_is_diagnosed(failure: Failure) -> None:
-    found = diagnose(corpus.read(failure.name))
-    assert corpus.differences(failure, found) == [], found.text()
+    evidence = corpus.read(failure.name)
+    found = diagnose(evidence)
+    assert corpus.differences(failure, found, evidence) == [], found.text()
+
+
+@pytest.mark.parametrize("failure", [failure for failure in FAILURES if failure.victim], ids=lambda each: each.name)
+def test_who_lost_another_rank_is_not_blamed_though_clocks_disagree(failure: Failure) -> None:
+    evidence = corpus.read(failure.name)
+    second = '"finishedAt": "2026-11-21T10:00:00Z"'
+    pods = json.loads(re.sub(r'"finishedAt": "[^"]*"', second, json.dumps(list(evidence.pods))))
+    for order in (pods, pods[::-1]):
+        same = replace(evidence, pods=order)
+        found = diagnose(same)
+        assert corpus.differences(failure, found, same) == [], found.text()
 
 
 @pytest.mark.parametrize("name", corpus.recorded())
