@@ -283,9 +283,14 @@ async def test_the_shipped_role_is_needed_and_suffices(
     assert lines
     await mark_delivered(narrow, ref)
     assert (await narrow.evidence(ref)).unseen == []
-    waiting = await launch(narrow, spec(labels={kueue.QUEUE_LABEL: "nosuch"}), "b", namespace=namespace)
+    shipped = cluster.api.get("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", "", "torch-distributed") or {}
+    metadata = {"name": "own", "namespace": namespace, "labels": shipped["metadata"]["labels"]}
+    cluster.api.create({**shipped, "kind": "TrainingRuntime", "metadata": metadata})
+    own = spec(runtime={"name": "own", "kind": "TrainingRuntime"}, labels={kueue.QUEUE_LABEL: "nosuch"})
+    waiting = await launch(narrow, own, "b", namespace=namespace)
     with pytest.raises(Stuck, match="LocalQueue nosuch doesn't exist"):
         await wait(narrow, waiting, Budgets(fail_fast=True))
+    assert (await narrow.evidence(waiting)).unseen == []
     assert await cancel(narrow, waiting)
     allowed = {(name, verb) for rule in ROLE["rules"] for name in rule["resources"] for verb in rule["verbs"]}
     assert used == allowed
