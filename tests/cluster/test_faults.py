@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -169,7 +169,9 @@ async def test_a_faulty_launch_makes_one_job(wires: Wires) -> None:
         if fault.retry_after is not None:
             assert posts[1].at - posts[0].at >= fault.retry_after
 
-    await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
+    await wires.each({**BEFORE, **REFUSED, **AFTER}, check)
+    # A busy server adds to the delay; what takes longer than `read` is an outage, and asked for again.
+    await wires.each(DELAY, check, replace(FAST, read=30))
 
 
 async def test_a_lost_reply_adopts_nothing_that_was_there_before(wires: Wires) -> None:
