@@ -72,8 +72,8 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
-	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-kfp test-airflow test-docs test-cluster-jobs" \
-		"test-cluster-backend test-local"
+	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-local test-kfp test-airflow test-docs" \
+		"test-cluster-backend test-cluster-jobs"
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
 		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi

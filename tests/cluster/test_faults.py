@@ -305,7 +305,8 @@ async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: W
 
 async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
     async with wires.open() as (backend, proxy):
-        ref = await launch(backend, spec(env=fate(run="100ms", exit_code=3)), "a", namespace=wires.namespace)
+        # The job fails at its seventh crash, and takes its pods along.
+        ref = await launch(backend, spec(env=fate(run="4s", exit_code=3)), "a", namespace=wires.namespace)
         with anyio.fail_after(60):
             async with aclosing(backend.crashes(ref)) as crashes:
                 assert (await anext(crashes)).logs
