@@ -128,8 +128,10 @@ class ApiClient:
                 raise ServerError(0, "", f"{request.method} {request.path}: the reply is no JSON object")
             return loaded
 
-    async def items(self, path: str, params: Mapping[str, str], *, last: bool = False) -> list[dict[str, Any]]:
-        """All objects of a collection, page by page; `last` as in `Request`.
+    async def items(
+        self, path: str, params: Mapping[str, str], *, page: int = PAGE, last: bool = False
+    ) -> list[dict[str, Any]]:
+        """All objects of a collection, `page` at a time; `last` as in `Request`.
 
         Raises:
             ApiError: anything but a success.
@@ -138,7 +140,7 @@ class ApiClient:
         token = ""
         while True:
             more = {"continue": token} if token else {}
-            answer = await self.send(Request("GET", path, {**params, "limit": str(PAGE), **more}, last=last))
+            answer = await self.send(Request("GET", path, {**params, "limit": str(page), **more}, last=last))
             found += answer.get("items") or []
             token = (answer.get("metadata") or {}).get("continue") or ""
             if not token:

@@ -24,6 +24,7 @@ MOST_TAILS = 64
 """Log tails that are read at most in one look: thousands more would say nothing new."""
 
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
+_PODS = 5000  # of a job in one list: 5 KB each
 _TAILS = 16  # log tails that are read at the same time
 _LOOK_SECONDS = 2.0  # for pods that are new
 _SILENCE_SECONDS = 10.0  # after the end of a job: then a log is read out, or its node is lost
@@ -36,7 +37,8 @@ def collection(namespace: str, kind: str) -> str:
 
 async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
     """The job's pods; by the JobSet's label, since a TrainJob's own labels do not reach them."""
-    return await client.items(collection(ref.namespace, "pods"), {"labelSelector": f"{JOBSET_NAME}={ref.name}"})
+    selector = {"labelSelector": f"{JOBSET_NAME}={ref.name}"}
+    return await client.items(collection(ref.namespace, "pods"), selector, page=_PODS)
 
 
 async def tail_of(
