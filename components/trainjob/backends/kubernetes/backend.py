@@ -304,6 +304,8 @@ _ADVICE = {
     "must have volumeMount with name - initializer": "mount a volume called initializer there by runtime_patches, as "
     "docs/runtimes.md shows",
 }
+# The second: for a quota that the controller has not counted yet (k8s.io/apiserver, admission/plugin/resourcequota).
+_NO_QUOTA = ("exceeded quota", "status unknown for quota", "insufficient quota")
 
 
 def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
@@ -321,6 +323,6 @@ def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
         return RuntimeNotFound(f"{name}: there is no {runtime.get('kind', 'runtime')} {runtime['name']!r}")
     advice = [f"; {text}" for phrase, text in _ADVICE.items() if phrase in error.message]
     refused = Rejected(f"{name} was refused: {error.message}{''.join(advice)}")
-    if "exceeded quota" in error.message:
+    if any(phrase in error.message for phrase in _NO_QUOTA):
         refused.retry = RetryVerdict.QUOTA
     return refused
