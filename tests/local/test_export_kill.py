@@ -27,6 +27,9 @@ from trainjob.registry import Registry, connect
 RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "30"))
 SEED = int(os.environ.get("TRAINJOB_CHAOS_SEED", str(random.randrange(2**32))))
 
+# Nearly all of it is waiting for the disk (SQLite's commits, files that are to last): 25 s, or minutes on a busy one.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
