@@ -6,7 +6,6 @@ from the seed and its own number, so one run can be repeated with ``TRAINJOB_CHA
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import secrets
@@ -22,6 +21,7 @@ from pathlib import Path
 import pytest
 from tests.contract.processes import eventually, marked
 from tests.local.conftest import Jobs
+from tests.local.forks import FORKS
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
 from trainjob.manifest import labels_of
@@ -34,7 +34,6 @@ AT_ONCE = 5
 RANKS = 2
 LONGEST = 0.9  # seconds from the start of the launchers to the last kill: longer than a launch and the job take
 
-FORKS = multiprocessing.get_context("forkserver")
 VICTIMS = ("launcher", "launchers", "supervisor", "guard", "both", "both, guard first", "rank", "nobody")
 
 
@@ -133,7 +132,6 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
 @pytest.mark.timeout(600)
 def test_chaos(jobs: Jobs, tmp_path: Path) -> None:
     print(f"TRAINJOB_CHAOS_SEED={SEED}")
-    FORKS.set_forkserver_preload(["trainjob.client", "trainjob.backends.local.backend"])
     marks = tmp_path / "marks"
     marks.mkdir()
     runs = [int(ONLY)] if ONLY else range(RUNS)
@@ -145,7 +143,6 @@ def test_chaos(jobs: Jobs, tmp_path: Path) -> None:
 
 def test_many_processes_launch_one_key_at_once(jobs: Jobs, tmp_path: Path) -> None:
     """Nobody is killed: ten processes that start together make one job, and all get its result."""
-    FORKS.set_forkserver_preload(["trainjob.client", "trainjob.backends.local.backend"])
     launchers = [FORKS.Process(target=launcher, args=(0, tmp_path, jobs.home), daemon=True) for _ in range(10)]
     for process in launchers:
         process.start()

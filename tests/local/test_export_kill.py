@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
 import struct
 import time
 from collections.abc import Callable
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
+from tests.local.forks import FORKS
 
 from trainjob.data import content, read_manifest
 from trainjob.data.__main__ import main
@@ -27,25 +26,6 @@ from trainjob.registry import Registry, connect
 RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "30"))
 SEED = int(os.environ.get("TRAINJOB_CHAOS_SEED", str(random.randrange(2**32))))
 
-# Nearly all of it is waiting for the disk (SQLite's commits, files that are to last): 25 s, or minutes on a busy one.
-pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Real processes, forked from one that has done the imports: importing MLflow would be nearly all of their time."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "trainjob.data.__main__",
-            "trainjob.registry.mlflow",
-            "mlflow.tracking",
-            "mlflow.store.tracking.sqlalchemy_store",
-            "mlflow.store.model_registry.sqlalchemy_store",
-        ]
-    )
-    return context
-
 
 @pytest.fixture
 def chance() -> random.Random:
@@ -53,11 +33,9 @@ def chance() -> random.Random:
     return random.Random(SEED)
 
 
-def _run(
-    processes: ForkServerContext, arguments: list[str], kill: tuple[Callable[[], bool], float] | None = None
-) -> float:
+def _run(arguments: list[str], kill: tuple[Callable[[], bool], float] | None = None) -> float:
     """Run the program, or kill it so many seconds after something has happened; the seconds that it took."""
-    process = processes.Process(target=main, args=(arguments,))
+    process = FORKS.Process(target=main, args=(arguments,))
     process.start()
     began = time.monotonic()
     if kill is not None:
@@ -96,7 +74,7 @@ def _whole(location: Path) -> bool:
     return True
 
 
-def test_initialize(processes: ForkServerContext, chance: random.Random, tmp_path: Path) -> None:
+def test_initialize(chance: random.Random, tmp_path: Path) -> None:
     source = tmp_path / "source"
     for number in range(60):
         (source / str(number % 5)).mkdir(parents=True, exist_ok=True)
@@ -106,15 +84,15 @@ def test_initialize(processes: ForkServerContext, chance: random.Random, tmp_pat
     def arguments(number: int) -> list[str]:
         return ["initialize-dataset", "--source", str(source), "--target", str(tmp_path / f"target{number}")]
 
-    typical = _typical(lambda number: _run(processes, arguments(-1 - number)))
+    typical = _typical(lambda number: _run(arguments(-1 - number)))
     halves = 0
     for number in range(RUNS):
         target = tmp_path / f"target{number}"
         # Most of the time goes by before the first file: every other kill waits for that.
         when = (_any(tmp_path, target.name), 0.05) if number % 2 else (_started, 1.1 * typical)
-        _run(processes, arguments(number), (when[0], chance.uniform(0, when[1])))
+        _run(arguments(number), (when[0], chance.uniform(0, when[1])))
         halves += target.exists() and not _whole(target)
-        _run(processes, arguments(number))
+        _run(arguments(number))
         assert _whole(target)
         assert not (target / content.WORK).exists()
         assert scan(str(target)).digest == digest
@@ -153,7 +131,7 @@ def _consistent(registry: Registry) -> int:
     return len(versions)
 
 
-def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: Path, empty: Path, model: Path) -> None:
+def test_export(chance: random.Random, tmp_path: Path, empty: Path, model: Path) -> None:
     def arguments(number: int) -> list[str]:
         return [
             "export", "--source", str(model), "--target", str(tmp_path / f"{number}"),
@@ -167,7 +145,7 @@ def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: P
     def run(number: int) -> float:
         database(number).parent.mkdir()
         shutil.copy(empty, database(number))
-        return _run(processes, arguments(number))
+        return _run(arguments(number))
 
     typical = _typical(lambda number: run(-1 - number))
     left = {"nothing": 0, "half a target": 0, "a target": 0, "a version": 0, "an alias": 0}
@@ -181,7 +159,7 @@ def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: P
             (_any(folder, f"m/*/{content.NAME}"), 0.1),
             (_any(folder, "registry.db-journal"), 0.05),
         ][number % 4]
-        _run(processes, arguments(number), (when[0], chance.uniform(0, when[1])))
+        _run(arguments(number), (when[0], chance.uniform(0, when[1])))
         registry = connect(f"mlflow+sqlite:///{database(number)}")
         versions = _consistent(registry)
         assert versions <= 1
@@ -192,7 +170,7 @@ def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: P
             left["a target" if _whole(targets[0]) else "half a target"] += 1
         else:
             left["nothing"] += 1
-        _run(processes, arguments(number))
+        _run(arguments(number))
         assert _consistent(registry) == 1
         assert registry.resolve("m", "champion").version == "1"
         assert len(list((tmp_path / f"{number}" / "m").glob("*"))) == 1
@@ -202,9 +180,7 @@ def test_export(processes: ForkServerContext, chance: random.Random, tmp_path: P
     assert left["half a target"] + left["a target"] + left["a version"] or RUNS < 10, "no kill hit the export"
 
 
-def test_export_that_creates_the_registry(
-    processes: ForkServerContext, chance: random.Random, tmp_path: Path, model: Path
-) -> None:
+def test_export_that_creates_the_registry(chance: random.Random, tmp_path: Path, model: Path) -> None:
     """MLflow's schema is made in many steps, none of which may be left half done."""
     for number in range(max(1, RUNS // 10)):
         folder = tmp_path / f"{number}"
@@ -212,20 +188,20 @@ def test_export_that_creates_the_registry(
             "export", "--source", str(model), "--target", str(folder), "--name", "m", "--export-id", "a",
             "--metrics", '{"acc": 0.5}', "--registry", f"mlflow+sqlite:///{folder}/registry.db",
         ]  # fmt: skip
-        _run(processes, arguments, (_started, chance.uniform(0, 3)))
-        _run(processes, arguments)
+        _run(arguments, (_started, chance.uniform(0, 3)))
+        _run(arguments)
         assert _consistent(connect(f"mlflow+sqlite:///{folder}/registry.db")) == 1
         assert {path.name for path in folder.iterdir()} == {"m", "registry.db", "registry.db.lock"}
 
 
-def test_two_exports_at_once(processes: ForkServerContext, tmp_path: Path, empty: Path, model: Path) -> None:
+def test_two_exports_at_once(tmp_path: Path, empty: Path, model: Path) -> None:
     shutil.copy(empty, tmp_path / "registry.db")
     arguments = [
         "export", "--source", str(model), "--target", str(tmp_path / "models"), "--name", "m", "--export-id", "a",
         "--metrics", '{"acc": 0.5}', "--alias", "champion", "--metric", "acc",
         "--registry", f"mlflow+sqlite:///{tmp_path}/registry.db",
     ]  # fmt: skip
-    running = [processes.Process(target=main, args=(arguments,)) for _ in range(4)]
+    running = [FORKS.Process(target=main, args=(arguments,)) for _ in range(4)]
     for process in running:
         process.start()
     for process in running:
