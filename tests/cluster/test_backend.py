@@ -115,7 +115,11 @@ async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
     hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
     kind, metadata = ("v1", "ResourceQuota"), {"name": "none", "namespace": namespace}
     cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
-    counted = lambda: (cluster.api.get(*kind, namespace, "none") or {}).get("status", {}).get("used") == hard  # noqa: E731
+
+    def counted() -> bool:
+        quota = cluster.api.get(*kind, namespace, "none") or {}
+        return bool(quota.get("status", {}).get("used") == hard)
+
     # The controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just begun.
     wait_until("the quota controller counts TrainJobs", counted, 60)
     with pytest.raises(Rejected, match="exceeded quota") as over:
