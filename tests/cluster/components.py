@@ -161,6 +161,8 @@ def controller_manager(layout: Layout) -> Component:
         f"--service-account-private-key-file={layout.service_accounts.key}",
         f"--root-ca-file={layout.authority.certificate}",
         "--use-service-account-credentials=true",
+        # A quota that is made before TrainJobs are known here (30 s) is counted at the next full look: after 5 min.
+        "--resource-quota-sync-period=5s",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     )

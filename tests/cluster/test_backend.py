@@ -120,7 +120,8 @@ async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
         quota = cluster.api.get(*kind, namespace, "none") or {}
         return bool(quota.get("status", {}).get("used") == hard)
 
-    # The controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just begun.
+    # The controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just begun;
+    # from then on it counts them at each full look, which components.py has every 5 s.
     wait_until("the quota controller counts TrainJobs", counted, 60)
     with pytest.raises(Rejected, match="exceeded quota") as over:
         await launch(backend, spec(), "a", namespace=namespace)

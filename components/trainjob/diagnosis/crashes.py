@@ -94,7 +94,8 @@ def crashes_in(pods: Iterable[Mapping[str, Any]]) -> list[Crash]:
     for crash in found:
         container = crash.pod, crash.container
         restarts[container] = max(crash.restarts, restarts.get(container, 0))
-    return list(dict.fromkeys(replace(crash, restarts=restarts[crash.pod, crash.container]) for crash in found))
+    most = ((crash, restarts[crash.pod, crash.container]) for crash in found)
+    return list(dict.fromkeys(c if c.restarts == count else replace(c, restarts=count) for c, count in most))
 
 
 def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
@@ -129,7 +130,7 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
                 )
                 consequence = _was_told(pod, crash)
                 if stop is None or not (consequence or code in (_SIGTERM, _SIGKILL)):
-                    yield replace(crash, stopped=consequence)
+                    yield replace(crash, stopped=True) if consequence else crash
 
 
 def _stop(pod: Mapping[str, Any]) -> Crash | None:

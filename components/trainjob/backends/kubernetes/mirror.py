@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from trainjob.backends.kubernetes.client import PAGE, ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import PAGE, ApiClient, Patience, Request, decode_list
 from trainjob.backends.kubernetes.errors import (
     ApiError,
     Expired,
@@ -127,10 +127,10 @@ class Mirror:
         token = ""
         while True:
             params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
-            answer = await self._client.send(Request("GET", self._path, params))
-            for item in answer.pop("items", None) or []:
+            answer = await self._client.send(Request("GET", self._path, params), decode_list)
+            for item in answer.pop("items"):
                 yield item
-            metadata = answer.get("metadata") or {}
+            metadata = answer["metadata"]
             self._version = metadata.get("resourceVersion", "")
             token = metadata.get("continue") or ""
             if not token:
