@@ -25,8 +25,7 @@ MOST_TAILS = 64
 
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
 _PODS = 5000  # of a job in one list: 5 KB each
-_TAILS = 16  # log tails that are read before they are compared
-_CONNECTIONS = 4  # for them: to open one costs more than to read a tail
+_TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
 _LOOK_SECONDS = 2.0  # for pods that are new
 _SILENCE_SECONDS = 10.0  # after the end of a job: then a log is read out, or its node is lost
 
@@ -253,10 +252,9 @@ class _Tails:
         self.silent: dict[str, str] = {}
         self.unseen: list[str] = []
         self.vain = False
-        self._connections = anyio.Semaphore(_CONNECTIONS)
 
     async def read(self, crashes: Sequence[Crash]) -> None:
-        """Read the logs of the crashed containers."""
+        """Read the logs of the crashed containers, at the same time."""
         self.asked |= {crash.pod for crash in crashes}
         failures = [failure for failure in await asyncio.gather(*map(self._read, crashes)) if failure is not None]
         self.vain = len(failures) == len(crashes) or any(isinstance(failure, Forbidden) for failure in failures)
@@ -294,8 +292,7 @@ class _Tails:
     async def _tail(self, pod: Mapping[str, Any], container: str, *, previous: bool) -> list[LogLine] | None:
         try:
             try:
-                async with self._connections:
-                    return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
+                return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
             except Transient:  # without it there is a diagnosis, too, but no log in it
                 await anyio.sleep(0.5)
                 return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
