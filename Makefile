@@ -5,6 +5,8 @@ UV_VERSION := 0.13.8
 VENV := .venv
 TORCH_VENV := .venv-torch
 SDK_VENV := .venv-sdk
+OLDEST_VENV := .venv-airflow-oldest
+BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
 PYTEST := $(BIN)/python -m pytest
@@ -50,8 +52,21 @@ $(SDK_VENV)/stamp: $(BIN)/uv constraints/sdk.txt
 	@$(UV) --python $(SDK_VENV)/bin/python --requirements constraints/sdk.txt
 	@touch $@
 
+$(OLDEST_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/airflow-oldest.txt
+	@echo "setting up $(OLDEST_VENV) with the oldest Airflow that is supported"
+	@$(PYTHON) -m venv --without-pip $(OLDEST_VENV)
+	@$(UV) --python $(OLDEST_VENV)/bin/python --requirements constraints/airflow-oldest.txt
+	@$(UV) --python $(OLDEST_VENV)/bin/python --no-deps --editable .
+	@touch $@
+
+$(BENCH_VENV)/stamp: $(BIN)/uv constraints/bench.txt
+	@echo "setting up $(BENCH_VENV) with Airflow's own Kubernetes provider"
+	@$(PYTHON) -m venv --without-pip $(BENCH_VENV)
+	@$(UV) --python $(BENCH_VENV)/bin/python --requirements constraints/bench.txt
+	@touch $@
+
 .PHONY: setup
-setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## set up all environments, run nothing
+setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(OLDEST_VENV)/stamp ## set up all environments, run nothing
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
@@ -61,6 +76,11 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 		--upgrade -o constraints/torch.txt constraints/torch.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--upgrade -o constraints/sdk.txt constraints/sdk.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/bench.txt constraints/bench.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
+		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
 
 # ---------------------------------------------------------------- demo
 
@@ -72,7 +92,7 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
-	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-local test-kfp test-airflow test-docs" \
+	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-local test-kfp test-airflow test-airflow-oldest test-docs" \
 		"test-cluster-backend test-cluster-jobs"
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
@@ -103,6 +123,17 @@ test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the loca
 test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
 	COVERAGE_FILE=.coverage.airflow TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
 		$(PYTEST) tests/airflow --cov --cov-report=
+
+# Without what is the same on all versions: crashes of ranks, the examples. Of the tests of a whole Airflow those of what
+# its versions do differently: how they end a task.
+OLDEST := $(patsubst %,tests/airflow/test_%.py,asset_triggers decorator hook killed links operator provider sensor triggers) \
+	$(patsubst %,tests/airflow/system/test_%,kills.py::test_marked_by_a_person losses.py::test_a_worker_is_drained \
+	losses.py::test_a_triggerer_is_killed)
+
+.PHONY: test-airflow-oldest
+test-airflow-oldest: $(OLDEST_VENV)/stamp ## the oldest Airflow that is supported
+	COVERAGE_FILE=.coverage.airflow-oldest $(OLDEST_VENV)/bin/python -m pytest $(OLDEST) \
+		--cov --cov-report=
 
 .PHONY: test-kfp
 test-kfp: $(VENV)/test.stamp ## the KFP compiler, executor and kfp.local
@@ -153,9 +184,9 @@ record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubefl
 	$(BIN)/python -m tests.docs.sdk
 
 .PHONY: bench
-bench: $(VENV)/test.stamp $(SDK_VENV)/stamp ## measurements, one JSON object a line
+bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp ## measurements, one JSON object a line
 	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 .PHONY: clean
 clean: ## remove environments and everything that was made here
-	rm -rf $(VENV) $(TORCH_VENV) $(SDK_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TORCH_VENV) $(SDK_VENV) $(OLDEST_VENV) $(BENCH_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

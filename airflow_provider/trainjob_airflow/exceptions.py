@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 if TYPE_CHECKING:
-    from trainjob.errors import TrainJobError
+    from trainjob.errors import RetryVerdict, TrainJobError
 
 
 class TrainJobFailure(AirflowException):
-    """It did not work, and another try may end differently: a node was lost, the job was preempted, an outage."""
+    """It did not work, and another try may end differently: a node was lost, the job was preempted, an outage.
+
+    Attributes:
+        verdict: Who has to act before another try can succeed; None where nothing is known of it. See
+            `trainjob.RetryVerdict`, and `trainjob_airflow.retries.TrainJobRetryPolicy`, which goes by it.
+    """
+
+    def __init__(self, message: str = "", verdict: RetryVerdict | None = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 class TrainJobTimeout(TrainJobFailure):
@@ -32,5 +41,7 @@ def airflow_error(error: TrainJobError) -> AirflowException:
 
     if isinstance(error, TimedOut):
         # Also RunTimeout, whose verdict is "user": that is how Airflow treats a task's execution_timeout.
-        return TrainJobTimeout(str(error))
-    return (TrainJobFailure if error.retry.retryable else TrainJobFatal)(str(error))
+        return TrainJobTimeout(str(error), error.retry)
+    if error.retry.retryable:
+        return TrainJobFailure(str(error), error.retry)
+    return TrainJobFatal(str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,13 +76,6 @@ class Narrator:
         if self._dropped:
             self._tell("(%d lines were left out: more than %d in %.0f s)", self._dropped, _LINES, _SECONDS)
             self._dropped = 0
-
-
-def has_reached(observation: Observation, phases: Collection[str]) -> bool:
-    """Whether a job is in one of `phases`, or was: a short job can pass through Running between two looks."""
-    if observation.phase.value in phases:
-        return True
-    return "Running" in phases and (observation.has_run or observation.phase.value == "Complete")
 
 
 def _progress(observation: Observation) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from trainjob import Budgets, Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
     from trainjob.launch import CrashAction
     from trainjob_airflow.narrator import Log
+
+_REPLY_SECONDS = 1.0  # of the 5 that a killed task has left
 
 
 class DeadlineReached(Exception):
@@ -55,20 +57,22 @@ class RunningJob:
             DeadlineReached: `seconds` are over.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
-        from trainjob.waiting import wait  # noqa: PLC0415
+        from trainjob import waiting  # noqa: PLC0415
         from trainjob_airflow.narrator import Narrator  # noqa: PLC0415
 
         say, backend = Narrator(log), self.client.backend
         on_log = say.line if logs else None
-        waiting = self._waiting = self.client.start(
-            lambda: wait(backend, ref, budgets, on_change=say.change, on_log=on_log, on_crash=say.crash)
+        end = self._waiting = self.client.start(
+            lambda: waiting.wait(backend, ref, budgets, on_change=say.change, on_log=on_log, on_crash=say.crash)
         )
+        if self._killed:
+            end.cancel()
         try:
-            return waiting.result(seconds)
+            return end.result(seconds)
         except TimeoutError:
-            if waiting.done():
+            if end.done():
                 raise  # the backend's own
-            waiting.cancel()
+            end.cancel()
             raise DeadlineReached from None
         finally:
             say.end()
@@ -86,11 +90,6 @@ class RunningJob:
         Returns:
             True once nothing of it runs any more; False if it was told to end and still does.
         """
-        if self.ref is None and self._launching is not None:
-            try:
-                self.ref = self._launching.result(seconds / 2)
-            except Exception:  # noqa: BLE001 - refused, or its reply is still out: `_stop` looks for the job
-                self.ref = None
         return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
 
     async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
@@ -107,7 +106,10 @@ class RunningJob:
         return all(ended)
 
     def stop_waiting(self) -> None:
-        """Make `wait`, or `launch` once it is over, end with CancelledError."""
+        """Make `wait` and `launch` end with CancelledError; from a signal handler that interrupts them."""
         self._killed = True
+        if self._launching is not None:
+            wait([self._launching], _REPLY_SECONDS)  # a job whose creation is under way is told apart by its reply
+            self._launching.cancel()
         if self._waiting is not None:
             self._waiting.cancel()

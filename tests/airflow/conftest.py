@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pluggy
 import pytest
+from tests.airflow.versions import store
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -102,6 +104,26 @@ class Ran:
 Run = Callable[..., Ran]
 
 
+class Failures:
+    """Listens for the errors of tasks; callbacks of ``dag.test()`` do not get them before Airflow 3.1."""
+
+    def __init__(self) -> None:
+        from airflow.providers.common.compat.sdk import get_listener_manager
+
+        self.errors: dict[str, BaseException] = {}
+        self._plugins = get_listener_manager().pm
+
+    def __enter__(self) -> None:
+        self._plugins.register(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._plugins.unregister(self)
+
+    @pluggy.HookimplMarker("airflow")
+    def on_task_instance_failed(self, task_instance: Any, error: BaseException) -> None:
+        self.errors[task_instance.task_id] = error
+
+
 @pytest.fixture
 def run(airflow_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a DAG by ``dag.test()``: real tasks, a real execution API, triggers in line."""
@@ -111,19 +133,13 @@ def run(airflow_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.Capt
         from airflow.utils.session import create_session
         from sqlalchemy import select
 
-        errors: dict[str, BaseException] = {}
-
-        def failed(context: Any) -> None:
-            errors[context["ti"].task_id] = context["exception"]
-
-        for task in dag.tasks:
-            if not task.is_mapped:
-                task.on_failure_callback = [failed]
+        failures = Failures()
         publish(dag)
         capfd.readouterr()
         for name in ("", "airflow.task", "airflow.task.operators", "trainjob_airflow"):
             caplog.set_level(logging.INFO, logger=name)
-        dag_run = dag.test(run_conf=conf or None)
+        with failures:
+            dag_run = dag.test(run_conf=conf or None)
         log = "".join(capfd.readouterr())
         with create_session() as session:
             rows = session.execute(select(XComModel).where(XComModel.run_id == dag_run.run_id)).scalars()
@@ -136,7 +152,7 @@ def run(airflow_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.Capt
                 ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]": str(ti.state)
                 for ti in dag_run.get_task_instances(session=session)
             }
-        return Ran(dag_run.run_id, str(dag_run.state), states, xcoms, errors, log)
+        return Ran(dag_run.run_id, str(dag_run.state), states, xcoms, failures.errors, log)
 
     return run
 
@@ -147,15 +163,13 @@ def _value(value: Any) -> Any:
 
 def publish(dag: DAG) -> None:
     """Store a DAG that is in no file, as the DAG processor would: ``dag.test()`` reads it back."""
-    from airflow.dag_processing.collection import update_dag_parsing_results_in_db
     from airflow.models.dagbundle import DagBundleModel
-    from airflow.serialization.serialized_objects import LazyDeserializedDAG
     from airflow.utils.session import create_session
 
     with create_session() as session:
         session.merge(DagBundleModel(name="testing"))
         session.commit()
-        update_dag_parsing_results_in_db("testing", None, [LazyDeserializedDAG.from_dag(dag)], {}, None, set(), session)
+        store([dag], session)
 
 
 def jobs(home: Path, namespace: str = "default") -> list[str]:

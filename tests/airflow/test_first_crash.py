@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
 from tests.airflow.conftest import Run
 from tests.airflow.test_operator import SLEEP, both, step
 from tests.airflow.test_triggers import only_event, rebuilt, started, trigger_of, until_running
@@ -26,7 +27,7 @@ from trainjob.diagnosis import Evidence
 from trainjob.launch import cancel, given_up
 from trainjob.status import observe
 from trainjob_airflow.exceptions import TrainJobFatal
-from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 
 CRASHED = {
     "metadata": {
@@ -43,11 +44,24 @@ CRASHED = {
 EVIDENCE = Evidence(None, [CRASHED], {"x-node-0-1": ["loading", "ValueError: the data is wrong"]})
 
 
+UNTIL_TOLD = """
+import os, time
+for _ in range(1200):
+    if os.path.exists(os.environ["TOLD"]):
+        break
+    time.sleep(0.05)
+"""
+
+
 @pytest.fixture(autouse=True)
-def crashing(monkeypatch: pytest.MonkeyPatch) -> None:
+def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setenv("TOLD", str(told))
+
     async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Evidence]:
         await until_running(backend, ref)
         yield EVIDENCE
+        told.touch()  # who waits has taken it, and asks for the next one
         await asyncio.sleep(600)
 
     monkeypatch.setattr(LocalBackend, "crashes", crashes)
@@ -79,7 +93,7 @@ def test_the_first_crash_fails_the_task(run: Run, deferrable: bool, action: Any,
 @both
 def test_a_crash_is_a_warning_with_the_last_lines(run: Run, deferrable: bool) -> None:
     with DAG("warns") as dag:
-        step(code="import time; time.sleep(1)", deferrable=deferrable)
+        step(code=UNTIL_TOLD, deferrable=deferrable)
     ran = run(dag)
     assert ran.state == "success"
     assert "node-1 exited with code 3; the job goes on" in ran.log
@@ -94,10 +108,10 @@ def test_actions_that_there_are_not(action: Any) -> None:
 
 @pytest.fixture
 def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def none(self: TrainJobHook) -> dict[str, Any]:
-        return {}
+    async def none(self: TrainJobHook) -> Target:
+        return Target()
 
-    monkeypatch.setattr(TrainJobHook, "_asettings", none)
+    monkeypatch.setattr(TrainJobHook, "_atarget", none)
 
 
 @pytest.mark.usefixtures("no_connection")
@@ -110,7 +124,7 @@ def test_what_a_trigger_saw_reaches_the_worker() -> None:
         assert (event["status"], event["retryable"]) == ("crashed", False)
         assert unpack_diagnosis(event["diagnosis"]).log[-1] == "ValueError: the data is wrong"
         await cancel(backend, ref)
-        _, ref = await started("import time; time.sleep(1)", key="ended")
+        _, ref = await started(UNTIL_TOLD, key="ended")
         event = await only_event(rebuilt(trigger_of(ref)))
         assert event["status"] == "complete"
         assert unpack_evidence(event["crash"]) is not None
@@ -127,13 +141,13 @@ def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch
         async def aclose(self) -> None:
             closed.append(self)
 
-    def connect(name: str | None = None, *, shared: bool = False) -> Backend:
+    def connect(name: str | None = None, *, shared: bool = False, credentials: object = None) -> Backend:
         assert shared, "on a cluster they would not share their watches"
         opened.append(Counted())
         return opened[-1]
 
     async def scenario() -> None:
-        refs = [(await started("import time; time.sleep(1)", key=f"shared {n}"))[1] for n in range(3)]
+        refs = [(await started(UNTIL_TOLD, key=f"shared {n}"))[1] for n in range(3)]
         monkeypatch.setattr(trainjob, "connect", connect, raising=False)
         first = asyncio.create_task(only_event(trigger_of(refs[0])))
         events = await asyncio.gather(*(only_event(trigger_of(ref)) for ref in refs[1:]))

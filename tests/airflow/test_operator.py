@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferralError
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, jobs, python
 
 from trainjob import JobRef, TrainJobClient, TrainJobSpec
 from trainjob.backends.base import Snapshot
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.status import Obstacle
+from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
@@ -62,6 +64,23 @@ def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) ->
     key = f"airflow/http://airflow.test:8080/reports/{ran.run_id}/-1/train.it"
     assert stored["metadata"]["annotations"]["trainjob.dev/key"] == key
     assert stored["metadata"]["annotations"]["trainjob.dev/delivered"] == "true"
+
+
+def test_a_result_that_airflow_did_not_take_is_not_marked(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may have given the try up that ends here: the next one delivers, and nothing is trained twice."""
+
+    def states(run_ids: list[str], task_ids: list[str], **_: object) -> dict[str, dict[str, str]]:
+        return {run_ids[0]: {task_ids[0]: "up_for_retry"}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    with DAG("given_up") as dag:
+        step()
+    assert run(dag).state == "success"
+    (name,) = jobs(home)
+    stored = json.loads((home / "jobs" / "default" / name / "object.json").read_text())
+    assert "trainjob.dev/delivered" not in stored["metadata"]["annotations"]
 
 
 @both
@@ -286,7 +305,7 @@ def test_arguments_that_cannot_be_meant() -> None:
     with pytest.raises(ValueError, match="spec cannot be combined with runtime"):
         TrainJobOperator(task_id="t", spec={"runtime": "x"}, runtime="y")
     with pytest.raises(ValueError, match="on_kill_action"):
-        TrainJobOperator(task_id="t", runtime="x", on_kill_action="delete")  # type: ignore[arg-type]
+        TrainJobOperator(task_id="t", runtime="x", on_kill_action="delete")
     with pytest.raises(ValueError, match="queue_timeout"):
         TrainJobOperator(task_id="t", runtime="x", queue_timeout=0)
 
@@ -301,12 +320,12 @@ def test_dry_run_prints_the_manifest(airflow_home: Path, home: Path, capsys: pyt
 
 
 def test_a_hook_says_whether_its_connection_works(home: Path) -> None:
-    from trainjob_airflow.hooks.trainjob import TrainJobHook
+    from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 
     with TrainJobClient("local") as client:
         client.wait(client.launch({"runtime": "trainjob-step", "command": ["true"]}, "k"))
     hook = TrainJobHook()
-    hook._extra = {}
+    hook._known = Target()
     assert hook.test_connection() == (True, "1 TrainJob(s) of Airflow in namespace default")
-    hook._extra = {"backend": "nowhere"}
+    hook._known = Target("nowhere")
     assert hook.test_connection()[0] is False

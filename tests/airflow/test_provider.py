@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from tests.airflow.conftest import ROOT
+from tests.airflow.versions import dag_bag, dag_serialization, since
 
 from trainjob_airflow.get_provider_info import get_provider_info
 from trainjob_airflow.operators.data import ModelExportOperator
@@ -53,8 +54,32 @@ def test_the_connection_form_and_the_hook(airflow_home: Path) -> None:
     assert hook is not None
     assert hook.hook_class_name == "trainjob_airflow.hooks.trainjob.TrainJobHook"
     fields = INFO["connection-types"][0]["conn-fields"]
-    assert set(fields) == {"backend", "namespace"}
-    assert not any(field["schema"].get("format") == "password" for field in fields.values())
+    ours = set(fields) - {"backend", "secret_kube_config", "ca_file", "job_url", "logs_url", "model_url"}
+    theirs = ["in_cluster", "kube_config_path", "namespace", "cluster_context", "disable_verify_ssl"]
+    assert ours == set(theirs), "called as in kubernetes connections"
+
+
+@since("3.2", "form fields that need neither Flask nor WTForms; before, they are the JSON of Extra")
+def test_the_form_is_what_the_interface_gets(airflow_home: Path) -> None:
+    from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
+
+    (form,) = [form for form in HookMetaService.hook_meta_data() if form.connection_type == "trainjob"]
+    assert form.hook_name == "Kubeflow TrainJob"
+    assert form.standard_fields is not None
+    assert form.standard_fields.password is not None
+    assert form.standard_fields.password.title == "Bearer token"
+    assert form.standard_fields.url_schema is not None
+    assert form.standard_fields.url_schema.hidden
+    assert form.extra_fields is not None
+    assert set(form.extra_fields) == set(INFO["connection-types"][0]["conn-fields"])
+
+
+@pytest.mark.parametrize("what", ["extra-links", "task-decorators"])
+def test_each_listed_class_is_there(what: str) -> None:
+    for listed in INFO[what]:
+        path = listed if isinstance(listed, str) else listed["class-name"]
+        module, _, name = path.rpartition(".")
+        assert hasattr(import_module(module), name)
 
 
 def loaded(*modules: str) -> set[str]:
@@ -63,6 +88,7 @@ def loaded(*modules: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
+@since("3.2", "a Task SDK that is there without the rest of Airflow")
 def test_a_dag_file_pays_for_nothing_but_these_modules(airflow_home: Path) -> None:
     """Every parse of a DAG file imports them; the core, its models and its connections come when a task runs."""
     ours = [module for module in MODULES if ".triggers." not in module]
@@ -75,6 +101,7 @@ def test_a_dag_file_pays_for_nothing_but_these_modules(airflow_home: Path) -> No
         "airflow.providers.common.compat._compat_utils",
         "airflow.providers.common.compat.sdk",
         "airflow.providers.common.compat.version_compat",
+        "airflow.sdk.bases.operatorlink",
     }
 
 
@@ -84,25 +111,20 @@ def test_triggers_do_not_import_the_core_either(airflow_home: Path) -> None:
 
 
 def test_dags_survive_serialization(airflow_home: Path) -> None:
-    from airflow.dag_processing.dagbag import DagBag
-    from airflow.serialization.serialized_objects import DagSerialization
-
-    bag = DagBag(ROOT / "dags_examples" / "airflow")
+    bag = dag_bag(ROOT / "dags_examples" / "airflow" / "retrain_digits.py")
     assert bag.import_errors == {}
-    stored = json.loads(json.dumps(DagSerialization.to_dict(bag.dags["retrain_digits"])))
-    again = DagSerialization.from_dict(stored)
+    stored = json.loads(json.dumps(dag_serialization().to_dict(bag.dags["retrain_digits"])))
+    again = dag_serialization().from_dict(stored)
     assert set(again.task_ids) == {"initialize_dataset", "initialize_model", "train", "export_model"}
     assert again.task_dict["train"].upstream_task_ids == {"initialize_dataset", "initialize_model"}
 
 
 def test_a_spec_object_survives_serialization() -> None:
-    from airflow.serialization.serialized_objects import DagSerialization
-
     from trainjob import TrainJobSpec
 
     with DAG("object") as dag:
         TrainJobOperator(task_id="train", spec=TrainJobSpec.parse({"runtime": "jax-distributed", "command": ["x"]}))
-    json.dumps(DagSerialization.to_dict(dag))
+    json.dumps(dag_serialization().to_dict(dag))
 
 
 def test_every_field_of_a_spec_is_a_template_of_the_operator() -> None:

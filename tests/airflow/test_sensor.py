@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowSensorTimeout
 from tests.airflow.conftest import Run, python
 
-from trainjob import TrainJobClient
+from trainjob import TrainJobClient, TrainJobFailed
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
@@ -39,6 +41,39 @@ def test_a_job_that_ends_otherwise_fails_it_at_once(run: Run, deferrable: bool) 
             deferrable=deferrable, retries=2,
         )  # fmt: skip
     assert isinstance(run(dag).errors["wait"], TrainJobFatal)
+
+
+def test_a_soft_failure_is_a_skip(run: Run) -> None:
+    name = job("raise SystemExit(1)")
+    with DAG("soft") as dag:
+        for deferrable in (False, True):
+            TrainJobSensor(
+                task_id=f"wait_{deferrable}", name=name, poke_interval=0.3, soft_fail=True, deferrable=deferrable
+            )
+    assert set(run(dag).states.values()) == {"skipped"}
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_the_youngest_job_with_the_labels(run: Run, deferrable: bool) -> None:
+    with TrainJobClient("local") as client:
+        for key, code in (("old", "raise SystemExit(1)"), ("young", "")):
+            spec = {"runtime": "trainjob-step", "command": python(code), "labels": {"team": "a"}}
+            ref = client.launch(spec, key)
+            with contextlib.suppress(TrainJobFailed):
+                client.wait(ref)
+            time.sleep(1.1)  # of a whole second each, as on a cluster
+    with DAG("labelled") as dag:
+        TrainJobSensor(task_id="wait", labels={"team": "a"}, poke_interval=0.1, deferrable=deferrable)
+        TrainJobSensor(task_id="by_condition", labels={"team": "a"}, condition="Complete", poke_interval=0.1)
+    assert run(dag).state == "success"
+
+
+def test_which_job_is_said_once(run: Run) -> None:
+    with DAG("which") as dag:
+        TrainJobSensor(task_id="none")
+        TrainJobSensor(task_id="both", name="x", labels={"team": "a"})
+    errors = run(dag).errors
+    assert {str(error) for error in errors.values()} == {"say which job by name or by labels: one of the two"}
 
 
 def test_patience_ends(run: Run) -> None:

@@ -166,7 +166,7 @@ class Bench:
         self._cluster = cluster
         self._audit_log = audit_log
         self._quiet = quiet_seconds
-        self._calm = calm_seconds
+        self.calm_seconds = calm_seconds
         self._port = cluster.layout.ports["api"]
         self._etcd = str(cluster.layout.ports["etcd"])
         authority = cluster.layout.authority
@@ -238,7 +238,7 @@ class Bench:
         figures = Figures()
         namespace = f"{client.lower().replace('+', '-')}-{number}"
         names = self.create(namespace, number)
-        calm(self._calm)
+        calm(self.calm_seconds)
         with self.waiting(client, namespace, names) as waiter:
             self.until_it_waits(client, waiter)
             quiet_from = time.time()
@@ -246,7 +246,7 @@ class Bench:
             quiet_until = time.time()
             waiter.measure(figures, self._port)
             ending = random.sample(names, min(number, BURST))
-            calm(0 if client == "GET" else self._calm)
+            calm(0 if client == "GET" else self.calm_seconds)
             if number > BURST:
                 told = self.store(namespace, "complete", 0.95, ending)
             else:

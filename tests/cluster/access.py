@@ -90,6 +90,11 @@ class Access:
         finally:
             self.api.delete("v1", "Namespace", "", name)
 
+    def add_runtime(self, runtime: Object) -> None:
+        """Apply a runtime, and wait until jobs can be launched with it."""
+        self.api.apply(runtime)
+        until_known(self.api, runtime)
+
     def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
         """A bearer token of a service account, which is made if it is not there."""
         metadata = {"name": service_account, "namespace": namespace}
@@ -117,6 +122,19 @@ class Access:
         subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
         role = {"apiGroup": group, "kind": kind, "name": name}
         self.api.create({**common, "kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]})
+        if rules:  # an API server learns of them by a watch of its own
+            resource, _, sub = rules[0]["resources"][0].partition("/")
+            asked = {
+                "group": rules[0]["apiGroups"][0],
+                "resource": resource,
+                "subresource": sub,
+                "namespace": namespace,
+            }
+            who = f"system:serviceaccount:{namespace}:{name}"
+            spec = {"user": who, "resourceAttributes": {**asked, "verb": rules[0]["verbs"][0]}}
+            review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+            path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+            wait_until("its rights hold", lambda: self.api.request("POST", path, review)["status"]["allowed"])
         target = self.directory / f"{name}.kubeconfig"
         return write_kubeconfig(target, self.api.server, self.api.authority, {"token": token}, namespace)
 
@@ -149,6 +167,20 @@ def condition(each: Mapping[str, Any] | None, kind: str) -> Object | None:
     """A condition of an object whose status is True; None if it has none."""
     found = ((each or {}).get("status") or {}).get("conditions") or []
     return next((dict(one) for one in found if one["type"] == kind and one["status"] == "True"), None)
+
+
+def until_known(api: Api, runtime: Object) -> None:
+    """Wait until the webhooks, which look runtimes up in caches of theirs, have heard of one."""
+    metadata = runtime["metadata"]
+    probe = trainjob("probe", metadata.get("namespace", "default"), runtime=metadata["name"])
+    probe["spec"]["runtimeRef"]["kind"] = runtime["kind"]
+    unknown = ("must be created before", "not found")
+
+    def known() -> bool:
+        why = refused(lambda: api.create(probe, dry_run=True))
+        return not any(each in why for each in unknown)
+
+    wait_until(f"the runtime {metadata['name']} is known", known)
 
 
 def refused(call: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -84,7 +85,7 @@ def own(spec: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
     def made(cluster: Access, where: str) -> Iterator[None]:
         labels = {"trainer.kubeflow.org/framework": "torch"}
         metadata = {"name": "own", "namespace": where, "labels": labels}
-        cluster.api.create({"apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": metadata, "spec": spec})
+        cluster.add_runtime({"apiVersion": TRAINER, "kind": "TrainingRuntime", "metadata": metadata, "spec": spec})
         yield
 
     return made
@@ -132,7 +133,8 @@ def kubelet_as_it_was(cluster: Access, _where: str) -> Iterator[None]:
     finally:
         file.write_text(text)
         _restart_kubelet(node)
-        wait_until("the node has memory again", lambda: not _pressed(cluster), 60, poll=0.5)
+        kubelet = node.components["kubelet"]
+        wait_until("the node has memory again", lambda: not _pressed(cluster), 60, poll=0.5, among=[kubelet])
 
 
 def squeeze(cluster: Access, _ref: JobRef) -> None:
@@ -151,8 +153,20 @@ def _node(cluster: Access) -> RealNode:
 
 
 def _restart_kubelet(node: RealNode) -> None:
-    node.components["kubelet"].kill()
-    node.components["kubelet"].start()
+    kubelet = node.components["kubelet"]
+    group = kubelet.pid
+
+    def ended() -> bool:
+        try:
+            os.killpg(group or 0, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    kubelet.kill()
+    # It ends a little later than the program that has put it into the node's namespaces, and has its port until then.
+    wait_until("the kubelet has ended", ended, 60)
+    kubelet.start()
 
 
 def _pressed(cluster: Access) -> bool:
@@ -221,6 +235,12 @@ def small_queue(cluster: Access, where: str) -> Iterator[None]:
 def full_queue(cluster: Access, where: str) -> Iterator[None]:
     with small_queue(cluster, where):
         cluster.api.create(job(where, "first", 8, labels={kueue.QUEUE_LABEL: "small"}))
+
+        def admitted() -> bool:
+            first = cluster.api.get(TRAINER, "TrainJob", where, "first") or {}
+            return (first.get("spec") or {}).get("suspend") is False
+
+        wait_until("the first job holds the quota", admitted)
         yield
 
 

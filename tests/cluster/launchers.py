@@ -21,7 +21,7 @@ def launcher_environment() -> dict[str, str]:
     return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def run(environment: dict[str, str], directory: Path, *command: str, code: int = 0, timeout: float = 200) -> str:
+def run(environment: dict[str, str], directory: Path, *command: str, code: int = 0, timeout: float = 400) -> str:
     """What a program says, which ends with `code` after at most `timeout` seconds."""
     done = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout, check=False

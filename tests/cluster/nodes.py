@@ -57,7 +57,13 @@ def node(index: int, gpus: int, cpus: int = 64, memory: str = "512Gi") -> Object
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": {**labels, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}},
-        "status": {"allocatable": capacity, "capacity": capacity},
+        "status": {
+            "allocatable": capacity,
+            "capacity": capacity,
+            # kwok sets the address when a node becomes ready, and takes it away when that happens again, as after a
+            # time without heartbeats, unless there is a name as well: then the logs of its pods cannot be read.
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
+        },
     }
 
 

@@ -57,13 +57,13 @@ async def until(backend: KubernetesBackend, ref: JobRef, phase: Phase) -> None:
 
 
 async def test_launch_wait_and_adopt(backend: KubernetesBackend, namespace: str) -> None:
-    asked = spec(env=fate(run="1s"))
+    asked = spec(env=fate(run="4s"))
     ref = await launch(backend, asked, "dag/run/train", namespace=namespace)
     phases = await phases_of(backend, ref)
     assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
     assert await launch(backend, asked, "dag/run/train", namespace=namespace) == ref, "complete, not delivered: adopted"
     with pytest.raises(SpecMismatch, match=r"spec\.trainer\.numNodes: 2 -> 3"):
-        await launch(backend, spec(env=fate(run="1s"), num_nodes=3), "dag/run/train", namespace=namespace)
+        await launch(backend, spec(env=fate(run="4s"), num_nodes=3), "dag/run/train", namespace=namespace)
     await mark_delivered(backend, ref)
     again = await launch(backend, asked, "dag/run/train", namespace=namespace)
     assert (again.attempt, again.name != ref.name) == (2, True)
@@ -142,7 +142,7 @@ async def test_warnings_of_the_server_are_shown(
     runtime = cluster.api.get("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", "", "jax-distributed") or {}
     labels = {**runtime["metadata"]["labels"], "trainer.kubeflow.org/support": "deprecated"}
     old = {**runtime, "metadata": {"name": f"old-{namespace}", "labels": labels}}
-    cluster.api.apply(old)
+    cluster.add_runtime(old)
     await launch(backend, spec(runtime=f"old-{namespace}"), "a", namespace=namespace)
     assert any("API server: " in each.message and "deprecated" in each.message for each in caplog.records)
     cluster.api.delete("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", "", f"old-{namespace}")
@@ -218,7 +218,7 @@ async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: s
 
 async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, namespace: str) -> None:
     """With the shipped runtimes a rank is started again in place, and at the end the Job's pods are deleted."""
-    ref = await launch(backend, spec(env=fate(run="200ms", exit_code=3, ranks="1")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=fate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
     crashes: list[Diagnosis] = []
     with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
         await wait(backend, ref, on_crash=crashes.append)
@@ -229,7 +229,7 @@ async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, n
 
 
 async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
-    ref = await launch(backend, spec(env=fate(run="100ms", exit_code=3)), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=fate(run="2s", exit_code=3)), "a", namespace=namespace)
     with pytest.raises(TrainJobFailed, match="exited with code 3"):
         await phases_of(backend, ref)
     next_attempt = await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)
@@ -290,7 +290,7 @@ async def test_the_shipped_role_is_needed_and_suffices(
     assert (await narrow.evidence(ref)).unseen == []
     shipped = cluster.api.get("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", "", "torch-distributed") or {}
     metadata = {"name": "own", "namespace": namespace, "labels": shipped["metadata"]["labels"]}
-    cluster.api.create({**shipped, "kind": "TrainingRuntime", "metadata": metadata})
+    cluster.add_runtime({**shipped, "kind": "TrainingRuntime", "metadata": metadata})
     own = spec(runtime={"name": "own", "kind": "TrainingRuntime"}, labels={kueue.QUEUE_LABEL: "nosuch"})
     waiting = await launch(narrow, own, "b", namespace=namespace)
     with pytest.raises(Stuck, match="LocalQueue nosuch doesn't exist"):
@@ -311,7 +311,7 @@ async def test_wrong_credentials_and_no_cluster(cluster: Access, tmp_path: Path)
 async def test_the_api_server_goes_away_and_comes_back(
     backend: KubernetesBackend, own_cluster: Cluster, namespace: str
 ) -> None:
-    ref = await launch(backend, spec(env=fate(run="2s")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=fate(run="10s")), "a", namespace=namespace)
     await until(backend, ref, Phase.RUNNING)
     notices: list[str] = []
     result: list[Any] = []
@@ -322,7 +322,8 @@ async def test_the_api_server_goes_away_and_comes_back(
     with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiting)
-            await anyio.sleep(0.3)
+            while not notices:  # noqa: ASYNC110 - it is another task that appends
+                await anyio.sleep(0.05)
             await anyio.to_thread.run_sync(lambda: own_cluster.restart("kube-apiserver"))
     assert result[0].uid == ref.uid
     assert any("API server unavailable" in notice for notice in notices)
@@ -341,7 +342,7 @@ async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_n
     """The rank is started again and again, until the deadline: then the JobSet goes, and its pods with their logs."""
     connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     with real_node.namespace("real", real=True) as namespace:
-        asked = spec(image=images.PYTHON, command=["python3", "-c", CRASH], active_deadline_seconds=20)
+        asked = spec(image=images.PYTHON, command=["python3", "-c", CRASH], active_deadline_seconds=40)
         ref = await launch(connected, asked, "a", namespace=namespace)
         crashes: list[Diagnosis] = []
         with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
@@ -373,6 +374,35 @@ async def test_a_log_that_comes_late_is_read_all_the_same(
         await slow.aclose()
 
 
+async def test_logs_of_many_jobs_take_no_list_every_time(
+    cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A triggerer follows a thousand: which pods there are is told by the one watch that they share."""
+    lists: list[str] = []
+    stream = ApiClient.stream
+
+    def counting(self: ApiClient, request: Request) -> Any:
+        if request.path.endswith("/pods") and "watch" not in request.params:
+            lists.append(request.path)
+        return stream(self, request)
+
+    monkeypatch.setattr(ApiClient, "stream", counting)
+    triggers = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=True)
+    refs = [await launch(triggers, spec(env=fate(run="12s")), f"key {n}", namespace=namespace) for n in range(5)]
+    read: dict[str, list[str]] = {}
+
+    async def follow(ref: JobRef) -> None:
+        read[ref.name] = [line.rank async for line in triggers.logs(ref, follow=True)]
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            for ref in refs:
+                tasks.start_soon(follow, ref)
+    assert {name: sorted(ranks) for name, ranks in read.items()} == {ref.name: ["node-0", "node-1"] for ref in refs}
+    assert len(lists) <= 1 + 2 * len(refs), "one when they begin, one for each that comes late, one at each end"
+    await triggers.aclose()
+
+
 REPORT = {
     "trainjob": 1,
     "lastUpdatedTime": "2026-01-31T12:00:00Z",
@@ -391,8 +421,9 @@ if rank == "0":
 """
 
 
-async def test_logs_and_results_of_real_pods(real_node: Access) -> None:
-    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+@pytest.mark.parametrize("shared", [False, True])
+async def test_logs_and_results_of_real_pods(real_node: Access, shared: bool) -> None:
+    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)), shared=shared)
     with real_node.namespace("real", real=True) as namespace:
         asked = spec(image=images.PYTHON, command=["python3", "-c", REAL])
         ref = await launch(connected, asked, "a", namespace=namespace)
@@ -436,7 +467,7 @@ def stages(name: str, *steps: str) -> dict[str, Any]:
 async def test_logs_of_initializers_and_of_a_launcher(real_node: Access) -> None:
     steps = ("dataset-initializer", "model-initializer", "node", "launcher")
     connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
-    real_node.api.apply(stages("stages", *steps))
+    real_node.add_runtime(stages("stages", *steps))
     initializer = {"dataset": {"storage_uri": "s3://b/d"}, "model": {"storage_uri": "s3://b/m"}}
     with real_node.namespace("real", real=True) as namespace:
         asked = spec(runtime="stages", num_nodes=1, initializer=initializer)

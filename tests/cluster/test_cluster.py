@@ -124,7 +124,7 @@ def test_kueue_holds_a_job_until_there_is_quota(cluster: Access, namespace: str,
         return next((each["message"] for each in conditions if each["type"] == "QuotaReserved"), "")
 
     assert "insufficient unused quota" in wait_until("the second is told why it waits", told, 20)
-    assert condition(_job(cluster, namespace, "second"), "Suspended")
+    wait_until("it is suspended", lambda: condition(_job(cluster, namespace, "second"), "Suspended"), 20)
     cluster.api.delete(TRAINER, "TrainJob", namespace, "first")
     finished = lambda: condition(_job(cluster, namespace, "second"), "Complete")  # noqa: E731
     wait_until("the second completes", finished, 60)
@@ -134,7 +134,7 @@ def test_a_job_of_higher_priority_preempts(cluster: Access, namespace: str, smal
     cluster.api.apply(kueue.priority_class("test-high", 1000))
     cluster.api.create(_queued("low", namespace, small_queue, "never"))
     wait_until("the low one runs", lambda: _runs(cluster, namespace, "low"), 20)
-    cluster.api.create(_queued("high", namespace, small_queue, "2s", "test-high"))
+    cluster.api.create(_queued("high", namespace, small_queue, "6s", "test-high"))
     wait_until("the low one is suspended", lambda: condition(_job(cluster, namespace, "low"), "Suspended"), 20)
     finished = lambda: condition(_job(cluster, namespace, "high"), "Complete")  # noqa: E731
     wait_until("the high one completes", finished, 60)

@@ -25,7 +25,7 @@ from trainjob import JobRef
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 ABSENT = {
     "test_a_name_is_not_free_again_after_deletion": "an API server forgets the names of what was deleted; that an "
@@ -58,7 +58,7 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
 
     async def end(ref: JobRef, code: int) -> None:
         """As the kubelet of the node where the job's only pod runs."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - nobody but the server knows
                 await anyio.sleep(0.05)
         name = pods[0]["metadata"]["name"]

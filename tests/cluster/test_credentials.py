@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
 for credentials in json.loads(sys.argv[2]):
-    backend = KubernetesBackend(Credentials(**credentials))
+    # Where many jobs are waited for, another process imports the package.
+    backend = KubernetesBackend(Credentials(**credentials), shared=sys.argv[3] == "shared")
     namespace = backend.default_namespace
     found = asyncio.run(backend.find(namespace, {}))
     print(namespace, [job["metadata"]["name"] for job in found])
@@ -60,14 +62,17 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return str(request.param), target
 
 
-def look(package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", **environment: str) -> list[str]:
+def look(
+    package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", mode: str = "alone", **environment: str
+) -> list[str]:
     """What a program sees that has this package, by each of the credentials."""
     version, directory = package
-    clean = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "PYTHONPATH")}
-    command = [sys.executable, "-c", LOOK, version, json.dumps(credentials)]
+    clean = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    path = os.pathsep.join(filter(None, (str(directory), clean.get("PYTHONPATH"))))
+    command = [sys.executable, "-c", LOOK, version, json.dumps(credentials), mode]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f'{wrapper}\nexec "$@"', "sh", *command] if wrapper else command,
-        env={**clean, "PYTHONPATH": str(directory), **environment},
+        env={**clean, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -112,12 +117,14 @@ def test_every_kind_of_user(package: tuple[str, Path], cluster: Access, namespac
 
     changes = (lambda *_: None, by_file, by_plugin, unverified)
     files = [user(limited, tmp_path / f"{i}.kubeconfig", change) for i, change in enumerate(changes)]
-    seen = look(
-        package,
+    every = [
         *({"kubeconfig": str(file), "context": "test"} for file in files),
         {"kubeconfig": str(cluster.kubeconfig)},  # a client certificate
-    )
-    assert seen == [f"{namespace} []"] * 4 + ["default []"]
+        {"kubeconfig_text": limited.read_text()},
+    ]
+    for mode in ("alone", "shared"):
+        seen = look(package, *every, mode=mode)
+        assert seen == [f"{namespace} []"] * 4 + ["default []", f"{namespace} []"]
     assert look(package, {}, KUBECONFIG=str(limited)) == [f"{namespace} []"]
 
 
@@ -206,3 +213,13 @@ async def test_the_certificate_is_verified_unless_the_caller_says_otherwise(clus
     assert token not in str(caught.value)
     assert await finds(Credentials(host=server, token=token, ca_file=str(authority))) == []
     assert await finds(Credentials(host=server, token=token, verify=False)) == []
+
+
+def test_no_key_is_left_on_disk(cluster: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where several threads load the same, of whose files the kubernetes package has one for all."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    given = Credentials(kubeconfig_text=cluster.kubeconfig.read_text())
+    with ThreadPoolExecutor(8) as threads:
+        loaded = [*threads.map(lambda _: given.load(), range(100))]
+    assert len({each.identity for each in loaded}) == 1
+    assert [*tmp_path.iterdir()] == []

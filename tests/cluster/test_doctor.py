@@ -19,7 +19,7 @@ import httpx
 import pytest
 import yaml
 from tests.cluster import kueue
-from tests.cluster.access import TRAINER, Access, refused, trainjob
+from tests.cluster.access import TRAINER, Access, condition, refused, trainjob
 from tests.cluster.api import write_kubeconfig
 from tests.cluster.certificates import Authority
 from tests.cluster.conftest import KUBECONFIG
@@ -83,6 +83,11 @@ def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]
 async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
     for runtime in objects("runtimes", image="registry.example/steps:1"):
         cluster.api.apply(runtime)
+
+    def active() -> object:
+        return condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
+
+    wait_until("Kueue has looked at the queue", active, 60)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
     assert {finding.level for finding in found} == {Level.OK}, found
     assert [finding.check for finding in found if finding.check != "rights"] == [
@@ -264,7 +269,7 @@ async def test_runtimes_that_are_old_or_of_the_namespace(cluster: Access, namesp
     for kind, where in (("ClusterTrainingRuntime", {}), ("TrainingRuntime", {"namespace": namespace})):
         labels = {**shipped["metadata"]["labels"], "trainer.kubeflow.org/support": "deprecated"}
         name = f"{kind.lower()}-{namespace}"
-        cluster.api.apply({**shipped, "kind": kind, "metadata": {"name": name, "labels": labels, **where}})
+        cluster.add_runtime({**shipped, "kind": kind, "metadata": {"name": name, "labels": labels, **where}})
     names = [f"clustertrainingruntime-{namespace}", f"trainingruntime-{namespace}"]
     found = await examined(cluster.kubeconfig, namespace, names)
     assert failures(found) == []

@@ -68,7 +68,7 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 
 LONG = spec(env=fate(run="never"))
-SHORT = spec(env=fate(run="500ms"))
+SHORT = spec(env=fate(run="3s"))
 
 
 def first(method: str, *faults: Fault, ending: str = "") -> Plan:
@@ -169,7 +169,7 @@ async def test_a_faulty_launch_makes_one_job(wires: Wires) -> None:
         if fault.retry_after is not None:
             assert posts[1].at - posts[0].at >= fault.retry_after
 
-    await wires.each({**BEFORE, **REFUSED, **AFTER}, check)
+    await wires.each({**BEFORE, **REFUSED, **AFTER}, check, replace(FAST, read=10))
     # A busy server adds to the delay; what takes longer than `read` is an outage, and asked for again.
     await wires.each(DELAY, check, replace(FAST, read=30))
 
@@ -299,7 +299,7 @@ async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: W
         assert time.monotonic() - began >= 4
         assert max(busiest(proxy).values()) <= MOST_A_SECOND
 
-    timings = Timings(connect=1, read=1, watch_read=1, waiting=(3, 4), asking=(3, 4))
+    timings = Timings(connect=3, read=3, watch_read=1, waiting=(3, 4), asking=(3, 4))
     await wires.each({**BEFORE, **GONE, "drop": AFTER["drop"]}, check, timings)
 
 
@@ -315,6 +315,28 @@ async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
         assert proxy.injected
         assert evidence.pods
         assert "logs: injected 500" in evidence.unseen
+
+
+async def test_stored_logs_are_whole_where_a_request_for_one_fails(
+    wires: Wires, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with wires.open() as (backend, proxy):
+        ref = await launch(backend, SHORT, "a", namespace=wires.namespace)
+        await ended(backend, ref)
+
+        async def read(*faults: Fault) -> list[str]:
+            left = list(faults)
+            proxy.plan = lambda seen: left.pop(0) if left and seen.path.endswith("/log") else None
+            return [line.text async for line in backend.logs(ref)]
+
+        whole = await read()
+        assert whole
+        assert await read(Fault(Kind.ANSWER, 500), Fault(Kind.CUT)) == whole
+        assert await read(Fault(Kind.BREAK, after=50)) == whole
+        assert len(proxy.injected) == 3
+        assert "cannot be read" not in caplog.text
+        assert await read(*[Fault(Kind.ANSWER, 500)] * 3) == []
+        assert "cannot be read to its end: 500 InternalError: injected 500" in caplog.text
 
 
 async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
@@ -333,12 +355,12 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
         wires.open(patient, shared=True) as (shared, other),
         anyio.create_task_group() as tasks,
     ):
-        ending = await launch(alone, spec(env=fate(run="4s")), "ends", namespace=wires.namespace)
+        ending = await launch(alone, spec(env=fate(run="15s")), "ends", namespace=wires.namespace)
         going = await launch(alone, LONG, "goes", namespace=wires.namespace)
         for backend in (alone, shared):
             for ref in (ending, going):
                 tasks.start_soon(waited, backend, ref)
-        await until(lambda: len(one.seen("WATCH", "/trainjobs")) == 2 and other.seen("WATCH", "/trainjobs"))
+        await until(lambda: len(one.seen("WATCH", "/trainjobs")) >= 2 and other.seen("WATCH", "/trainjobs"))
         one.freeze()
         other.freeze()
         wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, going.name)

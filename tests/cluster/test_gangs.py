@@ -98,7 +98,7 @@ def machine(cluster: Access, gpus: int) -> Iterator[str]:
 
 async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: KubernetesBackend) -> None:
     """Three of four GPUs are free. Without it, three pods take them and wait for the fourth."""
-    gangs.api.apply(yaml.safe_load((EXAMPLES / "torch-coscheduled.yaml").read_text()))
+    gangs.add_runtime(yaml.safe_load((EXAMPLES / "torch-coscheduled.yaml").read_text()))
     for_ever = fate(run="never")
     with machine(gangs, 4) as namespace, machine(gangs, 4) as elsewhere:
         first = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=namespace)
@@ -144,7 +144,7 @@ async def test_coscheduling_cannot_start_jobs_that_depend_on_others(
     runtime["spec"]["podGroupPolicy"] = {"coscheduling": {"scheduleTimeoutSeconds": 120}}
     for job in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
         job["template"]["spec"]["template"]["spec"]["schedulerName"] = COSCHEDULER
-    gangs.api.apply(runtime)
+    gangs.add_runtime(runtime)
     ref = await launch(backend, spec("mpi-coscheduled", 2, 1), "a", namespace=namespace)
     seen = await until(backend, ref, lambda each: each.reason == "Unschedulable")
     assert "cannot find enough sibling pods, current pods number: 1, minMember of group: 2" in seen.message
@@ -157,7 +157,7 @@ async def test_volcanos_settings_reach_its_pod_group(
     """Of the kind that Volcano's own Go types define. There is no Volcano here that would schedule the pods."""
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "training"}}
     gangs.api.apply({**priority, "value": 1000})
-    gangs.api.apply(yaml.safe_load((EXAMPLES / "torch-volcano.yaml").read_text()))
+    gangs.add_runtime(yaml.safe_load((EXAMPLES / "torch-volcano.yaml").read_text()))
     theirs = {"training_runtime_spec": {"template": {"metadata": {"annotations": {QUEUE: "theirs"}}}}}
     for key, patches, queue in (("a", [], "research"), ("b", [theirs], "theirs")):
         ref = await launch(backend, spec("torch-volcano", 4, 2, runtime_patches=patches), key, namespace=namespace)

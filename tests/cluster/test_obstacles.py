@@ -96,12 +96,12 @@ async def test_preempted_and_admitted_again(
     backend: KubernetesBackend, cluster: Access, namespace: str, small_queue: str
 ) -> None:
     cluster.api.apply(kueue.priority_class("urgent", 1000))
-    low = await launch(backend, spec(4, small_queue, env=fate(run="2s")), "low", namespace=namespace)
+    low = await launch(backend, spec(4, small_queue, env=fate(run="10s")), "low", namespace=namespace)
     seen: list[Observation] = []
     async with anyio.create_task_group() as tasks:
 
         async def urgent() -> None:
-            asked = spec(4, small_queue, env=fate(run="4s"), labels={kueue.PRIORITY_LABEL: "urgent"})
+            asked = spec(4, small_queue, env=fate(run="8s"), labels={kueue.PRIORITY_LABEL: "urgent"})
             await wait(backend, await launch(backend, asked, "high", namespace=namespace))
 
         def preempt(observation: Observation, _: str) -> None:
@@ -109,7 +109,7 @@ async def test_preempted_and_admitted_again(
                 tasks.start_soon(urgent)
             seen.append(observation)
 
-        with anyio.fail_after(90):
+        with anyio.fail_after(150):
             result = await wait(backend, low, on_change=preempt)
     assert result.uid == low.uid
     phases = [each.phase for each in seen]

@@ -176,7 +176,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
     spare(resilient, "tainted", 92, 93)
     spare(resilient, "preempted", 94)
     api = resilient.api
-    for_ever: dict[str, Any] = {"env": fate(run="never")}
+    for_ever: dict[str, Any] = {"env": fate(run="never", start="3s")}
     works = {
         "evicted": await begin(resilient, backend, namespace, "evicted", **for_ever),
         "tainted": await begin(resilient, backend, namespace, "tainted", **for_ever, runtime_patches=[on("tainted")]),
@@ -290,7 +290,7 @@ def digits(image: str) -> dict[str, Any]:
     command = ["python", f"{steps.EXAMPLES}/training/digits_jax.py", f"--dataset={steps.EXAMPLES}/data"]
     return {
         "image": image,
-        "command": [*command, "--output=/tmp/model", f"--epochs={EPOCHS}", "--epoch-seconds=0.1"],
+        "command": [*command, "--output=/tmp/model", f"--epochs={EPOCHS}", "--epoch-seconds=0.3"],
         "checkpoints": "pvc://checkpoints/digits",
         # Spelled unlike the API does, and an empty value: Kueue lets the job begin all the same.
         "resources_per_node": {"requests": {"cpu": "0.3", "memory": "300Mi"}},
@@ -309,6 +309,7 @@ async def reaches(work: Work, epoch: int) -> None:
     await anyio.to_thread.run_sync(lambda: wait_until(what, done, 150, ignore=not_yet, poll=0.2))
 
 
+@pytest.mark.timeout(400)
 async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption(
     resilient: Cluster, backend: KubernetesBackend, checkpoints: tuple[str, Path], step_image: str
 ) -> None:

@@ -69,7 +69,7 @@ def simulated(case: Shipped) -> Object:
     if "launcher" not in case.pods:
         return {**fields, "env": told}
     # The variables of a spec reach the launcher and the nodes alike, annotations one of them.
-    ends = {"node": {"run": "never"}, "launcher": {"run": "300ms", "message": REPORT}}
+    ends = {"node": {"run": "never"}, "launcher": {"run": "3s", "message": REPORT}}
     jobs = [
         {"name": name, "template": {"spec": {"template": {"metadata": {"annotations": _annotations(told)}}}}}
         for name, told in ends.items()

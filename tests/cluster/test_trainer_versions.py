@@ -10,12 +10,13 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import yaml
 from tests.cluster import build, images
-from tests.cluster.access import RULES, TRAINER, refused, trainjob
+from tests.cluster.access import RULES, TRAINER, condition, refused, trainjob, until_known
 from tests.cluster.api import Api, ApiError
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.control_plane import Cluster
-from tests.cluster.kueue import QUEUE, QUEUE_LABEL, local_queue
+from tests.cluster.kueue import API, QUEUE, QUEUE_LABEL, local_queue
 from tests.cluster.manifests import load, point
 from tests.cluster.nodes import fate
 from tests.cluster.processes import wait_until
@@ -149,7 +150,7 @@ async def test_it_is_the_release_it_is_taken_for(older: Older) -> None:
 async def test_a_job_runs_to_its_end_and_is_adopted(
     backend: KubernetesBackend, namespace: str, sent: list[str]
 ) -> None:
-    asked = spec(env=fate(start="500ms", run="1s"))
+    asked = spec(env=fate(start="3s", run="3s"))
     ref = await launch(backend, asked, "a", namespace=namespace)
     assert sent == [posts(namespace)]
     seen: list[Phase] = []
@@ -163,7 +164,7 @@ async def test_a_job_runs_to_its_end_and_is_adopted(
 
 
 async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
-    ref = await launch(backend, spec(env=fate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=fate(run="3s", exit_code=3, ranks="1")), "a", namespace=namespace)
     seen: list[Phase] = []
     with pytest.raises(TrainJobFailed, match="exited with code 3") as failed:
         await phases_of(backend, ref, seen)
@@ -228,7 +229,7 @@ async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend
     await until(backend, ref, Phase.RUNNING)
     assert await cancel(backend, ref, "suspend")
     await until(backend, ref, Phase.SUSPENDED)
-    assert pods_of(older, ref) == []
+    wait_until("its pods are gone", lambda: not pods_of(older, ref), 60)
     assert await launch(backend, asked, "a", namespace=namespace) == ref, "the same key goes on"
     await until(backend, ref, Phase.RUNNING)
     assert await cancel(backend, ref)
@@ -248,11 +249,18 @@ async def test_a_queue(older: Older, backend: KubernetesBackend, namespace: str,
         assert sent == [posts(namespace)]
         seen: list[Phase] = []
         await phases_of(backend, ref, seen)
-        assert (seen[0], seen[-1]) == (Phase.QUEUED, Phase.COMPLETE)
+        assert seen[-1] is Phase.COMPLETE
+        (workload,) = older.api.find(API, "Workload", namespace)
+        assert workload["status"]["admission"]["clusterQueue"] == QUEUE
 
 
 async def test_the_doctor_knows_the_release_and_what_does_not_fit(older: Older, namespace: str) -> None:
     """A LocalQueue called `default` takes every job, and with Trainer 2.1 none would ever be started."""
+
+    def active() -> object:
+        return condition(older.api.get(API, "LocalQueue", namespace, QUEUE), "Active")
+
+    wait_until("Kueue has looked at the queue", active, 60)
     found = await examined(older.kubeconfig, namespace, [RUNTIME], QUEUE)
     assert of(found, "trainer").message.startswith(f"Kubeflow Trainer {older.release}, ")
     assert of(found, "webhooks").level is Level.OK
@@ -278,11 +286,14 @@ async def test_what_install_prints_is_taken_and_does_what_it_should(
         with pytest.raises(AssertionError, match=r"mlPolicy\.jax: field not declared in schema"):
             applied(older, [each])
     applied(older, documents)
+    for each in map(yaml.safe_load, documents):
+        if each["kind"] == "ClusterTrainingRuntime":
+            until_known(older.api, each)
 
     asked: dict[str, Any] = {"runtime": "torch-resilient"}
     crashing = fate(run="300ms", exit_code=1, ranks="1")
     failed = await begin(older, backend, namespace, "failed", **asked, env=crashing)
-    disrupted = await begin(older, backend, namespace, "disrupted", **asked, env=fate(run="never"))
+    disrupted = await begin(older, backend, namespace, "disrupted", **asked, env=fate(run="never", start="3s"))
     async with anyio.create_task_group() as tasks:
         for work in (failed, disrupted):
             tasks.start_soon(work.follow, backend)

@@ -55,14 +55,16 @@ async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_no
     needs("simulated-nodes")
     names = []
     for runtime in runtimes():
-        cluster.api.apply(runtime)
+        cluster.add_runtime(runtime)
         names.append(runtime["metadata"]["name"])
     refs: dict[tuple[str, int], JobRef] = {}
+    sets: dict[tuple[str, int], str] = {}
     for name in names:
         for code in (0, 3):
             told = {"env": fate(run="300ms", exit_code=code), "runtime": name}
             refs[name, code] = await launch(backend, TrainJobSpec.parse(told), f"{name}-{code}", namespace=namespace)
-    sets = {key: _jobset(cluster, ref) for key, ref in refs.items()}
+            there = partial(_jobset, cluster, refs[name, code])
+            sets[name, code] = wait_until("there is a JobSet", there, 60)
     with anyio.fail_after(60):
         for (_, code), ref in refs.items():
             if code == 0:

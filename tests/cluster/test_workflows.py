@@ -30,7 +30,7 @@ from tests.cluster.real_node import NAME
 
 from trainjob.registry import ModelVersion, Registry, connect
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1000)
 
 ROOT = Path(__file__).parents[2]
 STORAGE = "trainjob-storage"

@@ -31,7 +31,7 @@ def marked(uid: str = "", under: Path | None = None) -> dict[int, str]:
     return found
 
 
-def eventually(happened: Callable[[], object], seconds: float = 20) -> None:
+def eventually(happened: Callable[[], object], seconds: float = 60) -> None:
     """Wait until `happened()` is true."""
     patience = time.monotonic() + seconds
     while not happened():

@@ -73,7 +73,11 @@ def plain(lines: Iterable[Line], head: Sequence[str] = ("", "trainjob adds", "be
     return table(head, rows)
 
 
-HEADS = {"diagnosis": ("", "trainjob"), "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio")}
+HEADS = {
+    "diagnosis": ("", "trainjob"),
+    "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio"),
+    "triggerer": ("", "TrainJobTrigger", "KubernetesJobTrigger", "ratio"),
+}
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Every snippet of README.md and docs/ runs as it stands there.
 
 A ```python block is run as a script, a ```console block line by line (lines that begin with ``$ ``). Blocks of one page
-share a directory, in their order. A block after a comment ``<!-- shown only: reason -->`` is not run.
+share a directory, in their order, which is Airflow's folder of DAGs as well. A block after a comment
+``<!-- shown only: reason -->`` is not run.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ def runnable(page: Path) -> list[tuple[str, str]]:
     return [(kind, text) for shown_only, kind, text in BLOCK.findall(page.read_text()) if not shown_only]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
-def test_snippets_run(page: Path, tmp_path: Path) -> None:
+def test_snippets_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     environment = {
         **os.environ,
         "TRAINJOB_BACKEND": "local",
         "TRAINJOB_HOME": str(tmp_path / "home"),
         "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{tmp_path / 'registry.db'}",
+        "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "DOCS": str(ROOT),
     }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "kfp" / "retrain_digits.py"
 
 
-@pytest.mark.timeout(400)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
+@pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
 def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> None:
     uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     steps.environment |= {"TRAINJOB_REGISTRY": uri, "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri()}
@@ -30,7 +30,7 @@ def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> Non
             capture_output=True,
             text=True,
             check=False,
-            timeout=180,
+            timeout=400,
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         logs.append(ended.stdout)

@@ -71,15 +71,15 @@ def test_working_directory_is_gone(jobs: Jobs, tmp_path: Path, monkeypatch: pyte
 
 def test_deadline(jobs: Jobs) -> None:
     began = time.monotonic()
-    found = jobs.fails("echo begun; sleep 60", active_deadline_seconds=1, num_nodes=2)
+    found = jobs.fails("echo begun; sleep 60", active_deadline_seconds=3, num_nodes=2)
     assert found.category is Category.DEADLINE
     assert found.log == ("begun",)
-    assert 1 <= time.monotonic() - began < 4
+    assert 3 <= time.monotonic() - began < 3 + 3
 
 
 def test_deadline_does_not_count_while_suspended(jobs: Jobs) -> None:
-    ref = jobs.launch("sleep 0.2", active_deadline_seconds=1, suspend=True)
-    time.sleep(1.2)
+    ref = jobs.launch("sleep 0.2", active_deadline_seconds=4, suspend=True)
+    time.sleep(4.2)
     jobs.client.call(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}}))
     jobs.client.wait(ref)
 
@@ -134,19 +134,21 @@ def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs, tmp_path: Path) 
     jobs.run(command=[sys.executable, "-c", program])
     (inner,) = [job for job in jobs.client.list() if job["metadata"]["annotations"]["trainjob.dev/key"] == "inner"]
     assert not observe(inner).phase.terminal
-    assert len(marked(inner["metadata"]["uid"])) == 1
+    eventually(lambda: len(marked(inner["metadata"]["uid"])) == 1)
 
 
 # ---------------------------------------------------------------- suspend, resume, delete
 
 
-def test_suspend_and_resume(jobs: Jobs) -> None:
-    ref = jobs.launch("echo begun; sleep 1; echo over", num_nodes=2)
+def test_suspend_and_resume(jobs: Jobs, tmp_path: Path) -> None:
+    script = f"echo begun; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over"
+    ref = jobs.launch(script, num_nodes=2)
     jobs.starts(ref, 2)
     assert jobs.client.cancel(ref, "suspend")
     assert marked(ref.uid) == {}
     assert observe(jobs.client.get(ref)).phase is Phase.SUSPENDED
-    assert jobs.launch("echo begun; sleep 1; echo over", num_nodes=2) == ref
+    assert jobs.launch(script, num_nodes=2) == ref
+    (tmp_path / "go").touch()
     result = jobs.client.wait(ref)
     assert result.uid == ref.uid
     assert jobs.lines(ref, "node-1") == ["begun", "begun", "over"]
@@ -156,8 +158,10 @@ def test_deleted_by_another(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 60")
     timer = threading.Timer(0.3, lambda: jobs.client.start(lambda: jobs.client.backend.delete(ref)).result(10))
     timer.start()
-    found = jobs.fails("sleep 60")
+    with pytest.raises(TrainJobFailed) as caught:
+        jobs.client.wait(ref)
     timer.join()
+    found = caught.value.diagnosis
     assert found.category is Category.DELETED
     assert found.job == f"default/{ref.name}"
     assert marked(ref.uid) == {}
@@ -319,14 +323,16 @@ def test_gpus_are_shared_out(
 # ---------------------------------------------------------------- the synchronous client
 
 
-def test_the_client_waits_and_tells(jobs: Jobs) -> None:
+def test_the_client_waits_and_tells(jobs: Jobs, tmp_path: Path) -> None:
     phases: list[Phase] = []
     heard: list[LogLine] = []
 
     def changed(observation: Observation, notice: str) -> None:
         phases.append(observation.phase)
+        if observation.phase is Phase.RUNNING:
+            (tmp_path / "go").touch()
 
-    ref = jobs.launch("echo one; sleep 0.3; echo two")
+    ref = jobs.launch(f"echo one; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; echo two")
     jobs.client.wait(ref, on_change=changed, on_log=heard.append)
     assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
     assert [line.text for line in heard] == ["one", "two"]
@@ -361,9 +367,11 @@ def test_a_signal_handler_can_cancel_what_is_waited_for(jobs: Jobs) -> None:
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
-        assert jobs.fails("sleep 60").category is Category.DELETED
+        with pytest.raises(TrainJobFailed) as caught:
+            jobs.client.wait(ref)
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert caught.value.diagnosis.category is Category.DELETED
     done[0].result(10)
 
 
@@ -377,14 +385,14 @@ def test_a_closed_client_can_be_used_again(jobs: Jobs) -> None:
 def test_start_budget_of_a_real_job(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 60")
     jobs.client.start(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": True}})).result(10)
-    eventually(lambda: marked(ref.uid) == {})
+    eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)))
     jobs.client.start(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}})).result(10)
     # It counts from the resume, however long ago the job was created.
     phases: list[Phase] = []
     with pytest.raises(RunTimeout):
         jobs.client.wait(
             ref,
-            Budgets(start=timedelta(seconds=5), run=timedelta(seconds=1)),
+            Budgets(start=timedelta(seconds=5), run=timedelta(seconds=3)),
             on_change=lambda observation, _: phases.append(observation.phase),
         )
     assert phases[-1] is Phase.RUNNING

@@ -129,7 +129,7 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
     return f"{len(of_attempts)} attempt(s)"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_chaos(jobs: Jobs, tmp_path: Path) -> None:
     print(f"TRAINJOB_CHAOS_SEED={SEED}")
     marks = tmp_path / "marks"

@@ -110,7 +110,7 @@ def trainjob(tmp_path: Path) -> Iterator[Shell]:
             process.kill()
 
 
-def eventually(what: Callable[[], Any], seconds: float = 20) -> Any:
+def eventually(what: Callable[[], Any], seconds: float = 60) -> Any:
     end = time.monotonic() + seconds
     while not (answer := what()):
         assert time.monotonic() < end, "it did not happen"
@@ -333,7 +333,7 @@ def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
     process = trainjob.start("run", "--on-interrupt", "keep", *STEP, *FOREVER)
     until(process, "begun")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=30)
     name = re.search(r"goes on; wait for it: trainjob wait (\S+)", err)
     assert name
     assert process.returncode == 130
@@ -342,7 +342,7 @@ def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
     process = trainjob.start("wait", name[1], "--json")
     until(process, "begun")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=30)
     assert (process.returncode, events(out)[-1]["event"]) == (130, "interrupted")
     assert trainjob.json("status", name[1])["phase"] == "Running"
 
@@ -357,7 +357,7 @@ def test_a_second_interrupt_leaves_at_once(trainjob: Shell) -> None:
     assert process.poll() is None
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 3
     assert process.returncode == 130
     assert "may still be stopping" in err
@@ -370,7 +370,8 @@ def test_interrupted_at_any_moment_nothing_is_left(trainjob: Shell) -> None:
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
-        assert process.returncode in (130, -signal.SIGINT), err  # the interpreter itself may not have been up yet
+        early = process.returncode == 1 and "Fatal Python error: init_" in err  # the interpreter was not up yet
+        assert early or process.returncode in (130, -signal.SIGINT), err
     assert trainjob.json("list") == {"jobs": []}
     eventually(trainjob.is_quiet)
 
@@ -428,7 +429,7 @@ def test_an_interrupt_ends_following(trainjob: Shell) -> None:
     process = trainjob.start("logs", "-f", name)
     until(process, "begun")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=10) == ("", "")
+    assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 130
     assert trainjob.json("status", name)["phase"] == "Running"
 
@@ -531,7 +532,7 @@ def test_the_live_view_of_a_good_run(trainjob: Shell) -> None:
     assert "Ctrl-C cancels the job" in terminal.text
     assert terminal.wait() == 0
     final = terminal.text[terminal.text.rindex("✓") :]
-    assert re.match(r"✓ default/digits-\w+-1  Complete +\ds *\n", final)
+    assert re.match(r"✓ default/digits-\w+-1  Complete +\d+s *\n", final)
     assert "Ctrl-C" not in final
     assert "100%" in final
     assert final.count("[node-") == 10

@@ -23,6 +23,8 @@ from trainjob.data.__main__ import main
 from trainjob.data.transfer import scan
 from trainjob.registry import Registry, connect
 
+pytestmark = pytest.mark.timeout(900)
+
 RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "30"))
 SEED = int(os.environ.get("TRAINJOB_CHAOS_SEED", str(random.randrange(2**32))))
 

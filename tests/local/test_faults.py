@@ -73,8 +73,11 @@ def test_the_disk_fills_while_a_job_runs(on_tiny: Jobs, tiny: Path) -> None:
 
 
 def test_no_room_for_the_status(on_tiny: Jobs, tiny: Path) -> None:
-    ref = on_tiny.launch("sleep 0.3")
+    go = tiny.parent / "go"
+    ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
     filler = fill(tiny)
+    go.touch()
+    eventually(lambda: not marked(ref.uid))
     assert not observe(on_tiny.client.get(ref)).phase.terminal
     filler.unlink()
     assert on_tiny.client.wait(ref).attempt == 1

@@ -20,7 +20,7 @@ from trainjob.errors import Rejected, RetryVerdict
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 EPOCHS = 1000  # of some milliseconds each
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
 
 
 def train(jobs: Jobs, key: str, output: Path, *more: str, **fields: Any) -> JobRef:

@@ -109,7 +109,7 @@ def test_the_supervisor_is_killed(jobs: Jobs) -> None:
     supervisor, _ = jobs.supervisors(ref)
     kill(supervisor)
     files = JobFiles(jobs.directory(ref))
-    eventually(files.finished, 5)  # by the guard: nobody else has looked
+    eventually(files.finished)  # by the guard: nobody else has looked
     assert marked(ref.uid) == {}
     lost(jobs, ref)
 
@@ -122,9 +122,10 @@ def test_the_supervisor_is_killed_while_a_daemon_of_the_job_runs(jobs: Jobs, tmp
     lost(jobs, ref)
 
 
-def test_the_guard_is_killed(jobs: Jobs) -> None:
-    ref = jobs.launch("echo on; sleep 0.5")
+def test_the_guard_is_killed(jobs: Jobs, tmp_path: Path) -> None:
+    ref = jobs.launch(f"echo on; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done")
     kill(jobs.supervisors(ref)[1])
+    (tmp_path / "go").touch()
     jobs.client.wait(ref)
 
 
@@ -230,7 +231,7 @@ def test_a_second_supervisor_does_nothing(jobs: Jobs) -> None:
 def test_no_supervisor_outlives_its_job(jobs: Jobs) -> None:
     ref = jobs.launch("true")
     jobs.client.wait(ref)
-    eventually(lambda: jobs.supervisors(ref) == [], 3)
+    eventually(lambda: jobs.supervisors(ref) == [])
 
 
 def test_signals_to_the_ranks_from_outside_end_the_job(jobs: Jobs) -> None:
@@ -258,7 +259,9 @@ def test_the_end_is_seen_soon(jobs: Jobs) -> None:
         jobs.client.wait(ref)
         return time.monotonic() - began
 
-    assert max(waited(jobs.launch(key=f"k/{i}", command=["true"])) for i in range(10)) < 2
+    assert max(waited(jobs.launch(key=f"k/{i}", command=["true"])) for i in range(10)) < 2, (
+        "a state that is missed is never seen"
+    )
 
 
 def test_a_suspended_job_that_is_deleted_counts_as_stopped_once_it_is_gone(jobs: Jobs) -> None:

@@ -3,27 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
 if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Connection
+
     from trainjob import Backend, TrainJobClient
+    from trainjob.backends.kubernetes.credentials import Credentials
 
 
-_SHARED: dict[tuple[asyncio.AbstractEventLoop, str | None], tuple[Backend, int]] = {}
-"""By event loop and name: a backend, and how many use it."""
+@dataclass(frozen=True)
+class Target:
+    """What a connection says.
+
+    Attributes:
+        backend: Name of the backend; None where ``TRAINJOB_BACKEND`` decides.
+        namespace: Of jobs that name none; None where ``TRAINJOB_NAMESPACE`` or the backend decides.
+        credentials: Of the cluster; None where its kubeconfig or the pod's own service account is found as usual.
+        links: Field of the connection -> address of a link, see `trainjob_airflow.links`.
+    """
+
+    backend: str | None = None
+    namespace: str | None = None
+    credentials: Credentials | None = None
+    links: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of(cls, public: Mapping[str, Any]) -> Target:
+        """What `public` has returned, in another process."""
+        from trainjob.backends.kubernetes.credentials import Credentials  # noqa: PLC0415
+
+        given = public["credentials"]
+        return cls(public["backend"], public["namespace"], None if given is None else Credentials(**given))
+
+    def public(self) -> dict[str, Any] | None:
+        """Itself as JSON, without links; None where a secret is in it, or an address, which may have one."""
+        given = self.credentials
+        if given is not None and (given.kubeconfig_text or given.host or given.token):
+            return None
+        said = {each.name: getattr(given, each.name) for each in fields(given)} if given is not None else {}
+        kept = {name: value for name, value in said.items() if value is not None}
+        return {"backend": self.backend, "namespace": self.namespace, "credentials": kept or None}
+
+
+_SHARED: dict[tuple[asyncio.AbstractEventLoop, Target], tuple[Backend, int]] = {}
+"""By event loop and connection: a backend, and how many use it."""
 
 
 class TrainJobHook(BaseHook):
     """Gives out backends and clients.
 
     Args:
-        trainjob_conn_id: Connection of type ``trainjob``; its extra may hold ``backend`` and ``namespace``. What it
+        trainjob_conn_id: Connection of type ``trainjob``, or a ``kubernetes`` one as other providers have it. What it
             leaves out, and all of it where the *default* connection does not exist, is decided by ``TRAINJOB_*``
-            in the environment of the worker and the triggerer.
+            and by the kubeconfig or service account of the worker and the triggerer.
+        target: What `public` said of that connection, which is then not looked up.
     """
 
     conn_name_attr = "trainjob_conn_id"
@@ -31,10 +71,12 @@ class TrainJobHook(BaseHook):
     conn_type = "trainjob"
     hook_name = "Kubeflow TrainJob"
 
-    def __init__(self, trainjob_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+    def __init__(
+        self, trainjob_conn_id: str = default_conn_name, target: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.trainjob_conn_id = trainjob_conn_id
-        self._extra: dict[str, Any] | None = None
+        self._known = None if target is None else Target.of(target)
 
     def get_conn(self) -> TrainJobClient:
         """The same as `client`."""
@@ -48,12 +90,12 @@ class TrainJobHook(BaseHook):
 
         Raises:
             AirflowNotFoundException: A connection other than the default one was named, and there is none.
-            ConfigurationError: The backend is unknown or not configured.
+            ConfigurationError: The backend is unknown or not configured, or the connection is wrong.
         """
-        from trainjob import TrainJobClient  # noqa: PLC0415 - pydantic, anyio: not in a DAG file
+        from trainjob import TrainJobClient, connect  # noqa: PLC0415 - pydantic, anyio: not in a DAG file
 
-        extra = self._settings()
-        return TrainJobClient(extra.get("backend") or None, namespace or extra.get("namespace") or None)
+        target = self._target()
+        return TrainJobClient(connect(target.backend, credentials=target.credentials), namespace or target.namespace)
 
     async def backend(self) -> Backend:
         """The backend, for code on an event loop (triggers). Close it after use: ``await backend.aclose()``.
@@ -64,7 +106,8 @@ class TrainJobHook(BaseHook):
         """
         from trainjob import connect  # noqa: PLC0415
 
-        return connect((await self._asettings()).get("backend") or None)
+        target = await self._atarget()
+        return connect(target.backend, credentials=target.credentials)
 
     @asynccontextmanager
     async def shared_backend(self) -> AsyncIterator[Backend]:
@@ -78,9 +121,9 @@ class TrainJobHook(BaseHook):
         """
         from trainjob import connect  # noqa: PLC0415
 
-        name = (await self._asettings()).get("backend") or None
-        key = (asyncio.get_running_loop(), name)
-        backend, users = _SHARED.get(key) or (connect(name, shared=True), 0)
+        target = await self._atarget()
+        key = (asyncio.get_running_loop(), target)
+        backend, users = _SHARED.get(key) or (connect(target.backend, shared=True, credentials=target.credentials), 0)
         _SHARED[key] = (backend, users + 1)
         try:
             yield backend
@@ -95,7 +138,22 @@ class TrainJobHook(BaseHook):
         """Namespace of jobs that name none, for code on an event loop; the backend's own if None."""
         from trainjob import Settings  # noqa: PLC0415
 
-        return (await self._asettings()).get("namespace") or Settings().namespace
+        return (await self._atarget()).namespace or Settings().namespace
+
+    def public(self) -> dict[str, Any] | None:
+        """What the connection says, for the arguments of a trigger; None where a secret is part of it.
+
+        A triggerer that has to ask for one connection loads Airflow's execution API for that: 80 MB (3.3.2).
+
+        Raises:
+            AirflowNotFoundException: See `client`.
+            ConfigurationError: The connection is wrong.
+        """
+        return self._target().public()
+
+    def links(self) -> Mapping[str, str]:
+        """Addresses of links, as templates; see `trainjob_airflow.links`."""
+        return self._target().links
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether jobs can be listed."""
@@ -108,32 +166,79 @@ class TrainJobHook(BaseHook):
         except (TrainJobError, AirflowNotFoundException) as error:
             return False, str(error)
 
-    def _settings(self) -> dict[str, Any]:
-        if self._extra is None:
+    def _target(self) -> Target:
+        if self._known is None:
             try:
-                self._extra = dict(self.get_connection(self.trainjob_conn_id).extra_dejson)
+                connection = self.get_connection(self.trainjob_conn_id)
             except AirflowNotFoundException:
-                self._extra = self._without_connection()
-        return self._extra
+                self._known = self._without_connection()
+            else:
+                self._known = _read(connection, connection.extra_dejson)
+        return self._known
 
-    async def _asettings(self) -> dict[str, Any]:
+    async def _atarget(self) -> Target:
         """The same on an event loop, where Airflow's synchronous calls would deadlock (apache/airflow#71891)."""
         from airflow.providers.common.compat.connection import (  # noqa: PLC0415
             get_async_connection,
             get_async_extra_dejson,
         )
 
-        if self._extra is None:
+        if self._known is None:
             try:
-                self._extra = dict(await get_async_extra_dejson(await get_async_connection(self.trainjob_conn_id)))
+                connection = await get_async_connection(self.trainjob_conn_id)
             except AirflowNotFoundException:
-                self._extra = self._without_connection()
-        return self._extra
+                self._known = self._without_connection()
+            else:
+                self._known = _read(connection, await get_async_extra_dejson(connection))
+        return self._known
 
-    def _without_connection(self) -> dict[str, Any]:
+    def _without_connection(self) -> Target:
         if self.trainjob_conn_id != self.default_conn_name:
             raise AirflowNotFoundException(
                 f"there is no connection {self.trainjob_conn_id!r}; create one of type trainjob, or leave "
                 "trainjob_conn_id out to take TRAINJOB_BACKEND and TRAINJOB_NAMESPACE from the environment"
             )
-        return {}
+        return Target()
+
+
+_LINKS = ("job_url", "logs_url", "model_url")
+
+
+def _read(connection: Connection, extra: Mapping[str, Any]) -> Target:
+    """What a connection of type ``trainjob`` or ``kubernetes`` says; the fields they share have the same names."""
+    # Airflow 1 and 2 put the fields of a kubernetes connection under long names, and many still stand so.
+    given = {
+        name.removeprefix("extra__kubernetes__"): value for name, value in extra.items() if value not in (None, "")
+    }
+    backend = given.get("backend") or ("kubernetes" if connection.conn_type == "kubernetes" else None)
+    links = {name: str(given[name]) for name in _LINKS if name in given}
+    return Target(backend, given.get("namespace"), _credentials(connection, given), links)
+
+
+def _credentials(connection: Connection, given: Mapping[str, Any]) -> Credentials | None:
+    from trainjob.backends.kubernetes.credentials import Credentials  # noqa: PLC0415
+    from trainjob.errors import ConfigurationError  # noqa: PLC0415
+
+    kubeconfig = given.get("secret_kube_config") or given.get("kube_config")
+    fields: dict[str, Any] = {
+        "kubeconfig": given.get("kube_config_path"),
+        "kubeconfig_text": kubeconfig if isinstance(kubeconfig, str | None) else json.dumps(kubeconfig),
+        "context": given.get("cluster_context"),
+        "in_cluster": True if _is_true(given.get("in_cluster")) else None,
+        "host": connection.host if connection.conn_type == "trainjob" else None,
+        "token": connection.password if connection.conn_type == "trainjob" else None,
+        "ca_file": given.get("ca_file"),
+    }
+    said = [name for name in ("in_cluster", "kubeconfig", "kubeconfig_text", "host") if fields[name]]
+    if len(said) > 1:
+        raise ConfigurationError(f"connection {connection.conn_id}: only one of {', '.join(said)} can say where")
+    if fields["token"] and not fields["host"]:
+        raise ConfigurationError(f"connection {connection.conn_id}: a token needs the URL of its API server (host)")
+    found = {name: value for name, value in fields.items() if value is not None and value != ""}
+    if _is_true(given.get("disable_verify_ssl")):
+        found["verify"] = False
+    return Credentials(**found) if found else None
+
+
+def _is_true(value: object) -> bool:
+    return value is True or str(value).lower() == "true"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from trainjob_airflow.links import LINKS, MODEL_LINK
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ class DatasetInitializerOperator(_DataOperator):
         self.include = include
         self.exclude = exclude
 
+    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """See `TrainJobTask`."""
+        return [told["outputs"].get("source") or self.source], [told["outputs"].get("uri", "")]
+
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
         del key
@@ -148,6 +153,7 @@ class ModelExportOperator(_DataOperator):
     """
 
     step: ClassVar[Step] = "export"
+    operator_extra_links = (*LINKS, MODEL_LINK)
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
         *("source", "target", "name", "metrics", "alias", "metric", "mode", "min_improvement"),
@@ -197,7 +203,7 @@ class ModelExportOperator(_DataOperator):
             "target": self.target,
             "name": self.name,
             "export_id": self.export_id or "/".join([key, *([training["uid"]] if training else [])]),
-            "metrics": _numbers(metrics.get("metrics", metrics) if training else metrics),
+            "metrics": self.metrics_of({}),
             "alias": self.alias,
             "metric": self.metric,
             "mode": self.mode,
@@ -205,6 +211,20 @@ class ModelExportOperator(_DataOperator):
             "provenance": {name: value for name, value in provenance.items() if value},
             "allow_pickle": self.allow_pickle,
         }
+
+    def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """See `TrainJobTask`."""
+        return {"model": told["outputs"]["name"], "version": told["outputs"]["version"]}
+
+    def metrics_of(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `TrainJobTask`: those that the model was exported with."""
+        del told
+        metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
+        return _numbers(metrics.get("metrics", metrics) if _job(metrics) else metrics)
+
+    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """See `TrainJobTask`."""
+        return [self.source], [told["outputs"].get("uri", "")]
 
     def _origins(self) -> dict[str, Any]:
         datasets = [origin for dataset in self.datasets if (origin := _origin(dataset))]

@@ -6,39 +6,49 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseSensorOperator, conf
+from airflow.providers.common.compat.sdk import (
+    AirflowNotFoundException,
+    AirflowSkipException,
+    BaseSensorOperator,
+    conf,
+)
 
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
-from trainjob_airflow.narrator import has_reached
+from trainjob_airflow.states import Wanted, wanted
+from trainjob_airflow.templates import StrictTemplates
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
 
-class TrainJobSensor(BaseSensorOperator):
-    """Waits until a TrainJob is in a phase, or has passed it.
+class TrainJobSensor(StrictTemplates, BaseSensorOperator):
+    """Waits until a TrainJob is in a phase, or has passed it, or has a condition.
 
     A job that does not exist yet is waited for. One that ends otherwise (waiting for ``Complete``, it failed) fails
-    the sensor at once.
+    the sensor at once, or skips it with ``soft_fail``.
 
     Args:
         name: Name of the TrainJob.
+        labels: Instead of a name: labels that it has. Of several jobs the youngest is waited for.
         phases: One phase or several: ``Running``, ``Complete``, ``Failed``, …, see `trainjob.Phase`.
+        condition: Instead of phases: type of a condition of its status that has to be true, such as ``Suspended``.
         namespace: Its namespace; the connection's if left out.
         trainjob_conn_id: See `TrainJobOperator`.
         deferrable: Wait in the triggerer.
         **kwargs: Of `BaseSensorOperator`: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail``, …
     """
 
-    template_fields: Sequence[str] = ("name", "phases", "namespace", "trainjob_conn_id")
+    template_fields: Sequence[str] = ("name", "labels", "phases", "condition", "namespace", "trainjob_conn_id")
     ui_color = "#d7e8fc"
 
     def __init__(
         self,
         *,
-        name: str,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
         phases: str | Sequence[str] = "Complete",
+        condition: str | None = None,
         namespace: str | None = None,
         trainjob_conn_id: str = TrainJobHook.default_conn_name,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
@@ -46,7 +56,9 @@ class TrainJobSensor(BaseSensorOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.name = name
+        self.labels = labels
         self.phases = phases
+        self.condition = condition
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
@@ -56,15 +68,19 @@ class TrainJobSensor(BaseSensorOperator):
         if not self.deferrable:
             return super().execute(context)
         if not self.poke(context):
-            from trainjob_airflow.triggers.trainjob import TrainJobPhaseTrigger  # noqa: PLC0415
+            from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger  # noqa: PLC0415
 
+            sought = self._wanted()
             self.defer(
-                trigger=TrainJobPhaseTrigger(
+                trigger=TrainJobStateTrigger(
                     trainjob_conn_id=self.trainjob_conn_id,
                     namespace=self.namespace,
-                    name=self.name,
-                    phases=self._phases(),
+                    name=sought.name,
+                    labels=dict(sought.labels) if sought.labels else None,
+                    phases=list(sought.phases),
+                    condition=sought.condition,
                     poll_interval=self.poke_interval,
+                    target=TrainJobHook(self.trainjob_conn_id).public(),
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout),
@@ -75,38 +91,44 @@ class TrainJobSensor(BaseSensorOperator):
         """Go on after the trigger's event."""
         del context
         if event["status"] == "reached":
-            self.log.info("TrainJob %s is %s", self.name, event["message"])
+            self.log.info("%s", event["message"])
             return
-        again = event["status"] == "error" and event["retryable"]
-        raise (TrainJobFailure if again else TrainJobFatal)(event["message"])
+        if event["status"] == "error" and event["retryable"]:
+            raise TrainJobFailure(event["message"])
+        self._fail(event["message"])
 
     def poke(self, context: Context) -> bool:
         """Look at the job."""
         del context
-        from trainjob.errors import NotFound, TrainJobError  # noqa: PLC0415
+        from trainjob.errors import TrainJobError  # noqa: PLC0415
         from trainjob.status import observe  # noqa: PLC0415
 
-        phases = self._phases()
+        sought = self._wanted()
         try:
             with TrainJobHook(self.trainjob_conn_id).client(self.namespace) as client:
-                observation = observe(client.get(client.find(self.name)))
-        except NotFound as error:
-            self.log.info("%s", error)
-            return False
+                trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
+        except AirflowNotFoundException as error:
+            raise TrainJobFatal(str(error)) from None
         except TrainJobError as error:
             raise airflow_error(error) from None
-        self.log.info("TrainJob %s is %s", self.name, observation.phase)
-        if has_reached(observation, phases):
+        if trainjob is None:
+            self.log.info("there is no TrainJob %s yet", sought)
+            return False
+        name, observation = trainjob["metadata"]["name"], observe(trainjob)
+        self.log.info("TrainJob %s is %s", name, observation.phase)
+        if sought.reached(trainjob, observation):
             return True
         if observation.phase.terminal:
-            raise TrainJobFatal(f"TrainJob {self.name} is {observation.phase} and will never be {' or '.join(phases)}")
+            self._fail(f"TrainJob {name} is {observation.phase} and will never {sought.state}")
         return False
 
-    def _phases(self) -> list[str]:
-        from trainjob.status import Phase  # noqa: PLC0415
+    def _fail(self, message: str) -> None:
+        if self.soft_fail:
+            raise AirflowSkipException(message)
+        raise TrainJobFatal(message)
 
-        phases = [self.phases] if isinstance(self.phases, str) else list(self.phases)
-        known = [phase.value for phase in Phase]
-        if wrong := [phase for phase in phases if phase not in known]:
-            raise TrainJobFatal(f"there is no phase {wrong[0]!r}; there are: {', '.join(known)}")
-        return phases
+    def _wanted(self) -> Wanted:
+        try:
+            return wanted(self.name, self.labels, self.phases, self.condition)
+        except ValueError as error:
+            raise TrainJobFatal(str(error)) from None

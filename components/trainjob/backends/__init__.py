@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainjob.backends.base import Backend
+    from trainjob.backends.kubernetes.credentials import Credentials
 
 
-def connect(backend: str | None = None, *, shared: bool = False) -> Backend:
+def connect(backend: str | None = None, *, shared: bool = False, credentials: Credentials | None = None) -> Backend:
     """The backend of that name; without one, the one that ``TRAINJOB_BACKEND`` names, else ``kubernetes``.
 
     The local backend is never chosen by itself: training on the machine that happens to run the workflow is something
-    to be asked for. `shared` is for those who wait for many jobs at once: on a cluster they share one watch.
+    to be asked for. `shared` is for those who wait for many jobs at once: on a cluster they share one watch. There,
+    `credentials` say which cluster; without them it is that of the kubeconfig or of this pod.
 
     Nothing is sent yet: that no cluster is configured shows at the first question.
 
@@ -32,5 +34,5 @@ def connect(backend: str | None = None, *, shared: bool = False) -> Backend:
             from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
-        return KubernetesBackend(shared=shared)
+        return KubernetesBackend(credentials, shared=shared)
     raise ConfigurationError(f"there is no backend {name!r}; there are: kubernetes, local")

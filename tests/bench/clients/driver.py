@@ -2,10 +2,11 @@
 
 ::
 
-    driver.py SERVER CA CERTIFICATE KEY NAMESPACE create N          prints their names
+    driver.py SERVER CA CERTIFICATE KEY NAMESPACE create N           prints their names
     driver.py SERVER CA CERTIFICATE KEY NAMESPACE finish PER_SECOND  of the names on stdin; prints NAME SENT ANSWERED
 
-A job ends by the condition that Trainer writes at the end.
+A job ends by the condition that Trainer writes at the end. ``create-jobs`` and ``finish-jobs`` do the same with Jobs of
+Kubernetes itself.
 """
 
 from __future__ import annotations
@@ -46,6 +47,29 @@ def complete() -> dict[str, Any]:
         "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     return {**ENDED, "conditions": [condition]}
+
+
+def job(name: str) -> dict[str, Any]:
+    """A Job as KubernetesJobOperator makes it."""
+    container = {"name": "base", "image": SPEC["image"], "command": SPEC["command"]}
+    pod = {"restartPolicy": "Never", "containers": [container]}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": {"spec": pod}}}
+
+
+def job_complete() -> dict[str, Any]:
+    """What the Job controller writes at the end."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    conditions = [
+        {
+            "type": kind,
+            "status": "True",
+            "reason": "CompletionsReached",
+            "lastProbeTime": now,
+            "lastTransitionTime": now,
+        }
+        for kind in ("SuccessCriteriaMet", "Complete")
+    ]
+    return {"startTime": now, "completionTime": now, "succeeded": 1, "conditions": conditions}
 
 
 class Connection:
@@ -90,7 +114,10 @@ def in_parallel(work: Callable[[Connection, Any], object], items: Iterable[Any],
 
 def main(*arguments: str) -> None:
     *address, namespace, action, number = arguments
-    path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs"
+    action, _, plain = action.partition("-")
+    group, resource = ("batch/v1", "jobs") if plain else ("trainer.kubeflow.org/v1alpha1", "trainjobs")
+    path = f"/apis/{group}/namespaces/{namespace}/{resource}"
+    end = job_complete if plain else complete
 
     def status(connection: Connection, name: str, status: object) -> tuple[float, float]:
         return connection.send("PATCH", f"{path}/{name}/status", {"status": status}, "application/merge-patch+json")
@@ -100,8 +127,10 @@ def main(*arguments: str) -> None:
         from trainjob.spec import TrainJobSpec
 
         spec = TrainJobSpec.parse(SPEC)
-        jobs = [render(spec, f"vision/nightly/train-{i:05}", 1, namespace) for i in range(int(number))]
-
+        jobs = [
+            job(f"train-{i:05}") if plain else render(spec, f"vision/nightly/train-{i:05}", 1, namespace)
+            for i in range(int(number))
+        ]
         in_parallel(lambda connection, job: connection.send("POST", path, job), jobs, *address)
         print("\n".join(job["metadata"]["name"] for job in jobs))
         return
@@ -113,7 +142,7 @@ def main(*arguments: str) -> None:
 
     def finish(connection: Connection, job: tuple[int, str]) -> None:
         time.sleep(max(0.0, began + job[0] * pause - time.monotonic()))
-        times.append((job[1], *status(connection, job[1], complete())))
+        times.append((job[1], *status(connection, job[1], end())))
 
     in_parallel(finish, enumerate(names), *address)
     print("\n".join(f"{name}\t{sent:.6f}\t{answered:.6f}" for name, sent, answered in times))

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -29,6 +30,7 @@ from trainjob.backends.kubernetes.errors import (
     Transient,
 )
 from trainjob.backends.kubernetes.hub import WatchHub
+from trainjob.backends.kubernetes.logs import RankLogs
 from trainjob.backends.kubernetes.served import AdaptingClient
 from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.diagnosis import Evidence
@@ -69,7 +71,7 @@ class KubernetesBackend:
         self, credentials: Credentials | None = None, *, shared: bool = False, timings: Timings | None = None
     ) -> None:
         self.credentials = credentials or Credentials()
-        self._client = ApiClient(self.credentials, timings)
+        self._client = ApiClient(self.credentials, timings, apart=shared)
         self._adapting = AdaptingClient(self._client)
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}
@@ -181,9 +183,12 @@ class KubernetesBackend:
         """See `Backend.crashes`. One more watch, on the job's pods, or on those of all jobs of the namespace."""
         if not self._shared:
             return CrashHub(self._client, ref.namespace, ref.name).subscribe(ref)
-        if ref.namespace not in self._crash_hubs:
-            self._crash_hubs[ref.namespace] = CrashHub(self._client, ref.namespace)
-        return self._crash_hubs[ref.namespace].subscribe(ref)
+        return self._crash_hub(ref.namespace).subscribe(ref)
+
+    def _crash_hub(self, namespace: str) -> CrashHub:
+        if namespace not in self._crash_hubs:
+            self._crash_hubs[namespace] = CrashHub(self._client, namespace)
+        return self._crash_hubs[namespace]
 
     async def logs(
         self,
@@ -195,16 +200,16 @@ class KubernetesBackend:
         tail: int | None = None,
     ) -> AsyncGenerator[LogLine]:
         """See `Backend.logs`."""
-        reader = pods.RankLogs(self._client, ref, ranks, since, tail)
+        reader = RankLogs(self._client, ref, ranks, since, tail)
         if not follow:
             for line in await self._insist(reader.stored):
                 yield line
             return
-        finished = anyio.Event()
+        listen = partial(self._crash_hub(ref.namespace).listening, ref) if self._shared else None
         # No task group: a reader who has seen enough would leave it as an ExceptionGroup of GeneratorExit.
-        watching = asyncio.create_task(self._until_finished(ref, finished))
+        watching = asyncio.create_task(self._until_finished(ref, reader.finish))
         try:
-            async with aclosing(reader.follow(finished)) as lines:
+            async with aclosing(reader.follow(listen)) as lines:
                 async for line in lines:
                     yield line
             await watching
@@ -212,14 +217,14 @@ class KubernetesBackend:
             watching.cancel()
             await asyncio.wait({watching})
 
-    async def _until_finished(self, ref: JobRef, finished: anyio.Event) -> None:
+    async def _until_finished(self, ref: JobRef, finish: Callable[[], None]) -> None:
         try:
             async with aclosing(self.watch(ref)) as snapshots:
                 async for snapshot in snapshots:
                     if observe(snapshot.trainjob).phase.terminal:
                         return
         finally:
-            finished.set()
+            finish()
 
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""

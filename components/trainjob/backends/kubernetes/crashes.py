@@ -1,17 +1,17 @@
-"""Crashes of containers, as soon as they are known: by one watch of pods, for one job or for all of a namespace."""
+"""Pods of jobs and the crashes of their containers, by one watch of pods, for one job or for all of a namespace."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from trainjob.backends.kubernetes.client import ApiClient, Patience
-from trainjob.backends.kubernetes.errors import Expired, Transient
-from trainjob.backends.kubernetes.mirror import Change, Mirror
-from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, list_pods
+from trainjob.backends.kubernetes.client import ApiClient
+from trainjob.backends.kubernetes.mirror import Change, Mirror, Synced
+from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, essence, gather
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.manifest import JobRef
@@ -22,11 +22,54 @@ _log = logging.getLogger(__name__)
 # second: the first to be told of may be a victim. So long is waited for the others before one is called the first.
 _TOGETHER_SECONDS = 0.8
 
+_SLICE = 100  # pods handled in one turn of the event loop: each takes 0.1 ms of it
+
 Pod = Mapping[str, Any]
 
 
+class Listener:
+    """One who listens to a job's pods: of each that changed since the last look, its latest state.
+
+    Attributes:
+        error: Why no more will come.
+    """
+
+    __slots__ = ("_crashed", "_fresh", "_mirror", "_wake", "error")
+
+    def __init__(self, mirror: Mirror, wake: Callable[[], None], *, crashed: bool) -> None:
+        self._mirror = mirror
+        self._wake = wake
+        self._crashed = crashed
+        self._fresh: dict[str, Pod] = {}
+        self.error: TrainJobError | None = None
+
+    def put(self, pod: Pod) -> None:
+        """A pod is there, or has changed."""
+        if not self._crashed or crashes_of(pod):
+            self._fresh[pod["metadata"]["uid"]] = pod
+            self._wake()
+
+    def fail(self, error: TrainJobError) -> None:
+        """No more will come."""
+        self.error = error
+        self._wake()
+
+    @property
+    def current(self) -> bool:
+        """Whether the pods are those of this moment, as far as is known, and not of the last list."""
+        return self._mirror.watching
+
+    def take(self) -> dict[str, Pod]:
+        """What is new, by UID."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
+
+
 class CrashHub:
-    """One watch of pods for all who listen, open while somebody does. It keeps no pods.
+    """One watch of pods for all who listen, open while somebody does.
+
+    It knows all pods of the namespace's JobSets, so that who comes later costs no request: of each what its log needs,
+    1.5 KB, and the whole of those that crashed.
 
     Args:
         client: The connection.
@@ -38,9 +81,10 @@ class CrashHub:
         self._client = client
         self._path = collection(namespace, "pods")
         self._selector = {"labelSelector": f"{JOBSET_NAME}={job}" if job else JOBSET_NAME}
-        self._listeners: dict[str, list[asyncio.Queue[Pod | TrainJobError]]] = {}
+        self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)
+        self._known: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
+        self._mirror = Mirror(client, self._path, self._selector)
         self._task: asyncio.Task[None] | None = None
-        self._heard = False  # since the watch was opened: who comes later has missed what was listed
 
     async def subscribe(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """The crashes of a job, those that its pods still tell of first; what happens together comes together.
@@ -48,31 +92,50 @@ class CrashHub:
         Raises:
             TrainJobError: pods may not be seen, or an outage outlasted its budgets.
         """
-        heard: asyncio.Queue[Pod | TrainJobError] = asyncio.Queue()
-        self._listeners.setdefault(ref.name, []).append(heard)
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()  # an asyncio.Event would cost 0.8 KB
+        seen: set[tuple[str, str]] = set()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        async with self.listening(ref, wake, crashed=True) as listener:
+            while listener.error is None:
+                await woken
+                woken = loop.create_future()
+                found = listener.take()
+                if any(crashes_of(pod) - seen for pod in found.values()):
+                    await asyncio.sleep(_TOGETHER_SECONDS)
+                    found |= listener.take()
+                    fresh = {uid: crashes_of(pod) - seen for uid, pod in found.items()}
+                    seen |= set().union(*fresh.values())
+                    yield await gather(self._client, [pod for uid, pod in found.items() if fresh[uid]], None)
+            raise listener.error
+
+    @asynccontextmanager
+    async def listening(
+        self, ref: JobRef, wake: Callable[[], None], *, crashed: bool = False
+    ) -> AsyncIterator[Listener]:
+        """Hear of the job's pods: of those that are there, then of each that changes.
+
+        Args:
+            ref: The job.
+            wake: Says when to look.
+            crashed: Hear only of what tells of a crash. A pod that is deleted soon tells of none any more.
+        """
+        if self._task is None or self._task.done():
+            self._mirror = Mirror(self._client, self._path, self._selector)
+            self._known.clear()
+            self._task = asyncio.create_task(self._run())
+        listener = Listener(self._mirror, wake, crashed=crashed)
+        self._listeners[ref.name].append(listener)
         try:
-            if self._task is None or self._task.done():
-                self._heard = False
-                self._task = asyncio.create_task(self._run())
-            elif self._heard:
-                for pod in await self._present(ref):
-                    heard.put_nowait(pod)
-            seen: set[tuple[str, str]] = set()
-            while True:
-                found = [await heard.get()]
-                if isinstance(found[0], TrainJobError) or not crashes_of(found[0]) - seen:
-                    _raise_error_in(found)
-                    continue
-                await asyncio.sleep(_TOGETHER_SECONDS)
-                while not heard.empty():
-                    found.append(heard.get_nowait())
-                latest = {pod["metadata"]["uid"]: pod for pod in found if not isinstance(pod, TrainJobError)}
-                fresh = {uid: crashes_of(pod) - seen for uid, pod in latest.items()}
-                seen |= set().union(*fresh.values())
-                yield await gather(self._client, [pod for uid, pod in latest.items() if fresh[uid]], None)
-                _raise_error_in(found)
+            for pod in self._known.get(ref.name, {}).values():
+                listener.put(pod)
+            yield listener
         finally:
-            self._listeners[ref.name].remove(heard)
+            self._listeners[ref.name].remove(listener)
             if not self._listeners[ref.name]:
                 del self._listeners[ref.name]
             if not self._listeners:
@@ -87,31 +150,31 @@ class CrashHub:
 
     async def _run(self) -> None:
         try:
-            async with aclosing(Mirror(self._client, self._path, self._selector).events()) as events:
+            async with aclosing(self._mirror.events()) as events:
+                handled = 0
                 async for event in events:
-                    self._heard = True
-                    if isinstance(event, Change) and crashes_of(event.item):
-                        for heard in self._listeners.get(event.item["metadata"]["labels"].get(JOBSET_NAME, ""), ()):
-                            heard.put_nowait(event.item)
+                    if isinstance(event, Change):
+                        self._change(event.item, deleted=event.deleted)
+                    elif isinstance(event, Synced):
+                        for job, pods in list(self._known.items()):
+                            self._known[job] = {uid: pod for uid, pod in pods.items() if uid in event.uids}
+                    handled += 1
+                    if handled % _SLICE == 0:
+                        await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody must listen to nothing for ever
             if not isinstance(error, TrainJobError):
                 _log.exception("the watch of %s has ended", self._path)
                 error = BackendUnavailable(f"{type(error).__name__}: {error}")
-            for heard in [each for listeners in self._listeners.values() for each in listeners]:
-                heard.put_nowait(error)
+            for listener in [each for listeners in self._listeners.values() for each in listeners]:
+                listener.fail(error)
 
-    async def _present(self, ref: JobRef) -> list[dict[str, Any]]:
-        patience = Patience(*self._client.timings.waiting)
-        while True:
-            try:
-                return await list_pods(self._client, ref)
-            except (Expired, Transient) as error:
-                if patience.failed():
-                    raise BackendUnavailable(f"the pods of {ref} could not be listed: {error}") from error
-                await asyncio.sleep(patience.pause(error))
-
-
-def _raise_error_in(found: list[Pod | TrainJobError]) -> None:
-    for each in found:
-        if isinstance(each, TrainJobError):
-            raise each
+    def _change(self, pod: Pod, *, deleted: bool) -> None:
+        job, uid = pod["metadata"]["labels"][JOBSET_NAME], pod["metadata"]["uid"]
+        known = pod if crashes_of(pod) else essence(pod)
+        for listener in self._listeners.get(job, ()):
+            listener.put(known)
+        self._known[job][uid] = known
+        if deleted:
+            del self._known[job][uid]
+            if not self._known[job]:
+                del self._known[job]

@@ -70,6 +70,9 @@ class Mirror:
         client: The connection.
         path: Of the collection.
         selector: ``labelSelector`` or ``fieldSelector``.
+
+    Attributes:
+        watching: Whether there is a watch, and what is known not only what was listed some time ago.
     """
 
     def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str]) -> None:
@@ -80,6 +83,7 @@ class Mirror:
         self._patience = Patience(*client.timings.waiting)
         self._doubt = Patience(*client.timings.asking)
         self._version = ""
+        self.watching = False
 
     async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
         """Everything that happens, for ever.
@@ -178,15 +182,23 @@ class Mirror:
             "timeoutSeconds": str(int(seconds)),
         }
         request = Request("GET", self._path, params, read_seconds=self._timings.watch_read)
-        async with aclosing(self._client.lines(request)) as lines:
-            async for line in lines:
-                try:
-                    event = json.loads(line)
-                    kind, item = event["type"], event["object"]
-                    version = (item.get("metadata") or {}).get("resourceVersion")
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    raise ServerError(0, "", f"a watch line that is no event: {line[:80]!r}") from None
-                if kind == "ERROR":
-                    raise error_of(int(item.get("code") or 500), item)
-                self._version = version or self._version
-                yield None if kind == "BOOKMARK" else Change(item, deleted=kind == "DELETED")
+        self.watching = True
+        try:
+            async with aclosing(self._client.lines(request)) as lines:
+                async for line in lines:
+                    yield self._heard(line)
+        finally:
+            self.watching = False
+
+    def _heard(self, line: bytes) -> Change | None:
+        """What a line of a watch says; None for a bookmark."""
+        try:
+            event = json.loads(line)
+            kind, item = event["type"], event["object"]
+            version = (item.get("metadata") or {}).get("resourceVersion")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ServerError(0, "", f"a watch line that is no event: {line[:80]!r}") from None
+        if kind == "ERROR":
+            raise error_of(int(item.get("code") or 500), item)
+        self._version = version or self._version
+        return None if kind == "BOOKMARK" else Change(item, deleted=kind == "DELETED")

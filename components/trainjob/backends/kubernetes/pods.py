@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import anyio
 
 from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient
 from trainjob.diagnosis import READ_LINES, Evidence, rank_of, tails
 from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, name_of, of_pod, training_container
@@ -23,11 +24,8 @@ JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 MOST_TAILS = 64
 """Log tails that are read at most in one look: thousands more would say nothing new."""
 
-_LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
 _PODS = 5000  # of a job in one list: 5 KB each
 _TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
-_LOOK_SECONDS = 2.0  # for pods that are new
-_SILENCE_SECONDS = 10.0  # after the end of a job: then a log is read out, or its node is lost
 
 
 def collection(namespace: str, kind: str) -> str:
@@ -39,6 +37,25 @@ async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
     """The job's pods; by the JobSet's label, since a TrainJob's own labels do not reach them."""
     selector = {"labelSelector": f"{JOBSET_NAME}={ref.name}"}
     return await client.items(collection(ref.namespace, "pods"), selector, page=_PODS)
+
+
+_NAMES = ("name", "namespace", "uid", "deletionTimestamp")
+_LABELS = (
+    "jobset.sigs.k8s.io/replicatedjob-name",
+    "jobset.sigs.k8s.io/job-index",
+    "batch.kubernetes.io/job-completion-index",
+)
+
+
+def essence(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What is needed to read its log; a whole pod is 10 KB."""
+    metadata = {name: value for name, value in pod["metadata"].items() if name in _NAMES}
+    labels = {name: sys.intern(value) for name, value in pod["metadata"]["labels"].items() if name in _LABELS}
+    return {
+        "metadata": {**metadata, "labels": labels},
+        "spec": {"containers": [{"name": training_container(pod)}]},
+        "status": {"phase": (pod.get("status") or {}).get("phase")},
+    }
 
 
 async def tail_of(
@@ -58,147 +75,16 @@ async def tail_of(
     path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
     async with aclosing(client.lines(Request("GET", path, params), unended=True)) as raw:
         # "unable to retrieve container logs for …" is the kubelet's answer, as a success, where the run was removed.
-        return [part async for line in raw if line[:1].isdigit() for part in _parse(rank_of(pod), line)]
+        return [part async for line in raw if line[:1].isdigit() for part in parse(rank_of(pod), line)]
 
 
-def _parse(rank: str, line: bytes) -> Iterator[LogLine]:
+def parse(rank: str, line: bytes) -> Iterator[LogLine]:
     """A line in the parts in which the container runtime wrote it: the kubelet joins them again."""
     time, _, whole = line.partition(b" ")
     text = whole.rstrip(b"\r")
     for start in range(0, max(1, len(text)), MAX_LINE):
         part = text[start : start + MAX_LINE].decode("utf-8", "replace")
         yield LogLine(time.decode("ascii", "replace"), rank, part)
-
-
-class RankLogs:
-    """Follows the logs of all pods of a job at once, new ones and restarted ones included.
-
-    Args:
-        client: The connection.
-        ref: The job.
-        ranks: Ranks to read; all if empty.
-        since: Time of the last line that was read before.
-        tail: Lines of each rank to begin with; all if None.
-    """
-
-    def __init__(self, client: ApiClient, ref: JobRef, ranks: Sequence[str], since: str, tail: int | None) -> None:
-        self._client = client
-        self._ref = ref
-        self._ranks = ranks
-        self._since = since
-        self._tail = tail
-        self._last: dict[str, str] = {}
-        self._readers: dict[str, asyncio.Task[None]] = {}
-        # Bounded: a reader waits for its consumer, so memory does not grow with what the ranks write.
-        self._queue: asyncio.Queue[LogLine] = asyncio.Queue(maxsize=1000)
-
-    async def stored(self) -> list[LogLine]:
-        """What is there now, in the order of time; of each rank at most 4 MiB."""
-        lines: list[LogLine] = []
-        for pod in await self._pods():
-            try:
-                async with aclosing(self._stream(pod, follow=False)) as read:
-                    lines += [line async for line in read]
-            except ApiError:
-                continue
-        return sorted(lines, key=lambda line: line.time)
-
-    async def follow(self, finished: anyio.Event) -> AsyncGenerator[LogLine]:
-        """Lines as they are written, until `finished` is set and everything was read."""
-        try:
-            while True:
-                over = finished.is_set()
-                for pod in await self._pods_or_none():
-                    name = pod["metadata"]["name"]
-                    reader = self._readers.get(name)
-                    if _has_output(pod) and (reader is None or (reader.done() and _running(pod))):
-                        self._readers[name] = asyncio.create_task(self._read(pod))
-                async with aclosing(self._drain(finished, over)) as lines:
-                    async for line in lines:
-                        yield line
-                if over:
-                    return
-        finally:
-            for reader in self._readers.values():
-                reader.cancel()
-
-    async def _drain(self, finished: anyio.Event, over: bool) -> AsyncGenerator[LogLine]:
-        """Lines for one look's time; to the last one once the job is over."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + (_SILENCE_SECONDS if over else _LOOK_SECONDS)
-        while True:
-            while not self._queue.empty():  # without a timer for each line, which takes as long as all the rest
-                yield self._queue.get_nowait()
-            reading = any(not reader.done() for reader in self._readers.values())
-            left = end - loop.time()
-            if (over and not reading) or left <= 0 or (finished.is_set() and not over):
-                return
-            try:
-                line = await asyncio.wait_for(self._queue.get(), max(0.05, min(left, 0.25)))
-            except TimeoutError:
-                continue
-            yield line
-            if over:
-                end = loop.time() + _SILENCE_SECONDS
-
-    async def _pods(self) -> list[dict[str, Any]]:
-        pods = await list_pods(self._client, self._ref)
-        wanted = [pod for pod in pods if not self._ranks or rank_of(pod) in self._ranks]
-        return sorted(wanted, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-
-    async def _pods_or_none(self) -> list[dict[str, Any]]:
-        try:
-            return await self._pods()
-        except ApiError:
-            return []
-
-    async def _read(self, pod: Mapping[str, Any]) -> None:
-        """Move one pod's lines into the queue, resuming where a connection broke."""
-        patience = Patience(failures=5, seconds=60)
-        while True:
-            try:
-                async with aclosing(self._stream(pod, follow=True)) as lines:
-                    async for line in lines:
-                        patience.succeeded()
-                        await self._queue.put(line)
-            except Transient as error:
-                if patience.failed():
-                    return
-                await anyio.sleep(patience.pause(error))
-            except ApiError:  # gone, or not begun: the next look at the pods decides
-                return
-            else:
-                return
-
-    async def _stream(self, pod: Mapping[str, Any], *, follow: bool) -> AsyncGenerator[LogLine]:
-        metadata = pod["metadata"]
-        rank, uid = rank_of(pod), metadata["uid"]
-        params = {"container": training_container(pod), "timestamps": "true"}
-        last = max(self._last.get(uid, ""), self._since)
-        if last:  # whole seconds only; what comes twice is left out below
-            params["sinceTime"] = last[:19] + "Z"
-        elif self._tail is not None:
-            params["tailLines"] = str(self._tail)
-        if not follow:
-            params["limitBytes"] = str(4 << 20)
-        elif _running(pod):  # a kubelet sends what it follows line by line, at ten times the work for us
-            params["follow"] = "true"
-        path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
-        request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
-        async with aclosing(self._client.lines(request, unended=True)) as lines:
-            async for raw in lines:
-                for line in _parse(rank, raw):
-                    if line.time > last:
-                        self._last[uid] = line.time
-                        yield line
-
-
-def _has_output(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
-
-
-def _running(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") == "Running"
 
 
 async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob: TrainJob | None) -> Evidence:

@@ -1,0 +1,15 @@
+"""What older versions of Airflow have elsewhere, where `airflow.providers.common.compat` does not tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
+else:
+    try:
+        from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
+    except ImportError:  # before 3.2
+        from airflow.exceptions import TaskDeferralError, TaskDeferralTimeout
+
+__all__ = ["TaskDeferralError", "TaskDeferralTimeout"]

@@ -1,0 +1,78 @@
+"""``@task.trainjob``: a Python function as the training script of a TrainJob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.common.compat.sdk import DecoratedOperator, TaskDecorator, task_decorator_factory
+
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
+    """Runs the function on every node of a TrainJob; its arguments travel as JSON, its source as text.
+
+    What the function returns is lost: a job has many ranks. It reports by `trainjob.progress.report`, which becomes the
+    task's XCom as with `TrainJobOperator`.
+    """
+
+    template_fields: Sequence[str] = (
+        *DecoratedOperator.template_fields,
+        *(name for name in TrainJobOperator.template_fields if name != "spec"),
+        *("packages_to_install", "pip_index_urls"),
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **DecoratedOperator.template_fields_renderers,
+        **TrainJobOperator.template_fields_renderers,
+    }
+    custom_operator_name = "@task.trainjob"
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., object],
+        op_args: Collection[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        packages_to_install: Sequence[str] | None = None,
+        pip_index_urls: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
+            raise TypeError(f"@task.trainjob runs the function: {field} cannot be given")
+        super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
+        self.packages_to_install = packages_to_install
+        self.pip_index_urls = pip_index_urls
+
+    def spec_fields(self, key: str) -> dict[str, Any]:
+        """See `TrainJobOperator`."""
+        import inspect  # noqa: PLC0415
+
+        arguments = inspect.signature(self.python_callable).bind(*self.op_args, **self.op_kwargs).arguments
+        more = {"packages_to_install": self.packages_to_install, "pip_index_urls": self.pip_index_urls}
+        return {
+            **super().spec_fields(key),
+            "func": self.python_callable,
+            "func_args": dict(arguments),
+            **{name: value for name, value in more.items() if value is not None},
+        }
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """See `TrainJobTask`; not that of `DecoratedOperator`, which calls the function here."""
+        return TrainJobOperator.execute(self, context)
+
+
+def trainjob_task(python_callable: Callable[..., object] | None = None, **kwargs: Any) -> TaskDecorator:
+    """Turn a function into a task that runs it on the nodes of a TrainJob.
+
+    Args:
+        python_callable: The function. It must bring its own imports: it runs elsewhere.
+        **kwargs: Of `TrainJobOperator`, other than `spec`, `command`, `args`, `torchtune`; also those of
+            `trainjob.TrainJobSpec` for functions: `packages_to_install`, `pip_index_urls`.
+    """
+    return task_decorator_factory(
+        python_callable=python_callable, decorated_operator_class=_TrainJobDecoratedOperator, **kwargs
+    )

@@ -1,0 +1,42 @@
+"""What OpenLineage hears of a task: where its data came from, and where it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def facets(read: Iterable[str], written: Iterable[str], job: Mapping[str, Any]) -> Any:
+    """An ``OperatorLineage``.
+
+    Args:
+        read: URIs of datasets and models that the job read.
+        written: URIs that it wrote.
+        job: What the task returned: the TrainJob becomes a run facet.
+    """
+    from airflow.providers.common.compat.openlineage.facet import ExternalQueryRunFacet  # noqa: PLC0415
+    from airflow.providers.openlineage.extractors import OperatorLineage  # noqa: PLC0415
+
+    run = {}
+    if job:
+        where = f"{job['namespace']}/{job['name']}"
+        run["externalQuery"] = ExternalQueryRunFacet(externalQueryId=job["uid"], source=f"kubeflow-trainjob://{where}")
+    return OperatorLineage(inputs=_datasets(read), outputs=_datasets(written), run_facets=run)
+
+
+def _datasets(uris: Iterable[str]) -> list[Any]:
+    from airflow.providers.common.compat.openlineage.facet import Dataset  # noqa: PLC0415
+
+    return [Dataset(*name_of(uri)) for uri in dict.fromkeys(uris) if uri]
+
+
+def name_of(uri: str) -> tuple[str, str]:
+    """Namespace and name of a dataset, by OpenLineage's rules: ``s3://bucket`` and the key, ``file`` and the path."""
+    parts = urlsplit(uri)
+    if not parts.netloc:
+        return parts.scheme or "file", parts.path or "/"
+    host = parts.hostname or parts.netloc  # never what stands before an @
+    port = f":{parts.port}" if parts.port else ""
+    path = parts.path if parts.scheme in ("http", "https") else parts.path.lstrip("/")
+    return f"{parts.scheme}://{host}{port}", path or "/"

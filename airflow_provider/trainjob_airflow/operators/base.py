@@ -1,0 +1,435 @@
+"""A task that launches one TrainJob and waits for it: the part that all operators of this package share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from airflow.providers.common.compat.sdk import (
+    AirflowNotFoundException,
+    AirflowTaskTimeout,
+    conf,
+)
+
+from trainjob_airflow import assets, lineage, links
+from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
+from trainjob_airflow.events import unpack
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout, airflow_error
+from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.identity import (
+    begin_deferral,
+    end_deferral,
+    has_succeeded,
+    is_wanted,
+    key_of,
+    remember,
+    was_cleared,
+)
+from trainjob_airflow.running import DeadlineReached, RunningJob
+from trainjob_airflow.templates import StrictTemplates, secrets_in
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from trainjob import JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
+
+OnKill = Literal["cancel", "suspend", "keep"]
+OnCrash = Literal["suspend", "cancel", "keep"]
+Seconds = timedelta | float | None
+_T = TypeVar("_T")
+
+_KILL_SECONDS = 3.5  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on_kill()
+_CANCEL_SECONDS = 60.0
+_BACKSTOP = timedelta(minutes=5)  # after execution_timeout, for a triggerer that is not there at all
+_LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the job may have ended before it
+_MAX_RESUMED = 3
+
+
+class TrainJobTask(StrictTemplates):
+    """Launches the job that `job_spec` tells, waits for its end in a worker or in the triggerer, returns its result.
+
+    See `trainjob_airflow.operators.trainjob.TrainJobOperator` for the arguments.
+    """
+
+    operator_extra_links = links.LINKS
+    ui_color = "#d7e8fc"
+
+    def __init__(
+        self,
+        *,
+        namespace: str | None = None,
+        trainjob_conn_id: str = TrainJobHook.default_conn_name,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        queue_timeout: Seconds = None,
+        start_timeout: Seconds = None,
+        fail_fast: bool = False,
+        fail_on_first_crash: bool = False,
+        on_crash_action: OnCrash = "suspend",
+        on_kill_action: OnKill = "cancel",
+        cancel_on_timeout: bool = True,
+        get_logs: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.namespace = namespace
+        self.trainjob_conn_id = trainjob_conn_id
+        self.deferrable = deferrable
+        self.queue_timeout = _seconds("queue_timeout", queue_timeout)
+        self.start_timeout = _seconds("start_timeout", start_timeout)
+        self.fail_fast = fail_fast
+        self.fail_on_first_crash = fail_on_first_crash
+        if on_crash_action not in ("suspend", "cancel", "keep"):
+            raise ValueError(f"on_crash_action is 'suspend', 'cancel' or 'keep', not {on_crash_action!r}")
+        self.on_crash_action = on_crash_action
+        if on_kill_action not in ("cancel", "suspend", "keep"):
+            raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
+        self.on_kill_action = on_kill_action
+        self.cancel_on_timeout = cancel_on_timeout
+        self.get_logs = get_logs
+        self.on_success_callback = [*self.on_success_callback, _acknowledge]
+        self.links: dict[str, str] = {}
+        self._running: RunningJob | None = None
+        self._delivered: JobRef | None = None
+        self._told: dict[str, Any] = {}
+
+    def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
+        """What to run, from fields that are rendered.
+
+        Args:
+            key: The identity of the task.
+            context: None outside a task run: templates stay as they are.
+
+        Raises:
+            InvalidSpec, OSError: it cannot be a job.
+        """
+        raise NotImplementedError
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Launch or adopt the job, then wait here or in the triggerer."""
+        return self._run(context, defer=self.deferrable)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on after the trigger's event."""
+        from trainjob import JobRef  # noqa: PLC0415
+        from trainjob.crashes import unpack_diagnosis, unpack_evidence  # noqa: PLC0415
+        from trainjob.errors import RankCrashed  # noqa: PLC0415
+        from trainjob.waiting import conclude  # noqa: PLC0415
+
+        ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
+        with self._busy(context, ref.namespace, key_of(context), ref) as running:
+            if event["status"] == "timeout":
+                self._give_up(running, event["message"], again=event["retryable"])
+            if event["status"] == "error":
+                self._resume(context, ref, event)
+            if event["status"] == "crashed":
+                raise RankCrashed(unpack_diagnosis(event["diagnosis"]))
+            client = running.client
+            # What the trigger saw stands: the job may have been removed since (ttlSecondsAfterFinished, a person).
+            final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
+            return self._deliver(context, client.call(lambda: conclude(client.backend, ref, final, crash)), ref)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Airflow's way back from deferral, also where the triggerer itself failed."""
+        end_deferral(context)
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (TaskDeferralTimeout, TaskDeferralError) as error:
+            # The trigger could not be loaded there, or no triggerer was running until the backstop. The job goes on
+            # all the while: adopt it and wait here.
+            self.log.warning("the triggerer failed (%s); going on in this worker", error)
+            return self._run(context, defer=False)
+
+    def on_kill(self) -> None:
+        """Called inside a signal handler: by a kill and by the graceful end of the worker alike.
+
+        Which of the two it is only Airflow's API can tell, and a signal handler must not ask it: the connection to the
+        supervisor is not reentrant. So the wait ends here, and what is to be done is decided outside of the handler.
+        """
+        if self._running is not None:
+            self._running.stop_waiting()
+
+    def dry_run(self) -> None:
+        """Print the TrainJob object that would be created; templates stay as they are."""
+        import yaml  # noqa: PLC0415
+
+        from trainjob.manifest import render  # noqa: PLC0415
+
+        key = f"airflow/dry-run/{self.dag_id}/{self.task_id}"
+        spec = self._spec(key, None)
+        with self._client(self.namespace) as client:
+            manifest = render(spec, key, 1, client.namespace)
+        print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
+
+    def _run(self, context: Context, *, defer: bool) -> dict[str, Any]:
+        from trainjob import Budgets  # noqa: PLC0415
+
+        key = key_of(context)
+        spec = self._spec(key, context)
+        with self._busy(context, self.namespace, key) as running:
+            if self.on_kill_action == "cancel" and was_cleared(context):
+                running.cancel("delete", _CANCEL_SECONDS)
+            ref = running.launch(spec, max(1, context["ti"].try_number))
+            self.log.info("TrainJob %s (attempt %d, uid %s)", ref, ref.attempt, ref.uid)
+            _stats().incr("trainjob.launched", tags=_tags(context))
+            remember(context, ref)
+            self._link(context, ref)
+            links.push(context, self)
+            if defer:
+                self._defer(context, ref)
+            deadline = self._deadline(context)
+            seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
+            if seconds is not None and seconds <= 0:
+                seconds = _LAST_LOOK
+            budgets = Budgets(
+                _delta(self.queue_timeout),
+                _delta(self.start_timeout),
+                fail_fast=self.fail_fast,
+                fail_on_first_crash=self.fail_on_first_crash,
+            )
+            try:
+                result = running.wait(ref, budgets, self.log, logs=self.get_logs, seconds=seconds)
+            except DeadlineReached:
+                self._give_up(running, f"TrainJob {ref} did not end within execution_timeout")
+            return self._deliver(context, result, ref)
+
+    @contextmanager
+    def _busy(
+        self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None
+    ) -> Iterator[RunningJob]:
+        """Be busy with the job of `key`: reachable for `on_kill`, and with errors in Airflow's terms."""
+        from trainjob.errors import RankCrashed, TimedOut, TrainJobError  # noqa: PLC0415
+
+        try:
+            with self._client(namespace) as client:
+                running = self._running = RunningJob(client, key, ref)
+                try:
+                    yield running
+                except AirflowTaskTimeout:  # Airflow's own timer, which starts a moment later than ours
+                    self._give_up(running, f"{running} did not end within execution_timeout")
+                except CancelledError:
+                    self._killed(context, running)
+                except TimedOut as error:
+                    self._give_up(running, str(error), again=error.retry.retryable)
+                except TrainJobError as error:
+                    self._tell(str(error))
+                    failure = airflow_error(error)
+                    _stats().incr("trainjob.failed", tags=_tags(context) | {"retry": str(error.retry)})
+                    if isinstance(error, RankCrashed) and running.ref is not None:
+                        self._tell(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
+                    raise failure from None
+                finally:
+                    self._running = None
+        except AirflowTaskTimeout as late:  # went off while a timeout of our own was on its way out
+            raise _earlier(late) from None
+
+    def _defer(self, context: Context, ref: JobRef, resumed: int = 0) -> NoReturn:
+        from trainjob_airflow.triggers.trainjob import TrainJobTrigger  # noqa: PLC0415
+
+        deadline = self._deadline(context)
+        target = self._of_connection(TrainJobHook.public)
+        begin_deferral(context)
+        self.defer(
+            trigger=TrainJobTrigger(
+                trainjob_conn_id=self.trainjob_conn_id,
+                namespace=ref.namespace,
+                name=ref.name,
+                uid=ref.uid,
+                attempt=ref.attempt,
+                queue_timeout=self.queue_timeout,
+                start_timeout=self.start_timeout,
+                fail_fast=self.fail_fast,
+                fail_on_first_crash=self.fail_on_first_crash,
+                deadline=deadline.isoformat() if deadline else None,
+                on_kill_action=self.on_kill_action,
+                get_logs=self.get_logs,
+                resumed=resumed,
+                target=target,
+            ),
+            method_name="execute_complete",
+            # The trigger itself keeps the deadline, since Airflow's timeout ends it without on_kill().
+            timeout=deadline - datetime.now(UTC) + _BACKSTOP if deadline else None,
+        )
+        raise AssertionError("defer() raises")
+
+    def _resume(self, context: Context, ref: JobRef, event: Mapping[str, Any]) -> NoReturn:
+        """An outage is no verdict on the job: look again, some times; then leave it to the next try."""
+        message = f"TrainJob {ref} could not be watched: {event['message']}"
+        if not event["retryable"]:
+            raise TrainJobFatal(message)
+        if event["resumed"] >= _MAX_RESUMED:
+            raise TrainJobFailure(message)
+        self.log.warning("%s", message)
+        self._defer(context, ref, event["resumed"] + 1)
+
+    def _killed(self, context: Context, running: RunningJob) -> NoReturn:
+        """A person ended this try, or its worker is going away: only the first is meant for the job."""
+        if is_wanted(context):
+            message = f"the worker is going away, and {running} goes on: the next try adopts it"
+        elif self.on_kill_action == "keep":
+            message = f"the task was killed; {running} goes on (on_kill_action='keep')"
+        else:
+            try:
+                ended = running.cancel("suspend" if self.on_kill_action == "suspend" else "delete", _KILL_SECONDS)
+                message = f"the task was killed: {running} {'has ended' if ended else 'was told to end'}"
+            except Exception as error:  # noqa: BLE001 - whatever it is, this process ends now
+                message = f"the task was killed, but {running} could not be told to end: {error}"
+        self.log.warning("%s", message)
+        raise TrainJobFailure(message) from None
+
+    def _give_up(self, running: RunningJob, message: str, *, again: bool = True) -> NoReturn:
+        """A timeout ran out, or there is nothing to wait for; whether another try may help."""
+        if self.cancel_on_timeout:
+            try:
+                ended = running.cancel("delete", _CANCEL_SECONDS)
+            except AirflowTaskTimeout:  # of Airflow's own timer, in the middle of this; it fires only once
+                ended = running.cancel("delete", _CANCEL_SECONDS)
+            message += "; it was cancelled" if ended else "; it was told to end and has not ended yet"
+        else:
+            message += "; it goes on (cancel_on_timeout=False)"
+        self._tell(message)
+        raise TrainJobTimeout(message) if again else TrainJobFatal(message)
+
+    def _link(self, context: Context, ref: JobRef, **more: Any) -> None:
+        """Know the addresses of the links from here on."""
+        values = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "started": context["ti"].start_date}
+        self.links = links.addresses(TrainJobHook(self.trainjob_conn_id).links(), values | more)
+
+    def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> dict[str, Any]:
+        """What `execute` returns. The job is marked once Airflow has it, see `_acknowledge`."""
+        self._delivered = ref
+        told = self._told = result.as_dict()
+        self._link(context, ref, **self.version_of(told))
+        assets.announce(context, self, told | {"metrics": self.metrics_of(told)})
+        for name, seconds in told["seconds"].items():
+            _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
+        return told
+
+    def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """``model`` and ``version`` that came of the job, for the link to the registry; nothing if none did.
+
+        Args:
+            told: What `execute` returns.
+        """
+        del told
+        return {}
+
+    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """URIs that the job read, and those that it wrote, for OpenLineage.
+
+        Args:
+            told: What `execute` returns.
+        """
+        del told
+        return [], []
+
+    def metrics_of(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is measured of what came of the job, for asset events.
+
+        Args:
+            told: What `execute` returns.
+        """
+        metrics: Mapping[str, Any] = told["metrics"]
+        return metrics
+
+    def acknowledge(self) -> None:
+        """Note on the job that its result has arrived: its key asked for again means "once more"."""
+        from trainjob import TrainJobError  # noqa: PLC0415
+        from trainjob.launch import mark_delivered  # noqa: PLC0415
+
+        ref = self._delivered
+        if ref is None:
+            return
+        try:
+            with self._client(ref.namespace) as client:
+                client.call(lambda: mark_delivered(client.backend, ref))
+        except (TrainJobError, TrainJobFatal, TrainJobFailure) as error:
+            self.log.warning(
+                "TrainJob %s could not be marked as delivered: a clear gives its result again: %s", ref, error
+            )
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What OpenLineage hears of a task that has ended (`apache-airflow-providers-openlineage` calls it)."""
+        del task_instance
+        read, written = self.data_of(self._told) if self._told else ((), ())
+        return lineage.facets(read, written, self._told)
+
+    def _spec(self, key: str, context: Context | None) -> TrainJobSpec:
+        from trainjob import InvalidSpec  # noqa: PLC0415
+
+        try:
+            spec = assets.with_partition(self.job_spec(key, context), context)
+            if secrets := [*secrets_in(spec)]:
+                raise InvalidSpec(secrets)
+            return spec
+        except (InvalidSpec, OSError) as error:
+            self._tell(str(error))
+            raise TrainJobFatal(str(error)) from None
+
+    def _client(self, namespace: str | None) -> TrainJobClient:
+        return self._of_connection(lambda hook: hook.client(namespace))
+
+    def _of_connection(self, ask: Callable[[TrainJobHook], _T]) -> _T:
+        from trainjob import TrainJobError  # noqa: PLC0415
+
+        try:
+            return ask(TrainJobHook(self.trainjob_conn_id))
+        except AirflowNotFoundException as error:
+            raise TrainJobFatal(str(error)) from None
+        except TrainJobError as error:
+            raise airflow_error(error) from None
+
+    def _deadline(self, context: Context) -> datetime | None:
+        """When ``execution_timeout`` is over: counted from the start of the try, which deferral does not change."""
+        if self.execution_timeout is None:
+            return None
+        start: datetime = context["ti"].start_date or datetime.now(UTC)
+        return start.astimezone(UTC) + self.execution_timeout
+
+    def _margin(self) -> float:
+        """Seconds before Airflow's own timer, which interrupts whatever is being done: room to cancel in peace."""
+        return min(1.0, 0.1 * self.execution_timeout.total_seconds()) if self.execution_timeout else 0.0
+
+    def _tell(self, text: str) -> None:
+        """Each line is a line of the log; the exception's own text would be one long one."""
+        for line in text.splitlines():
+            self.log.error("%s", line)
+
+
+def _stats() -> Any:
+    from airflow.providers.common.compat.sdk import Stats  # noqa: PLC0415 - what a DAG file need not pay for
+
+    return Stats
+
+
+def _tags(context: Context) -> dict[str, str]:
+    ti = context["ti"]
+    return {"dag_id": ti.dag_id, "task_id": ti.task_id}
+
+
+def _acknowledge(context: Context) -> None:
+    """Called once Airflow was told of the task's success: a worker that dies before that loses nothing."""
+    task = context["ti"].task  # context["task"] is not the copy that was executed in Airflow 3.0
+    if isinstance(task, TrainJobTask) and has_succeeded(context):
+        task.acknowledge()
+
+
+def _earlier(late: BaseException) -> BaseException:
+    """The timeout that was being raised when Airflow's own timer went off; `late` itself where there was none."""
+    error: BaseException | None = late
+    while error is not None and not isinstance(error, TrainJobTimeout):
+        error = error.__context__
+    return error or late
+
+
+def _seconds(name: str, value: Seconds) -> float | None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise ValueError(f"{name} is a timedelta or a number of seconds above 0, not {value!r}")
+    return seconds
+
+
+def _delta(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -1,0 +1,49 @@
+"""`TrainJobRetryPolicy`: when to try again, by what failed. Airflow 3.3 and later."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow.providers.common.compat.sdk import RetryDecision, RetryPolicy
+
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobTimeout
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+class TrainJobRetryPolicy(RetryPolicy):
+    """Waits as long as what failed deserves it, and says why in Airflow's log and on the task.
+
+    What cannot help another time (code, spec, rights) is no retry with or without it: `TrainJobFatal` ends the task.
+    Anything that is no failure of a TrainJob is left to the task's own settings, as is the number of retries.
+
+    Args:
+        preempted: Delay after a preemption: others need the room now, and a queue gives it back by itself.
+        infrastructure: Delay after the loss of a node, an outage, or what nobody can explain.
+        quota: Delay after a full quota or queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        preempted: timedelta = timedelta(seconds=30),
+        infrastructure: timedelta = timedelta(minutes=2),
+        quota: timedelta = timedelta(minutes=10),
+    ) -> None:
+        self.delays = {"preempted": preempted, "infrastructure": infrastructure, "quota": quota}
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        """See `RetryPolicy`."""
+        del try_number, max_tries, context
+        verdict = exception.verdict if isinstance(exception, TrainJobFailure) else None
+        if verdict is None or isinstance(exception, TrainJobTimeout):
+            return RetryDecision.default()
+        delay = self.delays.get(verdict.value)
+        if delay is None:
+            return RetryDecision.default()
+        first = str(exception).splitlines()[0] if str(exception) else verdict.value
+        return RetryDecision.retry(delay, f"{verdict.value}: {first}"[:500])

@@ -1,0 +1,73 @@
+"""One whole Airflow for all tests of this directory; its DAGs are the files in `dags`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from tests.airflow.system.airflow import POSTGRES, Airflow
+from tests.airflow.system.training import Training
+
+DAGS = Path(__file__).parent / "dags"
+AT_ONCE = 4  # tasks that start: each takes a second of CPU, and heartbeats go on meanwhile
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if DAGS.parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
+            if not POSTGRES:
+                item.add_marker(pytest.mark.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)"))
+
+
+@pytest.fixture(scope="session")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TRAINJOB_HOME of all tasks."""
+    return tmp_path_factory.mktemp("trainings")
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory, trainings: Path) -> Iterator[Airflow]:
+    directory = tmp_path_factory.mktemp("airflow")
+    (directory / "tmp").mkdir()
+    lineage = {"type": "file", "log_file_path": str(directory / "lineage.jsonl"), "append": True}
+    environment = {
+        "TRAINJOB_BACKEND": "local",
+        "TRAINJOB_HOME": str(trainings),
+        "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{trainings}/registry.db",
+        "TMPDIR": str(directory / "tmp"),
+        "AIRFLOW__CORE__FERNET_KEY": Fernet.generate_key().decode(),
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(lineage),
+        "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",  # it costs each task a second
+    }
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    with Airflow(directory, DAGS, environment) as airflow:
+        yield airflow
+
+
+@pytest.fixture(scope="module")
+def begin(airflow: Airflow, trainings: Path) -> Iterator[Callable[..., list[Training]]]:
+    """Starts runs of DAGs, and returns once the job of each runs: what takes long is to begin, so many do at once."""
+    begun: list[Training] = []
+
+    def begin(*dags: str) -> list[Training]:
+        made = [Training.of(airflow, dag, trainings) for dag in dags]
+        begun.extend(made)
+        # The LocalExecutor of Airflow 3.0 makes no worker for a task while it has as many workers as tasks wait, busy
+        # or not (`LocalExecutor._check_workers`): first those that do not keep theirs.
+        order = sorted(made, key=lambda it: it.dag.startswith("worker"))
+        for some in (order[i : i + AT_ONCE] for i in range(0, len(order), AT_ONCE)):
+            for each in some:
+                each.begin()
+            for each in some:
+                each.until_up()
+        return made
+
+    yield begin
+    for each in begun:
+        each.clean()

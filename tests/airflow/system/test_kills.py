@@ -1,0 +1,132 @@
+"""What becomes of a job when a person or a timeout ends its task, in both ways to wait; on the local backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.airflow.system.airflow import Airflow
+from tests.airflow.system.training import MODES, Training
+from tests.airflow.versions import older_than
+from tests.cluster.processes import wait_until
+
+FATES = {
+    "failed": "cancel",
+    "success": "cancel",
+    "suspended": "suspend",
+    "kept": "keep",
+    "cleared": "cancel",
+    "again": "cancel",
+    "retried": "cancel",
+    "late": "late",
+}
+"""Fate -> kind of DAG."""
+if older_than("3.1"):  # what keeps its worker keeps others from beginning there, see conftest.py
+    FATES = {fate: kind for fate, kind in FATES.items() if fate in ("failed", "success")}
+
+Both = dict[str, list[Training]]
+"""Fate -> a training that is waited for in a worker, and one in the triggerer."""
+
+
+@pytest.fixture(scope="module")
+def them(begin: Callable[..., list[Training]]) -> Both:
+    """All of them at once."""
+    begun = iter(begin(*(f"{mode}_{kind}" for kind in FATES.values() for mode in MODES)))
+    them = {fate: [next(begun), next(begun)] for fate in FATES}
+    for it in them.get("retried", ()):
+        Path(f"{it.flag}.kill").touch()
+        it.flag.touch()
+    return them
+
+
+def test_marked_by_a_person(them: Both) -> None:
+    both = [*them["failed"], *them["success"]]
+    marked = dict[str, float]()
+    for state in ("failed", "success"):
+        for it in them[state]:
+            it.mark(state)
+            marked[it.namespace] = time.time()
+    wait_until("the jobs are gone", lambda: not any(it.jobs for it in both), 60)
+    took = {it.namespace: gone(it) - marked[it.namespace] for it in both}
+    assert max(took.values()) < 10, took
+    for state in ("failed", "success"):
+        assert [it.state for it in them[state]] == [state, state]
+
+
+def is_suspended(it: Training) -> bool:
+    return set(it.phases.values()) == {"Suspended"}
+
+
+def gone(it: Training) -> float:
+    """When its job was deleted: where its name is kept as used."""
+    return max(name.stat().st_mtime for name in (it.home / "jobs" / it.namespace / ".deleted").glob("[!.]*"))
+
+
+def test_a_job_that_is_kept(them: Both) -> None:
+    both = [*them["suspended"], *them["kept"]]
+    names = [it.jobs for it in both]
+    for it in both:
+        it.mark("failed")
+    for it in them["suspended"]:
+        it.until_logged("the task was killed")
+        wait_until("it is suspended", partial(is_suspended, it), 60)
+    for it in them["kept"]:
+        it.until_logged("goes on (on_kill_action='keep')")
+        assert set(it.phases.values()) == {"Running"}
+    for it in both:
+        it.clear()
+    for it in both:
+        it.until_up(2)
+        assert set(it.phases.values()) == {"Running"}
+    for it in both:
+        it.finish()
+        assert set(it.phases.values()) == {"Complete"}
+    assert [it.jobs for it in both] == names, "the next try goes on with it"
+
+
+def test_cleared_while_it_runs(them: Both) -> None:
+    first = [it.jobs for it in them["cleared"]]
+    for it in them["cleared"]:
+        it.clear()
+    for it, names in zip(them["cleared"], first, strict=True):
+        wait_until("there is another job", lambda it=it, names=names: it.jobs and it.jobs != names, 90)  # type: ignore[misc]
+        assert len(it.jobs) == 1
+    for it in them["cleared"]:
+        it.finish()
+        assert list(it.phases.values()) == ["Complete"]
+
+
+def test_cleared_after_success(them: Both) -> None:
+    for it in them["again"]:
+        it.flag.touch()
+    for it in them["again"]:
+        it.finish()
+    first = [it.delivered for it in them["again"]]
+    for it in them["again"]:
+        it.clear()
+    for it, name in zip(them["again"], first, strict=True):
+        wait_until("it trains again", lambda it=it: len(it.jobs) == 2, 90)  # type: ignore[misc]
+        it.finish()
+        assert list(it.phases.values()) == ["Complete", "Complete"]
+        assert {name, it.delivered} == set(it.jobs)
+
+
+def test_retried_after_the_job_failed(them: Both, airflow: Airflow) -> None:
+    for it in them.get("retried", ()):
+        it.finish()
+        assert sorted(it.phases.values()) == ["Complete", "Failed"], "the old one is kept"
+        assert airflow.xcom(it.dag, it.run)["attempt"] == 2
+
+
+def test_execution_timeout(them: Both, airflow: Airflow) -> None:
+    for it in them["late"]:
+        airflow.until("failed", it.dag, it.run, seconds=150)
+        began, ended = (datetime.fromisoformat(it.task[name]) for name in ("start_date", "end_date"))
+        # In a worker it is a second before Airflow's own timer, which would interrupt the cancelling.
+        assert 15 - 1 <= (ended - began).total_seconds() < 15 + 15
+        assert it.jobs == []
+        it.until_logged("did not end within execution_timeout; it was cancelled")

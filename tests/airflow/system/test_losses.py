@@ -1,0 +1,166 @@
+"""What becomes of a job when workers, triggerers and other parts of Airflow end; on the local backend."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import httpx
+import pytest
+from tests.airflow.system.airflow import Airflow
+from tests.airflow.system.training import Training
+from tests.airflow.versions import older_than
+from tests.cluster.processes import Component, wait_until
+
+DAGS = {
+    "drained": "worker_cancel",
+    "killed": "worker_cancel",
+    "unseen": "worker_cancel",
+    "mortal": "deferred_mortal",
+    "unseen by a trigger": "deferred_cancel",
+    "ends elsewhere": "deferred_cancel",
+    # Through everything that happens here.
+    "in a worker": "worker_cancel",
+    "deferred": "deferred_cancel",
+}
+if older_than("3.1"):  # what keeps its worker keeps others from beginning there, see conftest.py
+    DAGS = {fate: DAGS[fate] for fate in ("drained", "unseen by a trigger", "ends elsewhere", "deferred")}
+
+# By default a scheduler is lost after 30 s, and tasks of lost ones are looked for every 300 s. Not for a scheduler that
+# has much to do: it would take itself for lost.
+IMPATIENT = {
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
+}
+
+Them = dict[str, Training]
+
+
+@pytest.fixture(scope="module")
+def them(begin: Callable[..., list[Training]]) -> Them:
+    """All of them at once."""
+    return dict(zip(DAGS, begin(*DAGS.values()), strict=True))
+
+
+def goes_on(*trainings: Training) -> None:
+    """It is the one job that it was, and it runs."""
+    for it in trainings:
+        (phase,) = it.phases.values()
+        assert phase == "Running", it.namespace
+
+
+def finish(*trainings: Training) -> None:
+    for it in trainings:
+        (name,) = it.jobs
+        it.finish()
+        assert it.phases == {name: "Complete"}, "nothing was trained twice"
+        assert it.delivered == name
+
+
+def test_a_worker_is_drained(them: Them) -> None:
+    drained = them["drained"]
+    supervisor, task = drained.processes()
+    # Old supervisors do not hand it on; whoever ends a container may send it to all processes.
+    (task if older_than("3.2") else supervisor).send_signal(signal.SIGTERM)
+    drained.until_logged("the worker is going away", 1)
+    drained.until_up(2)
+    goes_on(drained)
+    finish(drained)
+
+
+def test_workers_are_killed(them: Them) -> None:
+    killed, unseen = them["killed"], them["unseen"]
+    for it in (killed, unseen):
+        for process in it.processes():
+            process.kill()
+    unseen.flag.touch()
+    wait_until("its job ends", lambda: list(unseen.phases.values()) == ["Complete"], 60)
+    assert unseen.state == "running", "Airflow does not know yet"
+    killed.until_up(2)
+    goes_on(killed)
+    finish(killed, unseen)
+
+
+def test_retried_while_the_job_of_a_deferred_task_runs(them: Them) -> None:
+    mortal = them["mortal"]
+    mortal.airflow.until("deferred", mortal.dag, mortal.run)
+    assert mortal.task["try_number"] == 2
+    goes_on(mortal)
+    finish(mortal)
+
+
+def until_elsewhere(it: Training, triggerer: object) -> None:
+    """Until another triggerer than that one has its trigger."""
+
+    def moved() -> bool:
+        return it.triggerer not in (None, triggerer)
+
+    wait_until("another has the trigger", moved, 240, poll=0.5, ignore=httpx.HTTPError)
+
+
+def test_a_triggerer_is_restarted(them: Them, airflow: Airflow) -> None:
+    first = them["deferred"].triggerer
+    airflow.restart("triggerer", signal.SIGTERM, alone=True)
+    until_elsewhere(them["deferred"], first)
+    goes_on(them["deferred"], them["ends elsewhere"], them["unseen by a trigger"])
+
+
+def test_a_triggerer_is_killed(them: Them, airflow: Airflow) -> None:
+    first, unseen = them["deferred"].triggerer, them["unseen by a trigger"]
+    airflow.parts["triggerer"].kill()
+    unseen.flag.touch()
+    wait_until("its job ends", lambda: list(unseen.phases.values()) == ["Complete"], 60)
+    airflow.parts["triggerer"].start()
+    until_elsewhere(them["deferred"], first)
+    finish(unseen)
+    goes_on(them["deferred"], them["ends elsewhere"])
+
+
+def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
+    """One hangs, is taken for dead, and wakes up again when the other has its triggers."""
+    waits, ends = them["deferred"], them["ends elsewhere"]
+    first, hangs = waits.triggerer, airflow.parts["triggerer"]
+    second = Component("another-triggerer", hangs.command, airflow.directory, airflow.environment)
+    assert hangs.pid is not None
+    os.killpg(hangs.pid, signal.SIGSTOP)
+    try:
+        second.start()
+        taken = lambda: {waits.triggerer, ends.triggerer}.isdisjoint({None, first})  # noqa: E731
+        wait_until("another has the triggers", taken, 240, poll=0.5, ignore=httpx.HTTPError)
+        finish(ends)
+        os.killpg(hangs.pid, signal.SIGCONT)
+        waits.until_logged("goes on: its task still waits for it")
+        goes_on(waits)
+        assert ends.state == "success"
+    finally:
+        os.killpg(hangs.pid, signal.SIGCONT)
+        second.kill()
+
+
+def test_a_scheduler_is_lost(them: Them, airflow: Airflow) -> None:
+    """Its workers live on; the next scheduler does not know them, so it begins their tasks anew and has them ended."""
+    task = them["in a worker"].task["id"]
+    scheduler = airflow.parts["scheduler"]
+    usual = scheduler.environment
+    scheduler.environment = usual | IMPATIENT
+    airflow.restart("scheduler", alone=True)
+    scheduler.environment = usual
+    wait_until(
+        "there is another try", lambda: them["in a worker"].task["id"] != task, 240, poll=0.5, ignore=httpx.HTTPError
+    )
+    them["in a worker"].until_logged("the worker is going away", 1)
+    them["in a worker"].until_up()
+    goes_on(them["in a worker"], them["deferred"])
+
+
+def test_parts_of_airflow_are_restarted(them: Them, airflow: Airflow) -> None:
+    for part in ("scheduler", "api-server", "database"):
+        if part == "database":
+            airflow.database.kill(signal.SIGINT)
+            airflow.start_database()
+        else:
+            airflow.restart(part, signal.SIGTERM)
+        airflow.until_healthy()
+        goes_on(them["in a worker"], them["deferred"])
+    finish(them["in a worker"], them["deferred"])

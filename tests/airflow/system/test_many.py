@@ -1,0 +1,61 @@
+"""Many tasks of one DAG at once, each with a job of its own, in both ways to wait; on the local backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.airflow.system.airflow import Airflow
+from tests.airflow.system.training import MODES, Training
+from tests.cluster.processes import wait_until
+
+DATES = 3
+
+
+@pytest.fixture
+def them(airflow: Airflow, trainings: Path) -> Iterator[dict[str, list[Training]]]:
+    """Kind of DAG -> both modes; not begun."""
+    kinds = ("mapped", "daily")
+    them = {kind: [Training.of(airflow, f"{mode}_{kind}", trainings) for mode in MODES] for kind in kinds}
+    for both in them.values():
+        for it in both:
+            it.flag.touch()
+    yield them
+    for both in them.values():
+        for it in both:
+            with it.client() as client:
+                for name in it.jobs:
+                    client.cancel(client.find(name))
+
+
+@pytest.mark.timeout(1800)
+def test_mapped_over_50_and_backfilled(them: dict[str, list[Training]], airflow: Airflow) -> None:
+    for it in them["daily"]:
+        airflow.backfill(it.dag, "2026-01-05", f"2026-01-{4 + DATES:02}", **it.conf)
+    for it in them["mapped"]:
+        it.begin()
+
+    for it in them["daily"]:
+        wait_until(f"all runs of {it.dag} are there", partial(all_there, it), 900, poll=1)
+        assert [airflow.over(it.dag, run, 900) for run in backfilled(it)] == ["success"] * DATES
+        told = [airflow.xcom(it.dag, run) for run in backfilled(it)]
+        assert sorted(each["name"] for each in told) == it.jobs
+        assert list(it.phases.values()) == ["Complete"] * DATES
+
+    for it in them["mapped"]:
+        assert airflow.over(it.dag, it.run, 1500) == "success"
+        told = [airflow.xcom(it.dag, it.run, map_index=index) for index in range(50)]
+        assert sorted(each["name"] for each in told) == it.jobs
+        assert list(it.phases.values()) == ["Complete"] * 50
+
+
+def all_there(it: Training) -> bool:
+    return len(backfilled(it)) == DATES
+
+
+def backfilled(it: Training) -> list[str]:
+    """Ids of the runs."""
+    runs = it.airflow.get(f"dags/{it.dag}/dagRuns", run_type="backfill")["dag_runs"]
+    return [run["dag_run_id"] for run in runs]

@@ -1,0 +1,108 @@
+"""Triggers of asset watchers, on jobs and registries that are there."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from tests.airflow.conftest import python
+
+from trainjob import TrainJobClient
+from trainjob.registry import connect
+from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
+from trainjob_airflow.triggers.assets import ModelVersionEventTrigger, TrainJobEventTrigger
+
+
+class Store:
+    """The state of an asset, as Airflow's triggerer hands it to a trigger."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = value
+
+
+@pytest.fixture(autouse=True)
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(self: TrainJobHook) -> Target:
+        return Target()
+
+    monkeypatch.setattr(TrainJobHook, "_atarget", none)
+
+
+def finish(key: str, code: str = "", **labels: str) -> str:
+    with TrainJobClient("local") as client:
+        spec = {"runtime": "trainjob-step", "command": python(code), "labels": labels}
+        ref = client.launch(spec, key)
+        try:
+            client.wait(ref)
+        except Exception:  # noqa: BLE001 - those that have to fail
+            assert code
+        return ref.name
+
+
+async def events(trigger: Any, count: int, meanwhile: Any = None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(60), aclosing(trigger.run()) as stream:
+        work = asyncio.create_task(asyncio.to_thread(meanwhile)) if meanwhile else None
+        async for event in stream:
+            found.append(event.payload)
+            if len(found) == count:
+                break
+        if work is not None:
+            await work
+    return found
+
+
+def test_jobs_that_end_are_told_once_through_restarts() -> None:
+    finish("before", team="a")
+    store = Store()
+
+    def trigger() -> TrainJobEventTrigger:
+        made = TrainJobEventTrigger(labels={"team": "a"}, phases=["Complete", "Failed"], poll_interval=0.1)
+        path, arguments = made.serialize()
+        again = TrainJobEventTrigger(**arguments)
+        assert path.endswith("assets.TrainJobEventTrigger")
+        again.asset_state_store = store  # type: ignore[assignment]
+        return again
+
+    async def scenario() -> None:
+        # What ended before the asset was watched is no news.
+        await trigger()._seen()
+        await asyncio.sleep(1.1)  # timestamps are whole seconds
+        first = await asyncio.to_thread(finish, "one", team="a")
+        await asyncio.to_thread(finish, "other", team="b")
+        second = await asyncio.to_thread(finish, "two", "raise SystemExit(3)", team="a")
+        told = await events(trigger(), 2)
+        assert [(each["name"], each["phase"]) for each in told] == [(first, "Complete"), (second, "Failed")]
+        await trigger()._remember((await trigger()._look(await trigger()._seen()))[1])
+        third = await asyncio.to_thread(finish, "three", team="a")
+        (one,) = await events(trigger(), 1)
+        assert one["name"] == third
+
+    asyncio.run(scenario())
+
+
+def test_versions_and_aliases_of_a_model(tmp_path: Any) -> None:
+    pytest.importorskip("mlflow", reason="trainjob's registry needs SQLAlchemy 2, which Airflow 3.0 does not take")
+    uri = f"mlflow+sqlite:///{tmp_path}/models.db"
+
+    def register(number: int) -> None:
+        registry = connect(uri)
+        version = registry.register("digits", f"file:///m/{number}", export_id=str(number), digest=f"sha256:{number}")
+        registry.promote("digits", version.version, alias="champion")
+
+    register(1)
+    told = asyncio.run(
+        events(ModelVersionEventTrigger(name="digits", registry=uri, poll_interval=0.1), 1, lambda: register(2))
+    )
+    assert [(each["version"], each["uri"]) for each in told] == [("2", "file:///m/2")]
+    champion = ModelVersionEventTrigger(name="digits", alias="champion", registry=uri, poll_interval=0.1)
+    told = asyncio.run(events(champion, 1, lambda: register(3)))
+    assert [(each["name"], each["version"], each["digest"]) for each in told] == [("digits", "3", "sha256:3")]

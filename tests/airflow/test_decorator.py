@@ -1,0 +1,64 @@
+"""``@task.trainjob`` in real task runs."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk import DAG, task
+from tests.airflow.conftest import Run
+
+from trainjob_airflow.exceptions import TrainJobFatal
+
+
+def test_a_function_is_the_training(run: Run) -> None:
+    with DAG("decorated") as dag:
+
+        @task
+        def epochs() -> int:
+            return 3
+
+        @task.trainjob(runtime="trainjob-step", env={"SCALE": "{{ dag.dag_id }}"})
+        def train(epochs: int, rate: float = 0.5) -> None:
+            import os
+
+            from trainjob.progress import report
+
+            report(metrics={"product": epochs * rate}, outputs={"scale": os.environ["SCALE"]})
+
+        train(epochs())
+    ran = run(dag)
+    assert ran.state == "success"
+    assert ran.xcoms["train"]["metrics"] == {"product": 1.5}
+    assert ran.xcoms["train"]["outputs"] == {"scale": "decorated"}
+
+
+def test_mapped(run: Run) -> None:
+    with DAG("mapped-function") as dag:
+
+        @task.trainjob(runtime="trainjob-step")
+        def train(rate: float) -> None:
+            from trainjob.progress import report
+
+            report(metrics={"rate": rate})
+
+        train.expand(rate=[0.1, 0.2])
+    ran = run(dag)
+    assert {name: xcom["metrics"] for name, xcom in ran.xcoms.items()} == {
+        "train[0]": {"rate": 0.1},
+        "train[1]": {"rate": 0.2},
+    }
+
+
+def test_what_a_function_cannot_be(run: Run) -> None:
+    outside = 7
+    with DAG("refused-function") as dag:
+
+        @task.trainjob(runtime="trainjob-step", retries=2)
+        def train() -> None:
+            print(outside)
+
+        train()
+    error = run(dag).errors["train"]
+    assert isinstance(error, TrainJobFatal)
+    assert "train() uses outside from outside itself" in str(error)
+    with DAG("x"), pytest.raises(TypeError, match="command cannot be given"):
+        task.trainjob(runtime="trainjob-step", command=["x"])(lambda: None)()

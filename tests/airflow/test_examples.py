@@ -1,0 +1,96 @@
+"""The examples of dags_examples/airflow: each can be read and stored; those that need neither a scheduler nor a cluster
+run here, with real trainings. The others: system/test_examples.py, and tests/cluster/test_airflow_examples.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+from tests.airflow.conftest import ROOT, Run, jobs
+from tests.airflow.versions import dag_bag, dag_serialization, older_than
+
+from trainjob import TrainJobClient
+from trainjob.registry import connect
+
+EXAMPLES = ROOT / "dags_examples" / "airflow"
+IDS = {
+    "retrain_digits": {"retrain_digits"},
+    "retrain_daily": {"retrain_daily"},
+    "tune_digits": {"tune_digits"},
+    "champion_challenger": {"champion_challenger"},
+    "on_new_model": {"release_digits", "evaluate_digits", "deploy_digits"},
+    "finetune_llm": {"finetune_llm"},
+    "train_gang": {"train_gang"},
+    "adopt_training": {"adopt_training"},
+}
+SINCE = {"champion_challenger": "3.1", "retrain_daily": "3.3", "train_gang": "3.3"}
+"""The first Airflow that has what an example needs, as docs/airflow.md says."""
+
+registry = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="the registry needs SQLAlchemy 2, Airflow 3.0 does not take it"
+)
+
+
+def examples() -> dict[str, DAG]:
+    """By their ids, as they are read with the environment of this test."""
+    bag = dag_bag(EXAMPLES)
+    assert {Path(file).stem for file in bag.import_errors} == {
+        name for name, first in SINCE.items() if older_than(first)
+    }
+    return {dag_id: dag for dag_id, dag in bag.dags.items() if isinstance(dag, DAG)}
+
+
+def test_each_can_be_read_and_stored(airflow_home: Path) -> None:
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == set(IDS)
+    for dag_id, dag in examples().items():
+        assert dag_id in IDS[Path(dag.fileloc).stem]
+        again = dag_serialization().from_dict(json.loads(json.dumps(dag_serialization().to_dict(dag))))
+        assert {task.task_id: task.upstream_task_ids for task in again.tasks} == {
+            task.task_id: task.upstream_task_ids for task in dag.tasks
+        }
+
+
+def test_the_documentation_knows_all_of_them() -> None:
+    linked = re.findall(r"\(\.\./dags_examples/airflow/(\w+)\.py\)", (ROOT / "docs" / "airflow.md").read_text())
+    assert set(linked) == set(IDS)
+
+
+@registry
+@pytest.mark.timeout(1000)
+def test_the_best_of_several_trials_is_exported(run: Run, home: Path) -> None:
+    """Two of the four fail, since no batch is empty."""
+    done = run(examples()["tune_digits"], learning_rates=[0.001, 0.2], batch_sizes=[64, 0], epochs=3)
+    assert done.state == "success", done.log[-6000:]
+    trials = [done.states[f"train[{index}]"] for index in range(4)]
+    assert trials == ["success", "failed", "success", "failed"]
+    poor, good = (done.xcoms[f"train[{index}]"] for index in (0, 2))
+    assert poor["metrics"]["accuracy"] < good["metrics"]["accuracy"]
+    (version,) = connect().list("digits")
+    assert version.metrics["accuracy"] == good["metrics"]["accuracy"]
+    assert good["uid"] in version.tags["trainjob.provenance.trainjob"]
+    assert version.aliases == ("champion",)
+    assert len(jobs(home)) == 5, "four trials and the export"
+
+
+@registry
+@pytest.mark.timeout(1000)
+def test_the_model_of_somebody_elses_job_is_exported_if_it_is_good(run: Run, tmp_path: Path) -> None:
+    script, data = ROOT / "dags_examples" / "training" / "digits_jax.py", ROOT / "dags_examples" / "data"
+    with TrainJobClient("local") as client:
+        command = ["python", str(script), f"--dataset={data}", f"--output={tmp_path}/model"]
+        job = client.launch({"runtime": "jax-distributed", "command": command}, "by-hand")
+    dag = examples()["adopt_training"]
+    done = run(dag, job=job.name)
+    assert done.state == "success", done.log[-6000:]
+    assert f"TrainJob default/{job.name} is Complete" in done.log
+    (version,) = connect().list("digits")
+    assert version.metrics["accuracy"] == done.xcoms["result"]["metrics"]["accuracy"] > 0.9
+    assert job.uid in version.tags["trainjob.provenance.trainjob"]
+
+    again = run(dag, job=job.name, accuracy=1.1)
+    assert again.states["export_model"] == "skipped"
+    assert len(connect().list("digits")) == 1

@@ -1,0 +1,93 @@
+"""Links, asset events and the state that Airflow keeps of a task, after real task runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+from tests.airflow.conftest import Run, python
+from tests.airflow.versions import older_than
+
+from trainjob_airflow import lineage
+from trainjob_airflow.links import addresses
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+LINKS = {
+    "job_url": "https://dashboard.test/{namespace}/{name}?uid={uid}",
+    "logs_url": "https://logs.test/{name}?from={started}",
+    "model_url": "https://models.test/{model}/{version}",
+}
+REPORT = "from trainjob.progress import report; report(metrics={'loss': 0.5}, outputs={'model': 's3://b/m'})"
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"backend": "local", **LINKS}
+    monkeypatch.setenv("AIRFLOW_CONN_TRAINJOB_DEFAULT", json.dumps({"conn_type": "trainjob", "extra": extra}))
+
+
+def stored(run_id: str, table: str) -> dict[str, Any]:
+    """All that Airflow's database has of a run in one of its tables: key -> value."""
+    from airflow.utils.session import create_session
+    from sqlalchemy import text
+
+    with create_session() as session:
+        query = f"SELECT t.key, t.value FROM {table} t JOIN dag_run r ON r.id = t.dag_run_id WHERE r.run_id = :run"
+        return {key: json.loads(value) for key, value in session.execute(text(query), {"run": run_id})}
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+def test_a_task_links_to_its_job(run: Run, deferrable: bool) -> None:
+    with DAG("linked") as dag:
+        TrainJobOperator(task_id="t", runtime="trainjob-step", command=python(REPORT), deferrable=deferrable)
+    ran = run(dag)
+    job = ran.xcoms["t"]
+    found = stored(ran.run_id, "xcom")
+    assert found["_link_TrainJobLink"] == f"https://dashboard.test/default/{job['name']}?uid={job['uid']}"
+    assert found["_link_TrainJobLogsLink"].startswith(f"https://logs.test/{job['name']}?from=20")
+    if older_than("3.3"):
+        return  # no state of tasks is kept
+    state = stored(ran.run_id, "task_state_store")
+    assert state["trainjob"] == {name: job[name] for name in ("namespace", "name", "uid", "attempt")}
+    assert state["trainjob_key"] == f"airflow/http://airflow.test:8080/linked/{ran.run_id}/-1/t"
+
+
+def test_addresses_take_only_what_is_known() -> None:
+    values = {"namespace": "ns", "name": "a b", "uid": "u"}
+    assert addresses(LINKS, values) == {"job_url": "https://dashboard.test/ns/a%20b?uid=u"}
+    assert addresses({"job_url": "{nosuch}", "logs_url": "{", "model_url": None}, values) == {}
+
+
+def test_an_outlets_event_says_what_came_of_the_job(run: Run) -> None:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with DAG("outlet") as dag:
+        TrainJobOperator(task_id="t", runtime="trainjob-step", command=python(REPORT), outlets=[Asset("s3://b/m")])
+    job = run(dag).xcoms["t"]
+    with create_session() as session:
+        (event,) = session.scalars(select(AssetEvent).where(AssetEvent.source_dag_id == "outlet")).all()
+    assert event.extra == {
+        "model": "s3://b/m",
+        "trainjob": f"default/{job['name']}",
+        "uid": job["uid"],
+        "metrics": {"loss": 0.5},
+    }
+
+
+def test_openlineage_hears_of_data_in_and_out(run: Run, tmp_path: Path) -> None:
+    operator = TrainJobOperator(
+        task_id="t", runtime="x", inputs={"dataset": "s3://bucket/data"}, outputs={"model": f"file://{tmp_path}/m"},
+        initializer={"model": {"storage_uri": "hf://org/model"}},
+    )  # fmt: skip
+    told = {"namespace": "ns", "name": "n", "uid": "u", "outputs": {"report": "https://user:pw@host:1/r", "text": "x"}}
+    read, written = operator.data_of(told)
+    assert [lineage.name_of(uri) for uri in read] == [("s3://bucket", "data"), ("hf://org", "model")]
+    assert [lineage.name_of(uri) for uri in written] == [("file", f"{tmp_path}/m"), ("https://host:1", "/r")]
+    facets = lineage.facets(read, written, told)
+    assert [(each.namespace, each.name) for each in facets.inputs] == [("s3://bucket", "data"), ("hf://org", "model")]
+    assert facets.run_facets["externalQuery"].externalQueryId == "u"

@@ -1,0 +1,60 @@
+"""What the oldest Airflow that is supported calls otherwise than the newest, and what it does not have yet."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+AIRFLOW = Version(version("apache-airflow-core"))
+
+
+def since(first: str, what: str) -> pytest.MarkDecorator:
+    """Skips a test where Airflow is older than `first`, which brought `what`."""
+    return pytest.mark.skipif(Version(first) > AIRFLOW, reason=f"Airflow {first} brought {what}; this is {AIRFLOW}")
+
+
+def older_than(first: str) -> bool:
+    """Whether this Airflow is."""
+    return Version(first) > AIRFLOW
+
+
+def dag_bag(folder: Path) -> DagBag:
+    """The DAGs of a folder of files."""
+    module = "airflow.models.dagbag" if older_than("3.2") else "airflow.dag_processing.dagbag"
+    bag: DagBag = import_module(module).DagBag(folder)
+    return bag
+
+
+def dag_serialization() -> Any:
+    """The class with ``to_dict`` and ``from_dict``."""
+    name = "SerializedDAG" if older_than("3.2") else "DagSerialization"
+    return getattr(import_module("airflow.serialization.serialized_objects"), name)
+
+
+def serde() -> Any:
+    """The module that encodes arguments of triggers."""
+    return import_module("airflow.serialization.serde" if older_than("3.2") else "airflow.sdk.serde")
+
+
+def store(dags: list[DAG], session: Any) -> None:
+    """What the DAG processor does with the DAGs of a file of bundle ``testing``."""
+    from airflow.dag_processing.collection import update_dag_parsing_results_in_db
+    from airflow.serialization.serialized_objects import LazyDeserializedDAG
+
+    if older_than("3.2"):
+        for dag in dags:
+            dag.relative_fileloc = "testing.py"
+        old = [LazyDeserializedDAG(data=dag_serialization().to_dict(dag)) for dag in dags]
+        update_dag_parsing_results_in_db("testing", None, old, {}, set(), session)  # type: ignore[call-arg, arg-type]
+    else:
+        found = [LazyDeserializedDAG.from_dag(dag) for dag in dags]
+        update_dag_parsing_results_in_db("testing", None, found, {}, None, set(), session)

@@ -1,0 +1,318 @@
+"""What 1,000 deferred jobs cost a triggerer, and when it knows of their end, beside KubernetesJobOperator's trigger.
+
+::
+
+    python tests/bench/triggerer.py [--jobs N] [--quiet-seconds S] [--calm-seconds S] [--peer PYTHON | --no-peer]
+
+A real ``airflow triggerer`` on PostgreSQL; first ours with TrainJobs, then that of an environment of its own
+(``make .venv-bench/stamp``) with Jobs, on the same API server of the test cluster. That runs without controllers: the
+driver, a process of its own, writes the status that Trainer and the Job controller would write. Rows of deferred tasks
+come into Airflow's database by its own models (clients/deferred.py), one after the other as from tasks; both triggers
+have the arguments that their operators give them by default.
+
+Latency runs from the answer to the PATCH that sets ``Complete`` to the timestamp of the line "Trigger fired event",
+which Airflow itself writes to the task's log once a trigger has yielded its event. The time from before the PATCH was
+sent is given, too. Requests are counted in the API server's audit log; memory, CPU time and connections are those of
+all processes of the triggerer, by the kernel's word; the warnings are Airflow's own, of a loop blocked for 0.2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.airflow.system.airflow import POSTGRES, Airflow  # noqa: E402
+from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, calm  # noqa: E402
+from tests.cluster.access import TRAINER  # noqa: E402
+from tests.cluster.control_plane import Cluster  # noqa: E402
+from tests.cluster.processes import Component, wait_until  # noqa: E402
+
+from trainjob.backends.kubernetes.credentials import Credentials  # noqa: E402
+from trainjob_airflow.hooks.trainjob import Target  # noqa: E402
+
+RATE = 40.0  # tasks that defer per second; more at once block the loop of any triggerer, whatever their triggers do
+PEER = ROOT / ".venv-bench" / "bin" / "python"
+ROWS = Path(__file__).parent / "clients" / "deferred.py"
+POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "users": ["waiter"]}, {"level": "None"}],
+}
+BLOCKED = re.compile(r"async thread was blocked for ([\d.]+) seconds")
+FIRED = "Trigger fired event"
+NAME = re.compile(r"/(\d+)/\d+ \(ID \d+\)")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+def say(metric: str, value: float | str, unit: str = "", peer: float | str | None = None) -> None:
+    both = isinstance(value, float | int) and isinstance(peer, float | int) and peer
+    figures = {
+        "metric": metric,
+        "value": _short(value),
+        "unit": unit,
+        "peer": _short(peer),
+        "ratio": _short(value / peer) if both else None,  # type: ignore[operator]
+    }
+    print(json.dumps({"bench": "triggerer", **figures}), flush=True)
+
+
+def _short(value: float | str | None) -> float | str | None:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+class Database(Airflow):
+    """Airflow's database, and nothing else of it."""
+
+    def _start(self) -> None:
+        self._prepare()
+
+
+@dataclass
+class Figures:
+    """What was measured of one triggerer. Latencies in ms, memory in MB."""
+
+    after_answer: list[float] = field(default_factory=list)
+    after_sending: list[float] = field(default_factory=list)
+    seconds_to_wait: float = 0.0
+    first_requests: int = 0
+    requests_per_second: float = 0.0
+    cpu: float = 0.0
+    connections: int = 0
+    above_idle: float = 0.0
+    blocked: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Deferred:
+    """What waits in a triggerer.
+
+    Attributes:
+        run: Id of the DAG and its run; also the namespace of the jobs.
+        python: Of the environment that the triggerer runs in.
+        classpath: Of the triggers.
+        finish: What the driver is told to end the jobs.
+        jobs: Name of a job -> arguments of its trigger.
+    """
+
+    run: str
+    python: str
+    classpath: str
+    finish: str
+    jobs: dict[str, dict[str, Any]]
+
+
+class Triggerer:
+    """An ``airflow triggerer`` with all its processes."""
+
+    def __init__(self, airflow: Airflow, python: str, name: str) -> None:
+        command = [python, "-m", "airflow", "triggerer", "--skip-serve-logs"]
+        self.component = Component(name, command, airflow.directory, airflow.environment)
+        self.component.start()
+        among = [self.component]
+        wait_until("the triggerer has a runner", lambda: len(self.processes()) > 1, 300, among=among, poll=0.5)
+        self.settle()
+
+    def processes(self) -> list[psutil.Process]:
+        process = psutil.Process(self.component.pid)
+        return [process, *process.children(recursive=True)]
+
+    def rss(self) -> float:
+        return sum(each.memory_info().rss for each in self.processes()) / 1e6
+
+    def cpu(self) -> float:
+        return sum(sum(each.cpu_times()[:2]) for each in self.processes())
+
+    def connections(self, port: int) -> int:
+        found = [each for process in self.processes() for each in process.net_connections("tcp")]
+        return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found)
+
+    def settle(self, seconds: float = 60) -> None:
+        """Wait until it does little more than look into its database, at most so long."""
+        deadline = time.monotonic() + seconds
+        calm_seconds = 0
+        while calm_seconds < 3 and time.monotonic() < deadline:
+            before = self.cpu()
+            time.sleep(1)
+            calm_seconds = calm_seconds + 1 if self.cpu() - before < 0.3 else 0
+
+    def blocked(self) -> list[float]:
+        """For how many seconds its event loop was blocked, by its own warnings."""
+        return [float(found) for found in BLOCKED.findall(self.component.log.read_text(errors="replace"))]
+
+
+class Measure:
+    """One triggerer after the other."""
+
+    def __init__(self, bench: Bench, cluster: Cluster, airflow: Airflow, audit_log: Path, quiet: float) -> None:
+        self._bench = bench
+        self._cluster = cluster
+        self._airflow = airflow
+        self._audit_log = audit_log
+        self._quiet = quiet
+
+    def requests(self, since: float, until: float) -> int:
+        """Requests of triggerers that the API server received between two Unix times."""
+        found = set()
+        for line in self._audit_log.read_text().rpartition("\n")[0].splitlines():
+            event = json.loads(line)
+            if since <= datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp() <= until:
+                found.add(event["auditID"])
+        return len(found)
+
+    def defer(self, it: Deferred) -> None:
+        environment = {**os.environ, **PYTHON_PATH, **self._airflow.environment}
+        command = [sys.executable, str(ROWS), it.run, str(self._bench.kubeconfig), it.classpath, str(RATE)]
+        rows = "\n".join(map(json.dumps, it.jobs.values()))
+        subprocess.run(command, input=rows, env=environment, stdout=subprocess.DEVNULL, text=True, check=True)
+
+    def fired(self, run: str, triggerer: Triggerer) -> dict[int, float]:
+        """Map index of a task -> Unix time at which its trigger fired."""
+        times = {}
+        # What is late is no more in the task's log, but in that of the triggerer.
+        for path in [*self._logs(run), triggerer.component.log]:
+            for line in path.read_text(errors="replace").splitlines():
+                if FIRED in line and (time_of := TIME.search(line)) and (name := NAME.search(line)):
+                    times[int(name[1])] = datetime.fromisoformat(time_of[0]).timestamp()
+        return times
+
+    def waiting(self, run: str) -> int:
+        """How many triggers have looked at their job: the first line of a log is Airflow's, the next one theirs."""
+        return sum(path.read_bytes().count(b"\n") > 1 for path in self._logs(run))
+
+    def _logs(self, run: str) -> list[Path]:
+        return list((self._airflow.directory / "logs" / f"dag_id={run}").rglob("*.trigger.*"))
+
+    def run(self, it: Deferred) -> Figures:
+        figures = Figures()
+        number = len(it.jobs)
+        triggerer = Triggerer(self._airflow, it.python, f"{it.run}-triggerer")
+        among = [triggerer.component]
+        try:
+            idle = triggerer.rss()
+            began = time.time()
+            self.defer(it)
+            wait_until("all wait", lambda: self.waiting(it.run) == number, 600, among=among, poll=2)
+            figures.seconds_to_wait = time.time() - began
+            triggerer.settle()
+            calm(self._bench.calm_seconds)
+            quiet_from, cpu = time.time(), triggerer.cpu()
+            time.sleep(self._quiet)
+            quiet_until = time.time()
+            figures.cpu = 100 * (triggerer.cpu() - cpu) / (quiet_until - quiet_from)
+            figures.connections = triggerer.connections(self._cluster.layout.ports["api"])
+            figures.above_idle = triggerer.rss() - idle
+            told = self._bench.drive(it.run, it.finish, STEADY, list(it.jobs))
+            wait_until("all have fired", lambda: len(self.fired(it.run, triggerer)) == number, 600, among=among, poll=3)
+            figures.blocked = triggerer.blocked()
+        finally:
+            triggerer.component.kill()
+        names = list(it.jobs)
+        seen = {names[index]: at for index, at in self.fired(it.run, triggerer).items()}
+        for name, sent, answered in (line.split("\t") for line in told):
+            figures.after_sending.append((seen[name] - float(sent)) * 1000)
+            figures.after_answer.append((seen[name] - float(answered)) * 1000)
+        figures.first_requests = self.requests(began, quiet_from)
+        figures.requests_per_second = self.requests(quiet_from, quiet_until) / (quiet_until - quiet_from)
+        return figures
+
+    def ours(self, number: int) -> Figures:
+        names = self._bench.create("ours", number)
+        found = self._cluster.api.find(TRAINER, "TrainJob", "ours")
+        uids = {each["metadata"]["name"]: each["metadata"]["uid"] for each in found}
+        target = Target("kubernetes", None, Credentials(kubeconfig=str(self._bench.kubeconfig))).public()
+        common = {"trainjob_conn_id": "trainjob_default", "namespace": "ours", "attempt": 1, "target": target}
+        jobs = {name: common | {"name": name, "uid": uids[name]} for name in names}
+        trigger = "trainjob_airflow.triggers.trainjob.TrainJobTrigger"
+        return self.run(Deferred("ours", sys.executable, trigger, "finish", jobs))
+
+    def peer(self, number: int, python: Path) -> Figures:
+        self._cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "jobs"}})
+        names = self._bench.drive("jobs", "create-jobs", number)
+        common = {
+            "job_namespace": "jobs",
+            "pod_names": [],
+            "pod_namespace": "jobs",
+            "base_container_name": "base",
+            "kubernetes_conn_id": "kubernetes_default",
+        }
+        jobs = {name: common | {"job_name": name} for name in names}
+        trigger = "airflow.providers.cncf.kubernetes.triggers.job.KubernetesJobTrigger"
+        return self.run(Deferred("jobs", str(python), trigger, "finish-jobs", jobs))
+
+
+def report(number: int, ours: Figures, peer: Figures | None) -> None:
+    def each(metric: str, of: str, unit: str) -> None:
+        say(metric, getattr(ours, of), unit, getattr(peer, of) if peer else None)
+
+    def p95(values: list[float]) -> float:
+        return statistics.quantiles(values, n=20)[-1]
+
+    say("deferred jobs", number, "", number if peer else None)
+    each("from the first row to the last running trigger", "seconds_to_wait", "s")
+    each("API requests until all wait", "first_requests", "")
+    each("API requests while nothing happens", "requests_per_second", "1/s")
+    each("connections to the API server", "connections", "")
+    each("CPU of the triggerer while nothing happens, of one core", "cpu", "%")
+    each("memory above the idle triggerer, RSS", "above_idle", "MB")
+    say("warnings of a blocked loop", len(ours.blocked), "", len(peer.blocked) if peer else None)
+    if ours.blocked or (peer and peer.blocked):
+        longest = max(peer.blocked, default=0.0) if peer else None
+        say("longest time for which it was blocked", max(ours.blocked, default=0.0), "s", longest)
+    for what, of in (("completion", "after_answer"), ("sending of the completion", "after_sending")):
+        for metric, take in (("median", statistics.median), ("p95", p95)):
+            beside = take(getattr(peer, of)) if peer else None
+            say(f"{what} to trigger event, {metric}", take(getattr(ours, of)), "ms", beside)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1000, help="how many (%(default)s)")
+    parser.add_argument("--quiet-seconds", type=float, default=60, help="how long requests are counted (%(default)s)")
+    parser.add_argument(
+        "--calm-seconds", type=float, default=0, help="how long to wait for others to leave the machine"
+    )
+    parser.add_argument("--peer", type=Path, default=PEER, help="a Python with Airflow's Kubernetes provider")
+    parser.add_argument("--no-peer", action="store_true", help="without it")
+    arguments = parser.parse_args()
+    if not POSTGRES:
+        say("not measured", "PostgreSQL is not installed")
+        return
+    if not arguments.no_peer and not arguments.peer.exists():
+        raise SystemExit(f"{arguments.peer} is missing: make .venv-bench/stamp, or --no-peer")
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        policy, audit_log = directory / "policy.yaml", directory / "audit.log"
+        policy.write_text(yaml.safe_dump(POLICY))
+        flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}")
+        environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        say("load average before", os.getloadavg()[0])
+        cluster = Cluster(kueue=False, controllers=False, api_server_flags=flags)
+        with cluster, Database(directory / "airflow", directory / "dags", environment) as airflow:
+            bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.calm_seconds)
+            measure = Measure(bench, cluster, airflow, audit_log, arguments.quiet_seconds)
+            ours = measure.ours(arguments.jobs)
+            peer = None if arguments.no_peer else measure.peer(arguments.jobs, arguments.peer)
+        report(arguments.jobs, ours, peer)
+        say("load average after", os.getloadavg()[0])
+
+
+if __name__ == "__main__":
+    main()

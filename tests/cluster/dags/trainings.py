@@ -1,0 +1,46 @@
+"""DAGs for a whole Airflow on the cluster, each in both ways to wait."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+RUNTIME = {"worker": "torch-distributed", "deferred": "until-told"}
+
+
+def training(mode: str, task_id: str = "train", **more: Any) -> dict[str, Any]:
+    """Arguments of a task."""
+    return {
+        "task_id": task_id,
+        "runtime": "until-told",
+        "namespace": "{{ params.namespace }}",
+        "num_nodes": 1,
+        "deferrable": mode == "deferred",
+        "retries": 3,
+        "retry_delay": timedelta(0),
+        **more,
+    }
+
+
+for mode in ("worker", "deferred"):
+    with DAG(f"{mode}_waits", params={"namespace": "nowhere"}) as dag:
+        TrainJobOperator(**training(mode))
+    globals()[dag.dag_id] = dag
+
+    # Two cores run so many tasks at once; what is deferred does not count.
+    with DAG(f"{mode}_mapped", params={"namespace": "nowhere"}, max_active_tasks=4) as dag:
+        mapped = training(mode, runtime=RUNTIME[mode])
+        del mapped["num_nodes"]
+        TrainJobOperator.partial(**mapped).expand(num_nodes=[1] * 50)
+    globals()[dag.dag_id] = dag
+
+    with DAG(f"{mode}_hopeless", params={"namespace": "nowhere"}) as dag:
+        TrainJobOperator(**training(mode, "no_connection", trainjob_conn_id="nosuch"))
+        TrainJobOperator(**training(mode, "no_runtime", runtime="nosuch"))
+        TrainJobOperator(**training(mode, "forbidden", trainjob_conn_id="elsewhere"))
+        TrainJobOperator(**training(mode, "ended_token", trainjob_conn_id="ended"))
+    globals()[dag.dag_id] = dag

@@ -1,0 +1,145 @@
+"""The examples of dags_examples/airflow that need a cluster, as they are, on real controllers with simulated nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster import kueue
+from tests.cluster.access import TRAINER, Access, condition, trainjob
+from tests.cluster.launchers import launcher_environment
+from tests.cluster.nodes import GPU, fate
+from tests.cluster.processes import Component, wait_until
+from tests.cluster.recorder import JOBSET, REPLICATED_JOB
+
+from trainjob.install import objects
+
+_PATIENCE = 200  # seconds for each step; the whole test took 310 at a load of 25
+pytestmark = pytest.mark.timeout(5 * _PATIENCE)
+
+EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "airflow"
+Object = dict[str, Any]
+
+PROGRAM = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+
+dags = DagBag(sys.argv[1]).dags
+for dag_id, conf in json.loads(sys.argv[2]).items():
+    run = dags[dag_id].test(run_conf=conf)
+    states = {task.task_id: str(task.state) for task in run.get_task_instances()}
+    print(dag_id, "is", run.state, json.dumps(states, sort_keys=True), flush=True)
+"""
+
+
+@pytest.fixture
+def volume(cluster: Access) -> Iterator[None]:
+    """What a provisioner would make of the claim of the torchtune runtime."""
+    metadata = {"name": "finetune"}
+    spec = {"capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/finetune"}}
+    cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
+    yield
+    cluster.api.delete("v1", "PersistentVolume", "", "finetune")
+
+
+@pytest.mark.usefixtures("volume")
+def test_gang_fine_tuning_and_adoption(
+    cluster: Access, namespace: str, small_queue: str, airflow_home: Path, tmp_path: Path
+) -> None:
+    """One after the other, by one Airflow with the rights of `trainjob install`.
+
+    The gang waits in its queue, in which six of eight GPUs are free. The job to adopt is somebody's who has created it
+    suspended, and resumes it once the sensor looks at it.
+    """
+    taken = trainjob(
+        "taken",
+        namespace,
+        trainer={"numNodes": 1, "resourcesPerNode": {"limits": {GPU: "2"}}, "env": fate(run="never")},
+    )
+    taken["metadata"]["labels"] = {kueue.QUEUE_LABEL: small_queue}
+    cluster.api.create(taken)
+    running = lambda: admitted(cluster, namespace, "taken")  # noqa: E731
+    wait_until("two GPUs are taken", running)
+    report = {"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.5"}], "outputs": {"model": "s3://models/x"}}
+    theirs = {"suspend": True, "trainer": {"env": fate(run="300ms", message=json.dumps(report))}}
+    cluster.api.create(trainjob("theirs", namespace, runtime="jax-distributed", **theirs))
+
+    asked = {"train_gang": {"queue": small_queue}, "finetune_llm": {}, "adopt_training": {"job": "theirs"}}
+    (role, *_) = (each for each in objects("rbac") if each["kind"] == "Role")
+    environment = {
+        **launcher_environment(),
+        "KUBECONFIG": str(cluster.kubeconfig_for(role["rules"], namespace)),
+        "TRAINJOB_BACKEND": "kubernetes",
+        "TRAINJOB_NAMESPACE": namespace,
+        "AIRFLOW_HOME": str(airflow_home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(EXAMPLES),
+        "NO_COLOR": "1",
+    }
+    airflow = Component(
+        "airflow", [sys.executable, "-c", PROGRAM, str(EXAMPLES), json.dumps(asked)], tmp_path, environment
+    )
+
+    def says(text: str) -> None:
+        def said() -> bool:
+            alive = airflow.alive  # before its log is read, to which it may have written last
+            found = text in airflow.log.read_text()
+            assert found or alive, airflow.tail()
+            return found
+
+        wait_until(f"{text!r} is in its log", said, _PATIENCE)
+
+    airflow.start()
+    try:
+        says(f"waiting for admission in queue {small_queue}")
+        says("insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed")
+        (gang,) = {job["metadata"]["name"] for job in jobs(cluster, namespace)} - {"taken", "theirs"}
+        assert not pods(cluster, namespace, gang), "none of the four has started"
+        cluster.api.delete(TRAINER, "TrainJob", namespace, "taken")
+        says('train_gang is success {"train": "success"}')
+        says('finetune_llm is success {"finetune": "success"}')
+        says("TrainJob theirs is Suspended")
+        cluster.api.patch(TRAINER, "TrainJob", namespace, "theirs", {"spec": {"suspend": False}})
+        states = {"export_model": "skipped", "good_enough": "success", "result": "success", "wait": "success"}
+        says(f"adopt_training is success {json.dumps(states)}")
+    finally:
+        airflow.kill()
+
+    ended = {job["spec"]["runtimeRef"]["name"]: job for job in jobs(cluster, namespace)}
+    assert all(condition(job, "Complete") for job in ended.values())
+    assert [limits(pod)[GPU] for pod in pods(cluster, namespace, gang)["node"]] == ["2"] * 4
+    tuned = pods(cluster, namespace, ended["torchtune-llama3.2-1b"]["metadata"]["name"])
+    assert {name: len(each) for name, each in tuned.items()} == {
+        "dataset-initializer": 1, "model-initializer": 1, "node": 1,
+    }  # fmt: skip
+    (container,) = tuned["node"][0]["spec"]["containers"]
+    words = [*container["command"], *container.get("args", [])]
+    assert words[:2] == ["tune", "run"]
+    assert {"lora_finetune_distributed", "model.lora_rank=8", "epochs=1", "dataset.split=train[:95%]"} <= set(words)
+
+
+def jobs(cluster: Access, namespace: str) -> list[Object]:
+    return cluster.api.find(TRAINER, "TrainJob", namespace)
+
+
+def pods(cluster: Access, namespace: str, job: str) -> dict[str, list[Object]]:
+    """The pods of a job, by replicated job."""
+    found: dict[str, list[Object]] = {}
+    for pod in cluster.api.find("v1", "Pod", namespace, labels=f"{JOBSET}={job}"):
+        found.setdefault(pod["metadata"]["labels"][REPLICATED_JOB], []).append(pod)
+    return found
+
+
+def admitted(cluster: Access, namespace: str, name: str) -> bool:
+    job = cluster.api.get(TRAINER, "TrainJob", namespace, name) or {}
+    return bool((job.get("spec") or {}).get("suspend") is False and cluster.api.find("v1", "Pod", namespace))
+
+
+def limits(pod: Object) -> dict[str, str]:
+    (container,) = pod["spec"]["containers"]
+    found: dict[str, str] = container["resources"]["limits"]
+    return found

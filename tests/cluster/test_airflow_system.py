@@ -1,0 +1,230 @@
+"""A whole Airflow on the cluster: its API server away for two minutes, many tasks at once, and what cannot work."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.airflow.system.airflow import POSTGRES, Airflow
+from tests.cluster.access import RULES, TRAINER
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import annotation
+from tests.cluster.processes import wait_until
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not POSTGRES, reason="PostgreSQL is not installed (Debian: apt-get install postgresql)"),
+]
+
+MODES = ("worker", "deferred")
+OVER = ("success", "failed")
+OUTAGE = 120.0  # seconds
+
+CLEAR = {
+    "no_connection": "there is no connection 'nosuch'",
+    "no_runtime": "there is no ClusterTrainingRuntime 'nosuch'",
+    "forbidden": r'cannot create resource "trainjobs" in API group "trainer.kubeflow.org" in the namespace "{}"',
+    "ended_token": "the credentials are refused, also after they were read again",
+}
+"""What the log says, by task of the DAGs that cannot work; ``{}`` is the namespace."""
+
+
+@pytest.fixture(scope="module")
+def ended_token(own_cluster: Cluster) -> str:
+    """Of a service account that is no more."""
+    token = own_cluster.token_for("leaver")
+    own_cluster.api.delete("v1", "ServiceAccount", "default", "leaver")
+    return token
+
+
+@pytest.fixture(scope="module")
+def airflow(own_cluster: Cluster, ended_token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    until_told = copy.deepcopy(own_cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "torch-distributed"))
+    assert until_told is not None
+    until_told["metadata"] = {"name": "until-told", "labels": until_told["metadata"].get("labels", {})}
+    (job,) = until_told["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]
+    pod["metadata"] = {**pod.get("metadata", {}), "annotations": {annotation("run"): "never"}}
+    own_cluster.api.apply(until_told)
+
+    directory = tmp_path_factory.mktemp("whole-airflow")
+    authority = directory / "ca.crt"
+    authority.write_bytes(own_cluster.api.authority)
+    elsewhere = {"kube_config_path": str(own_cluster.kubeconfig_for(RULES))}
+    ended = {"host": own_cluster.api.server, "password": ended_token, "extra": {"ca_file": str(authority)}}
+    environment = {
+        "TRAINJOB_BACKEND": "kubernetes",
+        "KUBECONFIG": str(own_cluster.kubeconfig),
+        "AIRFLOW_CONN_ELSEWHERE": json.dumps({"conn_type": "trainjob", "extra": elsewhere}),
+        "AIRFLOW_CONN_ENDED": json.dumps({"conn_type": "trainjob", **ended}),
+    }
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    with Airflow(directory, Path(__file__).parent / "dags", environment) as airflow:
+        yield airflow
+
+
+@dataclass
+class Run:
+    """A run of one of the DAGs."""
+
+    airflow: Airflow
+    cluster: Cluster
+    dag: str
+    namespace: str
+    id: str = ""
+
+    @property
+    def jobs(self) -> list[str]:
+        return [each["metadata"]["name"] for each in self.cluster.api.find(TRAINER, "TrainJob", self.namespace)]
+
+    @property
+    def task(self) -> dict[str, Any]:
+        return self.airflow.task(self.dag, self.id)
+
+    @property
+    def state(self) -> str:
+        return str(self.airflow.get(f"dags/{self.dag}/dagRuns/{self.id}")["state"])
+
+    def begin(self) -> None:
+        self.id = self.airflow.run(self.dag, namespace=self.namespace)
+
+    def count(self, state: str) -> int:
+        path = f"dags/{self.dag}/dagRuns/{self.id}/taskInstances"
+        return int(self.airflow.get(path, state=state, limit=1)["total_entries"])
+
+    def log(self, task_id: str = "train") -> str:
+        return self.airflow.log(self.dag, self.id, task_id)
+
+    def until_logged(self, text: str) -> None:
+        what = f"{text!r} is in the log of {self.dag}"
+        wait_until(what, lambda: text in self.log(), 150, poll=0.5, ignore=httpx.HTTPError)
+
+    def until_over(self) -> str:
+        wait_until(f"{self.dag} is over", lambda: self.state in OVER, 400, poll=0.5, ignore=httpx.HTTPError)
+        return self.state
+
+    def tell(self) -> None:
+        """Let all pods of its jobs end."""
+        told = {"metadata": {"annotations": {annotation("run"): "1ms"}}}
+        for pod in self.cluster.api.find("v1", "Pod", self.namespace, fields="status.phase=Running"):
+            self.cluster.api.patch("v1", "Pod", self.namespace, pod["metadata"]["name"], told)
+
+
+Runs = dict[str, list[Run]]
+
+
+@pytest.fixture(scope="module")
+def runs(airflow: Airflow, own_cluster: Cluster) -> Iterator[Runs]:
+    """What is to happen -> a run that is waited for in workers, and one in the triggerer; the short ones at once."""
+    dags = {"marked": "waits", "deleted": "waits", "hopeless": "hopeless", "cut off": "waits", "many": "mapped"}
+    with ExitStack() as stack:
+        runs = {
+            fate: [
+                Run(airflow, own_cluster, f"{mode}_{dag}", stack.enter_context(own_cluster.namespace("airflow")))
+                for mode in MODES
+            ]
+            for fate, dag in dags.items()
+        }
+        for one, all_of_them in zip(runs["cut off"], runs["many"], strict=True):
+            one.namespace = all_of_them.namespace
+        for fate in ("marked", "deleted", "hopeless"):
+            for run in runs[fate]:
+                run.begin()
+        yield runs
+
+
+def test_marked_by_a_person(runs: Runs) -> None:
+    marked, gone = dict[str, float](), dict[str, float]()
+    for run in runs["marked"]:
+        run.until_logged("TrainJob is Running")
+    for run in runs["marked"]:
+        run.airflow.mark("failed", run.dag, run.id)
+        marked[run.dag] = time.monotonic()
+
+    def all_gone() -> bool:
+        for run in runs["marked"]:
+            if not run.jobs:
+                gone.setdefault(run.dag, time.monotonic())
+        return gone.keys() == marked.keys()
+
+    wait_until("the jobs are gone", all_gone, 60)
+    took = {dag: gone[dag] - marked[dag] for dag in marked}
+    assert max(took.values()) < 10, took
+
+
+def test_deleted_behind_our_back(runs: Runs, own_cluster: Cluster) -> None:
+    for run in runs["deleted"]:
+        run.until_logged("TrainJob is Running")
+        (name,) = run.jobs
+        own_cluster.api.delete(TRAINER, "TrainJob", run.namespace, name)
+    for run in runs["deleted"]:
+        assert run.until_over() == "failed"
+        assert "somebody deleted the job while it was waited for" in run.log()
+        assert run.task["try_number"] == 1, "who deletes a job does not want it, so it is not tried again"
+        assert run.jobs == []
+
+
+def test_what_cannot_work_fails_clearly_and_at_once(runs: Runs, ended_token: str) -> None:
+    for run in runs["hopeless"]:
+        assert run.until_over() == "failed"
+        for task_id, words in CLEAR.items():
+            log = run.log(task_id)
+            assert words.format(run.namespace) in log
+            assert "TrainJobFatal: " in log
+            assert run.airflow.task(run.dag, run.id, task_id)["try_number"] == 1, "another try cannot help"
+            assert ended_token not in str(run.airflow.log_entries(run.dag, run.id, task_id))
+        assert run.jobs == []
+
+
+def test_fifty_at_once_and_two_minutes_without_the_api_server(runs: Runs, own_cluster: Cluster) -> None:
+    deferred, cut_off = runs["many"][1], runs["cut off"]
+    for run in (*cut_off, *runs["many"]):
+        run.begin()
+    wait_until("50 are deferred", lambda: deferred.count("deferred") == 50, 600, poll=0.5)
+    for run in cut_off:
+        run.until_logged("TrainJob is Running")
+    wait_until("one watch is enough", lambda: watches(own_cluster) == 1, 60, poll=0.5)
+
+    own_cluster.kill("kube-apiserver")
+    killed = time.monotonic()
+    try:
+        for run in cut_off:
+            run.until_logged("API server unavailable, trying again")
+        wait_until("two minutes are over", lambda: time.monotonic() > killed + OUTAGE, OUTAGE + 10)
+    finally:
+        own_cluster.start_component("kube-apiserver")
+    assert [run.task["state"] for run in cut_off] == ["running", "deferred"]
+    assert deferred.count("deferred") == 50
+    assert len(deferred.jobs) == 50 + 1
+
+    def told_and_over() -> bool:  # again and again, for jobs that begin only now
+        for run in cut_off:
+            run.tell()
+        return all(run.state in OVER for run in (*cut_off, *runs["many"]))
+
+    wait_until("all is over", told_and_over, 400, poll=2)
+    for run in (*cut_off, *runs["many"]):
+        assert run.state == "success"
+        assert len(run.jobs) == 50 + 1, "one job each"
+    assert [run.task["try_number"] for run in cut_off] == [1, 1]
+
+
+def watches(cluster: Cluster) -> int:
+    """Open watches of all TrainJobs of a namespace; those of one job, which workers have, count as another scope."""
+    opened = re.findall(
+        r'^apiserver_longrunning_requests\{.*resource="trainjobs",scope="namespace",.*verb="WATCH".*\} (\d+)$',
+        cluster.api.request("GET", "/metrics"),
+        re.MULTILINE,
+    )
+    return sum(map(int, opened))

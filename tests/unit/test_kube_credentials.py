@@ -1,0 +1,48 @@
+"""What a kubeconfig's exec plugin says of a token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import ConfigurationError
+
+# Empty as often as the file has lines, one of which it takes away each time.
+PLUGIN = """
+token=second; [ -s "$0" ] && token=
+sed -i 1d "$0"
+printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}' "$token"
+"""
+
+
+def credentials(directory: Path, empty: int) -> Credentials:
+    (directory / "times").write_text("empty\n" * empty)
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sh",
+        "args": ["-c", PLUGIN, str(directory / "times")],
+        "interactiveMode": "Never",
+    }
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "u", "user": {"exec": plugin}}],
+    }
+    (directory / "kubeconfig").write_text(json.dumps(config))
+    return Credentials(kubeconfig=str(directory / "kubeconfig"))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_token_that_is_just_being_written_is_read_again(tmp_path: Path, apart: bool) -> None:
+    assert credentials(tmp_path, 2).load(apart=apart).authorization == "Bearer second"
+
+
+def test_an_empty_token_is_no_header(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="token is empty: look at what its exec plugin prints"):
+        credentials(tmp_path, 100).load()
