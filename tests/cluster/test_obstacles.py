@@ -36,14 +36,18 @@ async def until(
     backend: KubernetesBackend, ref: JobRef, enough: Callable[[Observation], bool], seen: list[Observation]
 ) -> None:
     """Wait for the job until `enough` says so of an observation."""
-    with anyio.fail_after(60), anyio.CancelScope() as scope:
+    found = False
+    with anyio.move_on_after(60) as scope:
 
         def look(observation: Observation, _: str) -> None:
+            nonlocal found
             seen.append(observation)
             if enough(observation):
+                found = True
                 scope.cancel()
 
         await wait(backend, ref, on_change=look)
+    assert found, f"not seen within 60 s; what was seen last: {seen[-1:]}"
 
 
 async def stuck(backend: KubernetesBackend, ref: JobRef) -> str:

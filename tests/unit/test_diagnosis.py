@@ -420,10 +420,12 @@ QUOTA = 'pods "x" is forbidden: exceeded quota: gpus'
 
 
 def test_an_event_that_is_older_than_the_pods_is_over() -> None:
-    before = noted("FailedCreate", QUOTA, "2026-11-21T10:00:29.9Z", "Job", "x-node-0")
-    after = noted("FailedCreate", QUOTA, "2026-11-21T10:00:30.1Z", "Job", "x-node-0")
+    before, same, after = (
+        noted("FailedCreate", QUOTA, f"2026-11-21T10:00:{second}Z", "Job", "x-node-0") for second in (29.9, 30.9, 31.1)
+    )
     assert diagnosed(starting(), job=GOES_ON, events=[before]).category is Category.NONE
-    assert diagnosed(starting(), job=GOES_ON, events=[after]).category is Category.QUOTA
+    assert diagnosed(starting(), job=GOES_ON, events=[same]).category is Category.NONE, "it would be refused again"
+    assert diagnosed(starting(), job=GOES_ON, events=[after, same]).category is Category.QUOTA
     assert diagnosed(job=GOES_ON, events=[before]).summary == f"job x-node-0: FailedCreate: {QUOTA}"
 
 

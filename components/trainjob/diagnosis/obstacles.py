@@ -129,8 +129,9 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
         if kind == "Pod" and pods is not None:
             told_elsewhere = reason not in _OF_STARTING or name not in pending
         else:
-            # Whatever could not be created before the youngest pod was: it could then.
-            told_elsewhere = kind != "Pod" and _seconds(event_time(event)) < youngest
+            # Whatever could not be created before the youngest pod was: it could then. Also within the same second, all
+            # that is known of a pod: what is refused for good is refused again, and the Event then has a later time.
+            told_elsewhere = kind != "Pod" and bool(youngest) and _seconds(event_time(event)) <= youngest
         meaning = meanings.find(reason, message)
         if told_elsewhere or meaning is None:
             continue
