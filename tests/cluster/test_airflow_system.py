@@ -55,7 +55,7 @@ def airflow(own_cluster: Cluster, ended_token: str, tmp_path_factory: pytest.Tem
     (job,) = until_told["spec"]["template"]["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]
     pod["metadata"] = {**pod.get("metadata", {}), "annotations": {annotation("run"): "never"}}
-    own_cluster.api.apply(until_told)
+    own_cluster.add_runtime(until_told)
 
     directory = tmp_path_factory.mktemp("whole-airflow")
     authority = directory / "ca.crt"

@@ -42,7 +42,7 @@ globals().update(
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: Access) -> Path:
     """Of somebody with the rights of Trainer's own role for users, in all namespaces."""
-    cluster.api.apply(steps.runtime(steps.STEP_RUNTIME, images.PYTHON))
+    cluster.add_runtime(steps.runtime(steps.STEP_RUNTIME, images.PYTHON))
     return cluster.kubeconfig_for(cluster_wide=True)
 
 

@@ -82,7 +82,7 @@ def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]
 
 async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
     for runtime in objects("runtimes", image="registry.example/steps:1"):
-        cluster.api.apply(runtime)
+        cluster.add_runtime(runtime)
 
     def active() -> object:
         return condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
@@ -383,7 +383,7 @@ async def test_a_cluster_falls_apart(bare: Cluster) -> None:
     assert failures(await examined(kubeconfig, namespace, queue="gpus")) == ["kueue"]
 
     for runtime in objects("runtimes"):
-        bare.api.apply(runtime)
+        bare.add_runtime(runtime)
     found = await examined(kubeconfig, namespace)
     assert of(found, "steps").level is Level.WARNING
     assert STEP_IMAGE in of(found, "steps").message

@@ -29,7 +29,7 @@ CHANGING = re.compile(r"\d+(?= ms)|(?<=127\.0\.0\.1:)\d+")
 
 
 def test_the_page_shows_what_doctor_says(own_cluster: Cluster, tmp_path: Path) -> None:
-    own_cluster.api.apply(runtime(DIGITS, "registry.example/digits:1"))
+    own_cluster.add_runtime(runtime(DIGITS, "registry.example/digits:1"))
     with own_cluster.namespace("training") as training, own_cluster.namespace("airflow") as airflow:
         token = {"token": own_cluster.token_for("airflow-worker", airflow)}
         for each in objects("rbac", namespace=training, service_accounts=[(airflow, "airflow-worker")]):

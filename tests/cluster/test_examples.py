@@ -23,7 +23,7 @@ def test_what_an_example_says_reaches_the_jobset(cluster: Access, namespace: str
     read = {name: yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("torch-ttl", "torch-elastic")}
     resilient = next(each for each in objects("runtimes") if each["metadata"]["name"] == "torch-resilient")
     for runtime in (resilient, read["torch-ttl"]):
-        cluster.api.apply(runtime)
+        cluster.add_runtime(runtime)
     elastic = read["torch-elastic"]
     asked: dict[str, Object] = {
         "resilient": {"runtime": "torch-resilient"},

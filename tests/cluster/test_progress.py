@@ -38,7 +38,7 @@ def reporting(own_cluster: Cluster) -> Iterator[Cluster]:
     if why := unfit():
         pytest.skip(f"TRAINER WITHOUT STATUS SERVER: {why}")
     for each in objects("runtimes"):
-        own_cluster.api.apply(each)
+        own_cluster.add_runtime(each)
     with own_cluster.status_api():
         yield own_cluster
 

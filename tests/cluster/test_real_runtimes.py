@@ -107,7 +107,7 @@ def client(real_node: Access, namespace: str) -> Iterator[TrainJobClient]:
 def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str, mpi_image: str) -> dict[str, Ended]:
     """All of them at once: most of their time they wait for each other."""
     for file, image in ((steps.STEP_RUNTIME, step_image), (MPI_RUNTIME, mpi_image)):
-        own_cluster.api.apply(steps.runtime(file, image))
+        own_cluster.add_runtime(steps.runtime(file, image))
     script, data = f"{steps.EXAMPLES}/training/digits_jax.py", f"{steps.EXAMPLES}/data"
     asked: dict[str, Object] = {
         "plain": {

@@ -39,7 +39,7 @@ RUNTIMES = {name: each for each in objects("runtimes") if (name := each["metadat
 def resilient(own_cluster: Cluster) -> Cluster:
     """The cluster with the resilient runtimes, as they are shipped."""
     for each in RUNTIMES.values():
-        own_cluster.api.apply(each)
+        own_cluster.add_runtime(each)
     return own_cluster
 
 

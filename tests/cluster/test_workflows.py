@@ -87,7 +87,7 @@ class Platform:
 @pytest.fixture(scope="module")
 def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     for file in (steps.STEP_RUNTIME, ROOT / "dags_examples" / "cluster" / "digits-jax.yaml"):
-        own_cluster.api.apply(steps.runtime(file, step_image))
+        own_cluster.add_runtime(steps.runtime(file, step_image))
 
     gateway = own_cluster.layout.gateway  # this machine, for pods and for launchers
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -25,7 +25,7 @@ def install(cluster: Access, namespace: str) -> None:
     pod["volumes"] = [{"name": "initializer", "emptyDir": {}}]
     pod["containers"][0]["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
     for runtime in (_two_nodes("conformance-two-nodes"), own, large, cache):
-        cluster.api.apply(runtime)
+        cluster.add_runtime(runtime)
 
 
 def _copy(runtime: Object, name: str) -> Object:

@@ -88,6 +88,16 @@ def test_the_latest_event_counts() -> None:
     assert in_events(events[2:]) is None
 
 
+def test_a_webhook_that_is_behind_is_no_refusal() -> None:
+    """As JobSet has noted it beside a busy Kueue 0.18."""
+    said = (
+        'job "a-node-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
+        'JobSet.jobset.x-k8s.io "a" not found'
+    )
+    found = in_events([{**event("", reason="JobCreationFailed"), "message": said}])
+    assert found == Obstacle("JobCreationFailed", said, lasting=False)
+
+
 def test_when_an_event_was_last_seen() -> None:
     assert event_time({"eventTime": "b", "series": {"lastObservedTime": "c"}}) == "c"
     assert event_time({"firstTimestamp": None, "lastTimestamp": None, "eventTime": "b"}) == "b"

@@ -272,6 +272,14 @@ _RULES = (
         "create the runtime again: the job needs it",
         lasting=True,
     ),
+    # Kueue's webhook looks up what a Job belongs to in a cache that may be behind for a moment (0.18, busy machine).
+    _rule(
+        _REFUSED,
+        r'denied the request: (JobSet|TrainJob|Workload)\.[\w.-]+ "[^"]*" not found',
+        Category.ADMISSION,
+        _INFRASTRUCTURE,
+        "wait: an admission webhook has not heard of the job yet, and it is created again",
+    ),
     # An API server that says no will say it again; a conflict or an outage is gone at the next try.
     _rule(
         _REFUSED,
