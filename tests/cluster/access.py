@@ -16,6 +16,7 @@ from tests.cluster.processes import wait_until
 Object = dict[str, Any]
 
 TRAINER = "trainer.kubeflow.org/v1alpha1"
+JOBSET = "jobset.x-k8s.io/v1alpha2"
 
 RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {

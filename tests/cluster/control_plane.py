@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 import httpx
 from tests.cluster import build, components, kueue, nodes, status_api, webhooks
-from tests.cluster.access import Access, condition
+from tests.cluster.access import JOBSET, TRAINER, Access, condition
 from tests.cluster.api import ApiError, client_user, write_kubeconfig
 from tests.cluster.components import Layout
 from tests.cluster.manifests import load, point
@@ -131,6 +131,12 @@ class Cluster(Access):
 
     def _is_ready(self) -> bool:
         return bool(self.api.request("GET", "/readyz") == "ok")
+
+    def _serves_what_is_stored(self) -> bool:
+        """Ready or not, the API server says 429 to who asks for a kind whose objects it has not read from etcd yet."""
+        for api, kind in ((TRAINER, "TrainJob"), (JOBSET, "JobSet"), ("v1", "Pod"), ("v1", "Event")):
+            self.api.find(api, kind, "default")
+        return True
 
     def _controllers(self) -> None:
         """JobSet, Trainer and Kueue: definitions, then the programs, then the webhooks."""
@@ -270,6 +276,8 @@ class Cluster(Access):
         component.start()
         if program in ("etcd", "kube-apiserver"):
             self._api_ready()
+            alive = [self.components["etcd"], self.components["kube-apiserver"]]
+            wait_until("what is stored is served", self._serves_what_is_stored, 60, among=alive, ignore=_NOT_YET)
         webhooks.wait(self.api, {program: component})
 
     def restart(self, program: str) -> None:

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-from tests.cluster.access import Access
+from tests.cluster.access import JOBSET, Access
 from tests.cluster.api import ApiError
 from tests.cluster.processes import wait_until
 from tests.conformance.row import Row
@@ -28,7 +28,6 @@ from trainjob.manifest import render
 pytestmark = pytest.mark.timeout(300)
 
 Object = dict[str, Any]
-JOBSET = "jobset.x-k8s.io/v1alpha2"
 CALLS = recorded()["calls"]
 WITH_PODS = {"container-with-resources", "patched-containers", "hugging-face", "container-by-mpirun"}
 """Rows whose jobs are not suspended. (Not by resuming them: JobSet refuses that where a runtime makes claims.)"""

@@ -15,7 +15,7 @@ import anyio.to_thread
 import pytest
 from tests.cluster import build, kueue, nodes
 from tests.cluster import step_image as steps
-from tests.cluster.access import TRAINER, Access, condition
+from tests.cluster.access import JOBSET, TRAINER, Access, condition
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import Cluster
 from tests.cluster.manifests import load
@@ -31,7 +31,6 @@ from trainjob.waiting import follow, wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-JOBSET = "jobset.x-k8s.io/v1alpha2"
 RUNTIMES = {name: each for each in objects("runtimes") if (name := each["metadata"]["name"]).endswith("-resilient")}
 
 
