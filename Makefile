@@ -6,6 +6,8 @@ VENV := .venv
 TORCH_VENV := .venv-torch
 SDK_VENV := .venv-sdk
 OLDEST_VENV := .venv-airflow-oldest
+OLDEST_KFP_VENV := .venv-kfp-oldest
+STEP_VENV := .venv-step
 BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
@@ -59,6 +61,20 @@ $(OLDEST_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/airflow-oldest.txt
 	@$(UV) --python $(OLDEST_VENV)/bin/python --no-deps --editable .
 	@touch $@
 
+$(OLDEST_KFP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/kfp-oldest.txt
+	@echo "setting up $(OLDEST_KFP_VENV) with the oldest SDK of Kubeflow Pipelines that is supported"
+	@$(PYTHON) -m venv --without-pip $(OLDEST_KFP_VENV)
+	@$(UV) --python $(OLDEST_KFP_VENV)/bin/python --requirements constraints/kfp-oldest.txt
+	@$(UV) --python $(OLDEST_KFP_VENV)/bin/python --no-deps --editable .
+	@touch $@
+
+$(STEP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/main.txt
+	@echo "setting up $(STEP_VENV) with what the step image has"
+	@$(PYTHON) -m venv --without-pip $(STEP_VENV)
+	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --editable '.[kubernetes,mlflow,storage]'
+	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --no-deps kfp
+	@touch $@
+
 $(BENCH_VENV)/stamp: $(BIN)/uv constraints/bench.txt
 	@echo "setting up $(BENCH_VENV) with Airflow's own Kubernetes provider"
 	@$(PYTHON) -m venv --without-pip $(BENCH_VENV)
@@ -66,7 +82,7 @@ $(BENCH_VENV)/stamp: $(BIN)/uv constraints/bench.txt
 	@touch $@
 
 .PHONY: setup
-setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(OLDEST_VENV)/stamp ## set up all environments, run nothing
+setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(OLDEST_VENV)/stamp $(OLDEST_KFP_VENV)/stamp $(STEP_VENV)/stamp ## set up all environments, run nothing
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
@@ -78,6 +94,8 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 		--upgrade -o constraints/sdk.txt constraints/sdk.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--upgrade -o constraints/bench.txt constraints/bench.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/kfp-oldest.txt constraints/kfp-oldest.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
@@ -92,7 +110,7 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
-	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-local test-kfp test-airflow test-airflow-oldest test-docs" \
+	@$(BIN)/python tests/lanes.py "$(MAKE)" "lint test-unit test-local test-kfp test-kfp-oldest test-airflow test-airflow-oldest test-docs" \
 		"test-cluster-backend test-cluster-jobs"
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
@@ -101,7 +119,7 @@ test: packages setup cluster-programs ## everything; the cluster is tested besid
 .PHONY: packages
 packages:
 	@rm -f .test-output/missing-packages
-	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt
+	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt tests/containers/apt-packages.txt
 
 .PHONY: lint
 lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
@@ -136,8 +154,18 @@ test-airflow-oldest: $(OLDEST_VENV)/stamp ## the oldest Airflow that is supporte
 		--cov --cov-report=
 
 .PHONY: test-kfp
-test-kfp: $(VENV)/test.stamp ## the KFP compiler, executor and kfp.local
-	COVERAGE_FILE=.coverage.kfp $(PYTEST) tests/kfp --cov --cov-report=
+test-kfp: $(VENV)/test.stamp $(STEP_VENV)/stamp ## the KFP compiler, executor and kfp.local
+	COVERAGE_FILE=.coverage.kfp TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python $(PYTEST) tests/kfp --cov --cov-report=
+
+.PHONY: test-kfp-oldest
+test-kfp-oldest: $(OLDEST_KFP_VENV)/stamp ## the oldest SDK of Kubeflow Pipelines that is supported
+	COVERAGE_FILE=.coverage.kfp-oldest $(OLDEST_KFP_VENV)/bin/python -m pytest \
+		$(patsubst %,tests/kfp/test_%.py,authoring compiled distributed execution task_config) --cov --cov-report=
+
+.PHONY: test-docker
+test-docker: $(VENV)/test.stamp ## the step image and the KFP components in containers, beside S3, a registry and MLflow
+	@sh tests/install-packages.sh tests/containers/apt-packages.txt
+	$(PYTEST) tests/containers
 
 # Before the lanes and not in one of them: a build takes both cores, and two lanes of tests share them well.
 .PHONY: cluster-programs
@@ -189,4 +217,4 @@ bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp ## measurements,
 
 .PHONY: clean
 clean: ## remove environments and everything that was made here
-	rm -rf $(VENV) $(TORCH_VENV) $(SDK_VENV) $(OLDEST_VENV) $(BENCH_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TORCH_VENV) $(SDK_VENV) $(OLDEST_VENV) $(OLDEST_KFP_VENV) $(STEP_VENV) $(BENCH_VENV) .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,7 +12,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "installing$missing"
     export DEBIAN_FRONTEND=noninteractive
     # shellcheck disable=SC2086 - a list of names
-    if apt-get update -qq >/dev/null && apt-get install -y -qq --no-install-recommends $missing >/dev/null; then
+    if apt-get update -qq >/dev/null && apt-get install -y -qq --no-remove --no-install-recommends $missing >/dev/null; then
         exit 0
     fi
 fi

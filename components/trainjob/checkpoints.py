@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from trainjob.spec.checks import RESERVED_PREFIX
+from trainjob.spec.patches import for_every_node
 
 VARIABLE = "TRAINJOB_CHECKPOINT"
 _VOLUME = "trainjob-checkpoints"
@@ -28,7 +29,7 @@ def place(checkpoints: str, work: str) -> str:
     return f"{below.rstrip('/')}/{work}"
 
 
-def runtime_patches(checkpoints: str) -> list[dict[str, Any]]:
+def runtime_patches(checkpoints: str, runtime: str) -> list[dict[str, Any]]:
     """The volume of ``pvc://claim/path``, on every node; nothing for other places."""
     scheme, _, rest = checkpoints.partition("://")
     if scheme != "pvc":
@@ -37,6 +38,4 @@ def runtime_patches(checkpoints: str) -> list[dict[str, Any]]:
         "volumes": [{"name": _VOLUME, "persistentVolumeClaim": {"claimName": rest.partition("/")[0]}}],
         "containers": [{"name": "node", "volumeMounts": [{"name": _VOLUME, "mountPath": _MOUNT}]}],
     }
-    job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
-    patch = {"template": {"spec": {"replicatedJobs": [job]}}}
-    return [{"manager": f"{RESERVED_PREFIX}checkpoints", "trainingRuntimeSpec": patch}]
+    return [for_every_node(runtime, pod, f"{RESERVED_PREFIX}checkpoints")]

@@ -153,17 +153,24 @@ CancelAction = Literal["delete", "suspend"]
 
 
 async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAction = "delete") -> None:
-    """Send the one request that stops `trainjob`, and wait for nothing else: for those who are about to be killed.
+    """Send the one request that stops `trainjob`, and wait for nothing else: for those who are about to be killed."""
+    ref, patch = JobRef.of(trainjob), cancelling(trainjob, action)
+    if patch is None:
+        await backend.delete(ref)
+        return
+    with suppress(NotFound):
+        await backend.patch(ref, patch)
+
+
+def cancelling(trainjob: TrainJob, action: CancelAction) -> dict[str, Any] | None:
+    """The patch that stops `trainjob`; None if it has to be deleted.
 
     A job that Kueue manages is deleted also where it was to be suspended: Kueue starts an admitted job that somebody
     else suspends again (its reconciler: "start the job if the workload has been admitted").
     """
-    ref = JobRef.of(trainjob)
     if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
-        with suppress(NotFound):
-            await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: "true"}}, "spec": {"suspend": True}})
-    else:
-        await backend.delete(ref)
+        return {"metadata": {"annotations": {CANCELLED: "true"}}, "spec": {"suspend": True}}
+    return None
 
 
 async def cancel(

@@ -133,6 +133,7 @@ def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[s
             "namespace": namespace,
             "labels": {**labels, **labels_of(key), ATTEMPT: str(attempt)},
             "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(spec)},
+            **({"ownerReferences": [spec.owner.api()]} if spec.owner is not None else {}),
         },
         "spec": body,
     }
@@ -163,7 +164,7 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
     body["trainer"] = {name: value for name, value in trainer.items() if value}
     patches = [patch.api() for patch in spec.runtime_patches]
     if spec.checkpoints is not None:
-        patches += checkpoints.runtime_patches(spec.checkpoints)
+        patches += checkpoints.runtime_patches(spec.checkpoints, spec.runtime.name)
     if patches:
         body["runtimePatches"] = patches
     if spec.suspend:

@@ -55,11 +55,13 @@ class Obstacle:
         reason: In CamelCase, as the cluster gives it.
         message: The same for people.
         lasting: It does not go away by itself: a person has to change the spec or the cluster.
+        advice: What to do about it.
     """
 
     reason: str
     message: str
     lasting: bool = False
+    advice: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Observation:
         has_run: Whether its pods were seen running, now or earlier.
         pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.
         stuck: Whether it cannot get on unless a person changes something; `message` says what.
+        advice: What that person should do about what is in its way.
     """
 
     phase: Phase
@@ -95,6 +98,7 @@ class Observation:
     has_run: bool = False
     pods_gone: bool = False
     stuck: bool = False
+    advice: str = ""
 
 
 _OBJECT = (dict, Mapping)  # to ask an abstract class first takes as long as all the rest, in jobs of 1,000 pods
@@ -161,7 +165,8 @@ def observe(
     if obstacle is None or not observation.phase.idle:
         return observation
     message = f"{observation.message}: {obstacle.message}" if observation.message else obstacle.message
-    return replace(observation, reason=obstacle.reason, message=message, stuck=obstacle.lasting)
+    stuck, advice = obstacle.lasting, obstacle.advice
+    return replace(observation, reason=obstacle.reason, message=message, stuck=stuck, advice=advice)
 
 
 def _text(condition: Mapping[str, Any], name: str) -> str:

@@ -127,7 +127,8 @@ async def follow(
             if observation.phase.terminal:
                 return
             if observation.stuck and budgets.fail_fast:
-                raise Stuck(f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}")
+                advice = f"\nwhat to do: {observation.advice}" if observation.advice else ""
+                raise Stuck(f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}{advice}")
 
 
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:

@@ -14,10 +14,28 @@ import os
 
 # In a step's own process KFP leaves its authoring half out, and with it `dsl.component` (kfp/dsl/__init__.py).
 if os.environ.get("_KFP_RUNTIME") != "true":
+    from trainjob_kfp.cleanup import cleanup
+    from trainjob_kfp.component import UnseenByCache
+    from trainjob_kfp.distributed import distributed
     from trainjob_kfp.export_model import export_model
     from trainjob_kfp.image import STEP_IMAGE
     from trainjob_kfp.initialize_dataset import initialize_dataset
     from trainjob_kfp.initialize_model import initialize_model
+    from trainjob_kfp.loading import load
+    from trainjob_kfp.retries import retry
     from trainjob_kfp.train import train
+    from trainjob_kfp.wait import wait
 
-    __all__ = ["STEP_IMAGE", "export_model", "initialize_dataset", "initialize_model", "train"]
+    __all__ = [
+        "STEP_IMAGE",
+        "UnseenByCache",
+        "cleanup",
+        "distributed",
+        "export_model",
+        "initialize_dataset",
+        "initialize_model",
+        "load",
+        "retry",
+        "train",
+        "wait",
+    ]

@@ -1,6 +1,7 @@
-"""``python -m trainjob_kfp.compile``: write ``compiled/*.yaml``, the components for those who load them from YAML.
+"""``python -m trainjob_kfp.compile``: write what follows from the components, ``compiled/*.yaml`` and their READMEs.
 
-Into another directory with ``python -m trainjob_kfp.compile DIRECTORY``.
+The YAML is for those who load components from it: ``python -m trainjob_kfp.compile DIRECTORY`` writes it elsewhere, and
+no README.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from pathlib import Path
 from kfp import compiler
 
 import trainjob_kfp
+from trainjob_kfp.readme import readme
 
-COMPONENTS = ("export_model", "initialize_dataset", "initialize_model", "train")
-COMPILED = Path(__file__).parent / "compiled"
+COMPONENTS = ("cleanup", "export_model", "initialize_dataset", "initialize_model", "train", "wait")
+PACKAGE = Path(__file__).parent
+COMPILED = PACKAGE / "compiled"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,6 +26,10 @@ def main(arguments: Sequence[str]) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     for name in COMPONENTS:
         compiler.Compiler().compile(getattr(trainjob_kfp, name), str(directory / f"{name}.yaml"))
+    if not arguments:
+        for name in COMPONENTS:
+            text = readme(getattr(trainjob_kfp, name), PACKAGE / name, COMPILED / f"{name}.yaml")
+            (PACKAGE / name / "README.md").write_text(text, encoding="utf-8")
     return 0
 
 

@@ -12,10 +12,14 @@ from typing import Any
 
 from trainjob.errors import ConfigurationError
 from trainjob.launch import AfterFailure
+from trainjob.manifest import key_hash
 from trainjob.settings import Settings
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ADDED = "pipelinechannel--"  # name prefix of what a pipeline passes on into its step's constants
+WORKSPACE = "/kfp-workspace"
+"""Where KFP mounts a run's workspace (``component.WorkspaceMountPath``)."""
+
 _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 
 
@@ -52,14 +56,16 @@ class Execution:
         given = _executor_input(argv)
         outputs = (given.get("outputs") or {}).get("artifacts") or {}
         uris = [artifact["uri"] for artifacts in outputs.values() for artifact in artifacts.get("artifacts") or []]
-        if not uris:
-            raise ConfigurationError("KFP's executor input names no output artifact, so the step cannot be told apart")
+        # On a KFP backend every step has at least the executor's logs. With kfp.local, the file is where they would be.
+        uris = uris or [(given.get("outputs") or {}).get("outputFile", "")]
         *_, run, task, last = uris[0].rstrip("/").split("/")[:-1]
         parameters = (given.get("inputs") or {}).get("parameterValues") or {}
         if _UUID.fullmatch(last):
             return cls(f"kfp/{run}/{last}/{task}", run, task, parameters)
-        run, task = task, last  # kfp.local: <root>/<pipeline>-<time>/<task>/<output>
-        return cls(f"kfp/{run}/{task}", run, task, parameters, local=True)
+        # kfp.local: <root>/<pipeline>-<time>/<task>/<output>, the same for all iterations of a ParallelFor
+        run, task = task, last
+        iteration = key_hash(json.dumps(parameters, sort_keys=True))
+        return cls(f"kfp/{run}/{iteration}/{task}", run, task, parameters, local=True)
 
     @property
     def after_failure(self) -> AfterFailure:
@@ -75,9 +81,13 @@ class Execution:
 
         KFP passes all numbers in lists and dicts as floats. Its launcher replaces placeholders in them in one pass over
         a map in random order, so that some may be left; kfp.local writes ``2.0`` for a parameter where it writes ``2``.
+        Its driver replaces the placeholders of a run only where they are a whole text, and that of the workspace only
+        in texts, not in lists and dicts (driver/resolve.go, KFP 2.17).
         """
         if isinstance(value, str):
             value = _PLACEHOLDER.sub(lambda match: _text(self.parameters.get(match[1], match[0])), value)
+            for placeholder, known in self._known.items():
+                value = value.replace(placeholder, known)
             for number in self._numbers_within():
                 value = re.sub(rf"(?<![\w.]){re.escape(str(number))}(?![\w.])", str(int(number)), value)
             return value
@@ -88,6 +98,15 @@ class Execution:
         if isinstance(value, list):
             return [self.plain(each) for each in value]
         return value
+
+    @property
+    def _known(self) -> dict[str, str]:
+        """KFP's placeholders for the workspace's path, the run's id and the task's name."""
+        return {
+            "{{$.workspace_path}}": WORKSPACE,
+            "{{$.pipeline_job_uuid}}": self.run,
+            "{{$.pipeline_task_name}}": self.task,
+        }
 
     def _numbers_within(self) -> set[float]:
         """Integral numbers that kfp.local wrote into this step's other parameters."""

@@ -1,18 +1,13 @@
-"""One TrainJob from within a step: launch or adopt it, show it, stop it when the step is stopped, say why it failed."""
+"""One TrainJob from within a step: launch or adopt it, show it, and say why it failed."""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
-
-import anyio
+from typing import Any
 
 from trainjob import (
     Budgets,
@@ -21,57 +16,34 @@ from trainjob import (
     Phase,
     TrainJobClient,
     TrainJobError,
-    TrainJobFailed,
     TrainJobResult,
     TrainJobSpec,
 )
-from trainjob.backends.base import TrainJob
 from trainjob.crashes import warning
 from trainjob.diagnosis import Diagnosis
-from trainjob.errors import Problem, RankCrashed, TimedOut
-from trainjob.launch import CancelAction, give_up, request_cancel
-from trainjob.manifest import JobRef, labels_of
-from trainjob.status import observe
+from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
+from trainjob.launch import give_up
+from trainjob.manifest import JobRef
+from trainjob.report import page
+from trainjob.spec import OwnerReference
 from trainjob_kfp.execution import Execution
+from trainjob_kfp.steplog import say
+from trainjob_kfp.stopping import StopWithStep
 
 ACTIONS = ("suspend", "cancel", "keep")
 """What can become of a job when its step ends before it."""
 
-_MAX_MESSAGE = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
-_CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.03 to 1.7 s
+_NO_DEADLINE = "0001-"  # what ARGO_DEADLINE begins with on a first try: Go's time that is none
 
 
-def say(what: object) -> None:
-    """A line for the step's log, at once."""
-    print(what, flush=True)  # noqa: T201 - the step's log is its stdout
+def connect(parameters: Mapping[str, Any]) -> TrainJobClient:
+    """A client of the ``backend`` and ``namespace`` of a component."""
+    return TrainJobClient(parameters["backend"] or None, parameters["namespace"] or None)
 
 
-@contextmanager
-def failures_explained() -> Iterator[None]:
-    """Turn an error into the last lines of the log, the termination message, and exit code 1."""
-    try:
-        yield
-    except TrainJobError as error:
-        text = str(error) if isinstance(error, TrainJobFailed) else f"error: {error}"
-        _terminate_with(text)
-        say(text)
-        sys.exit(1)  # a traceback would show our frames, which are not to blame, below the reason
-
-
-def _terminate_with(text: str) -> None:
-    """Leave `text` as the container's termination message, the only text of a failed step that reaches the Workflow."""
-    given = os.environ.get("TRAINJOB_TERMINATION_LOG")
-    path = Path(given or "/dev/termination-log")
-    if not given and not ("KUBERNETES_SERVICE_HOST" in os.environ and path.exists()):
-        return
-    message = text.encode()[:_MAX_MESSAGE].decode("utf-8", "ignore")
-    try:
-        path.write_text(message, encoding="utf-8")
-    except OSError as error:
-        say(f"cannot write {path}: {error}")
-
-
-def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, Any]) -> TrainJobResult:
+def run_job(
+    execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, Any], report: Path | None = None
+) -> TrainJobResult:
     """Launch or adopt the execution's TrainJob and wait for its end.
 
     Args:
@@ -80,22 +52,24 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
         parameters: ``queue_timeout``, ``start_timeout``, ``run_timeout``, ``cancel_on_timeout``, ``on_kill_action``,
             ``backend``, ``namespace`` as the components have them, and ``fail_on_first_crash``, ``on_crash_action``
             where they do.
+        report: Where to write a page about the job once it is complete.
 
     Raises:
         TrainJobError: see `trainjob.launch`; a job that ran out of a budget, or is given up at its first crash, is
             stopped, if so chosen.
     """
-    budgets = _budgets(parameters)
-    with (
-        TrainJobClient(parameters["backend"] or None, parameters["namespace"] or None) as client,
-        StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop,
-    ):
+    budgets = budgets_of(parameters)
+    with connect(parameters) as client, StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop:
+        if parameters["owned_by_run"]:
+            spec = spec.model_copy(update={"owner": workflow_of_this_pod(client)})
         ref = client.launch(spec, execution.key, after_failure=execution.after_failure)
         stop.job = client.get(ref)
+        client.start(stop.keep_ready)
         say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
+        _say_deadline()
         try:
             # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
-            return client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say, on_crash=_say_crash)
+            return attend(client, ref, budgets, report)
         except RankCrashed as error:
             why, action = error.diagnosis, parameters["on_crash_action"]
             say(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
@@ -106,7 +80,62 @@ def run_job(execution: Execution, spec: TrainJobSpec, parameters: Mapping[str, A
             raise
 
 
-def _budgets(parameters: Mapping[str, Any]) -> Budgets:
+def attend(client: TrainJobClient, ref: JobRef, budgets: Budgets, report: Path | None) -> TrainJobResult:
+    """Wait for a job and write down what happens, and a page about it once it is complete.
+
+    Raises:
+        TrainJobError: see `trainjob.waiting.wait`.
+    """
+    result = client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say, on_crash=_say_crash)
+    if report is not None:
+        try:
+            taken = client.diagnose(ref.name)
+            report.parent.mkdir(parents=True, exist_ok=True)
+            report.write_text(page(taken), encoding="utf-8")
+        except (TrainJobError, OSError) as error:  # the training is done, and its result is what counts
+            say(f"no report about TrainJob {ref}: {error}")
+    return result
+
+
+def workflow_of_this_pod(client: TrainJobClient) -> OwnerReference:
+    """The Argo Workflow that has made this step's pod.
+
+    Raises:
+        ConfigurationError: this is no pod of a KFP backend, or the job is to be in another namespace.
+    """
+    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - an extra
+
+    backend, pod = client.backend, os.environ.get("KFP_POD_NAME", "")
+    if not pod or not isinstance(backend, KubernetesBackend):
+        raise ConfigurationError("owned_by_run is for steps on a KFP backend, and this is none of its pods")
+    where = backend.default_namespace
+    if where != client.namespace:
+        raise ConfigurationError(
+            f"owned_by_run: the run is in namespace {where} and the job in {client.namespace}, and Kubernetes deletes "
+            "at once what is owned from another one; leave namespace out, or use a cleanup task"
+        )
+    for owner in client.call(lambda: backend.owners_of_pod(where, pod)):
+        if owner["kind"] == "Workflow":
+            return OwnerReference.model_validate({name: owner[name] for name in ("apiVersion", "kind", "name", "uid")})
+    raise ConfigurationError(f"owned_by_run: pod {where}/{pod} belongs to no Workflow")
+
+
+def _say_deadline() -> None:
+    """Say when KFP will end this try, which is a retry: the time counts from the first one's start."""
+    deadline = os.environ.get("ARGO_DEADLINE", "")
+    if deadline and not deadline.startswith(_NO_DEADLINE):
+        say(
+            f"KFP ends this step at {deadline}, whatever the TrainJob does then: its retry policy counts from the "
+            "first try; trainjob_kfp.retry(task, times) allows a month"
+        )
+
+
+def budgets_of(parameters: Mapping[str, Any]) -> Budgets:
+    """How long to be patient, from a component's parameters.
+
+    Raises:
+        InvalidSpec: a number is negative, or there is no such action.
+    """
     problems = [
         Problem(name, f"is {parameters[name]} seconds", "give 1 or more, or 0 for no limit")
         for name in ("queue_timeout", "start_timeout", "run_timeout")
@@ -125,7 +154,7 @@ def _budgets(parameters: Mapping[str, Any]) -> Budgets:
 
     impatient = bool(parameters.get("fail_on_first_crash"))
     queue, start, run = (limit(name) for name in ("queue_timeout", "start_timeout", "run_timeout"))
-    return Budgets(queue, start, run, fail_on_first_crash=impatient)
+    return Budgets(queue, start, run, fail_fast=bool(parameters["fail_fast"]), fail_on_first_crash=impatient)
 
 
 def _say_crash(diagnosis: Diagnosis) -> None:
@@ -168,52 +197,3 @@ def _short(value: str) -> str:
     with suppress(ValueError):
         return f"{float(value):.6g}"
     return value
-
-
-class StopWithStep:
-    """While it is entered, SIGTERM and Ctrl-C stop the TrainJob before they end the process.
-
-    After Terminate, Python has 0.03 to 1.7 s on a KFP backend (its parent dies at once and takes the container along),
-    so the request goes out before anything else, over the connection that is open anyway.
-    """
-
-    def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
-        self._client, self._key, self._action = client, key, action
-        self.job: TrainJob | None = None
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: FrameType | None) -> NoReturn:
-        del frame
-        outcome = "the TrainJob goes on"
-        try:
-            if self._action != "keep":
-                self._client.start(self.request).result(_CANCEL_SECONDS)
-                outcome = f"the TrainJob was asked to stop ({self._action})"
-        except Exception as error:  # noqa: BLE001 - whatever it is, the process ends now
-            outcome = f"the TrainJob could not be asked to stop and may go on: {error!r}"
-        finally:
-            # Past Python's buffers, which whoever was interrupted may be holding.
-            os.write(1, f"{signal.Signals(number).name}: {outcome}\n".encode())
-            os._exit(128 + number)
-
-    async def request(self) -> None:
-        """Ask the job to stop: one request, once it is known which job it is."""
-        action: CancelAction = "suspend" if self._action == "suspend" else "delete"
-        if self.job is not None:
-            await request_cancel(self._client.backend, self.job, action)
-            return
-        # In the middle of launching: the request that creates the job may be on its way.
-        for _ in range(20):
-            jobs = await self._client.backend.find(self._client.namespace, labels_of(self._key))
-            for job in jobs:
-                if not observe(job).phase.terminal:
-                    await request_cancel(self._client.backend, job, action)
-                    return
-            await anyio.sleep(0.05)

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,12 @@ from pydantic.alias_generators import to_snake
 from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
 from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
-from trainjob_kfp.execution import Execution, artifact_location, location
-from trainjob_kfp.jobs import failures_explained, run_job, say
+from trainjob.launch import CancelAction
+from trainjob_kfp import task_config
+from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, location
+from trainjob_kfp.jobs import attend, budgets_of, connect, run_job
+from trainjob_kfp.steplog import failures_explained, say
+from trainjob_kfp.stopping import run_label, stop_all
 
 Parameters = Mapping[str, Any]
 
@@ -28,9 +32,8 @@ Parameters = Mapping[str, Any]
 def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
     """``train``: the model's URI and the result."""
     with failures_explained():
-        execution = Execution.of(sys.argv)
-        parameters = {name: execution.plain(value) for name, value in given.items()}
-        model, metrics = given["model"], given["metrics"]
+        execution, parameters = _read(given)
+        model = given["model"]
         inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
         outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
         uri = outputs.setdefault("model", artifact_location(model.uri))
@@ -38,21 +41,47 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         words = {name: [_word(value) for value in parameters[name]] for name in ("command", "args")}
         env = {name: _word(value) for name, value in parameters["env"].items()}
         fields = {name: parameters[name] for name in own} | words | {"env": env, "inputs": inputs, "outputs": outputs}
-        result = run_job(execution, _spec(fields, parameters["spec"]), parameters).as_dict()
-        for name, value in result["metrics"].items():
-            if isinstance(value, float):
-                metrics.log_metric(name, value)
+        spec = spec_of(execution, fields, parameters)
+        result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
+        _log_metrics(given["metrics"], result)
         model.metadata |= {"uri": uri, "metrics": result["metrics"], "trainjob": _identity(result)}
         if uri != location(model.uri):
             _refer(model)
     return uri, result
 
 
+def run_wait(given: Parameters) -> dict[str, Any]:
+    """``wait``: the result of somebody else's job, which stays as it is whatever becomes of this step."""
+    with failures_explained():
+        _, parameters = _read(given)
+        budgets = budgets_of(parameters)
+        with connect(parameters) as client:
+            ref = client.find(parameters["name"])
+            say(f"TrainJob {ref} (uid {ref.uid})")
+            result = attend(client, ref, budgets, Path(given["report"].path)).as_dict()
+        _log_metrics(given["metrics"], result)
+    return result
+
+
+def run_cleanup(given: Parameters) -> list[str]:
+    """``cleanup``: the names of the jobs that were still running."""
+    with failures_explained():
+        execution, parameters = _read(given)
+        actions: dict[str, CancelAction] = {"suspend": "suspend", "cancel": "delete"}
+        if parameters["action"] not in actions:
+            raise InvalidSpec([Problem("action", f"is {parameters['action']!r}", f"give one of {', '.join(actions)}")])
+        # With kfp.local the placeholder gives a number, and a run's jobs are labelled otherwise.
+        run = execution.run if parameters["run_id"].isdigit() else parameters["run_id"]
+        with connect(parameters) as client:
+            stopped = stop_all(client, run, actions[parameters["action"]], parameters["timeout"])
+        say(f"run {run}: " + (f"stopped {', '.join(stopped)}" if stopped else "nothing was left running"))
+    return stopped
+
+
 def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict[str, str]:
     """``initialize_dataset`` and ``initialize_model``: uri, digest, version, fresh."""
     with failures_explained():
-        execution = Execution.of(sys.argv)
-        parameters = {name: execution.plain(value) for name, value in given.items()}
+        execution, parameters = _read(given)
         artifact = given[what]
         in_pod = parameters["in_pod"]
         # In the pod, the launcher uploads what lies at the artifact's path: that needs no rights to the bucket.
@@ -80,8 +109,7 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict
 def run_export(given: Parameters) -> dict[str, str]:
     """``export_model``: uri, digest, version, promoted, reason."""
     with failures_explained():
-        execution = Execution.of(sys.argv)
-        parameters = {name: execution.plain(value) for name, value in given.items()}
+        execution, parameters = _read(given)
         artifact, metrics = given["exported"], parameters["metrics"]
         origin: dict[str, Any] = {"run": {"kfp": execution.run}, "datasets": parameters["datasets"]}
         if parameters["base_model"].get("uri") and parameters["base_model"].get("digest"):
@@ -113,10 +141,20 @@ def run_export(given: Parameters) -> dict[str, str]:
     return outcome
 
 
-def _spec(fields: Parameters, others: Parameters) -> TrainJobSpec:
-    """The spec of a job: parameters of the component's own, and what its ``spec`` adds."""
+def _read(given: Parameters) -> tuple[Execution, dict[str, Any]]:
+    execution = Execution.of(sys.argv)
+    return execution, {name: execution.plain(_plain(value)) for name, value in given.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A ``dsl.TaskConfig`` as a mapping of its fields."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) -> TrainJobSpec:
+    """The spec of a job: parameters of the component's own, what its ``spec`` adds, what is set on the task."""
     given = {name: value for name, value in fields.items() if value not in ("", 0, [], {})}
-    added = {to_snake(name): value for name, value in others.items()}
+    added = {to_snake(name): value for name, value in parameters["spec"].items()}
     problems = [
         Problem(f"spec.{name}", "is a parameter of its own", f"give {name} there, and only there")
         for name in added
@@ -128,14 +166,35 @@ def _spec(fields: Parameters, others: Parameters) -> TrainJobSpec:
         problems.append(Problem("num_nodes", "is 0", "give 1 or more"))
     if problems:
         raise InvalidSpec(problems)
-    return TrainJobSpec.parse({**given, **added})
+    config = parameters["task_config"] or {}
+    if not execution.local and _workspace_is_missing(given, added, config):
+        raise InvalidSpec([_NO_WORKSPACE])
+    given, added = task_config.apply(config, given, added)
+    spec = TrainJobSpec.parse({**given, **added})
+    return spec.model_copy(update={"labels": {**spec.labels, **run_label(execution.run)}})
+
+
+_NO_WORKSPACE = Problem(
+    WORKSPACE,
+    "is named, and KFP has not mounted the workspace",
+    "KFP looks for its path only in parameters that are text: let one value in inputs, outputs or spec be an output of "
+    "an earlier step, or a parameter of the pipeline, that has it",
+)
+
+
+def _workspace_is_missing(given: Parameters, added: Parameters, config: Parameters) -> bool:
+    """Whether the job would read and write in its container's own file system what it means to share."""
+    patches = added.get("runtime_patches") or []
+    named = json.dumps([given, {**added, "runtime_patches": []}], default=str)
+    return WORKSPACE in named and WORKSPACE not in json.dumps([config.get("volume_mounts"), patches], default=str)
 
 
 def _as_job(execution: Execution, program: Step, options: Parameters, parameters: Parameters) -> dict[str, str]:
     """Run ``python -m trainjob.data`` as a TrainJob of one node."""
     env = {name: _word(value) for name, value in parameters["env"].items()}
     fields = {"command": step_command(program, options), "env": env}
-    result = run_job(execution, _spec(fields, {"runtime": STEP_RUNTIME, **parameters["spec"]}), parameters)
+    others = {"runtime": STEP_RUNTIME, **parameters["spec"]}
+    result = run_job(execution, spec_of(execution, fields, {**parameters, "spec": others}), parameters)
     return _outcome({**result.outputs, **{name: result.metrics.get(name) for name in ("bytes", "files")}}, result)
 
 
@@ -172,6 +231,13 @@ def _refer(artifact: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as reference:
             json.dump(artifact.metadata, reference, indent=1)
+
+
+def _log_metrics(metrics: Any, result: Mapping[str, Any]) -> None:
+    """Metrics that are finite numbers; KFP's launcher cannot read others."""
+    for name, value in result["metrics"].items():
+        if isinstance(value, float):
+            metrics.log_metric(name, value)
 
 
 def _identity(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,22 @@ class Access:
         self.api.apply(runtime)
         until_known(self.api, runtime)
 
+    def forbid_trainjobs(self, namespace: str) -> None:
+        """Give a namespace a quota of no TrainJobs, and wait until it is enforced.
+
+        The quota controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just
+        begun; from then on it counts them at each full look, which components.py has every 5 s.
+        """
+        hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
+        metadata = {"name": "none", "namespace": namespace}
+        self.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
+
+        def counted() -> bool:
+            quota = self.api.get("v1", "ResourceQuota", namespace, "none") or {}
+            return bool(quota.get("status", {}).get("used") == hard)
+
+        wait_until("the quota controller counts TrainJobs", counted, 60)
+
     def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
         """A bearer token of a service account, which is made if it is not there."""
         metadata = {"name": service_account, "namespace": namespace}
@@ -123,7 +139,7 @@ class Access:
         subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
         role = {"apiGroup": group, "kind": kind, "name": name}
         self.api.create({**common, "kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]})
-        if rules:  # an API server learns of them by a watch of its own
+        if rules:
             resource, _, sub = rules[0]["resources"][0].partition("/")
             asked = {
                 "group": rules[0]["apiGroups"][0],
@@ -131,13 +147,21 @@ class Access:
                 "subresource": sub,
                 "namespace": namespace,
             }
-            who = f"system:serviceaccount:{namespace}:{name}"
-            spec = {"user": who, "resourceAttributes": {**asked, "verb": rules[0]["verbs"][0]}}
-            review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-            path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-            wait_until("its rights hold", lambda: self.api.request("POST", path, review)["status"]["allowed"])
+            self.until_allowed(f"system:serviceaccount:{namespace}:{name}", **asked, verb=rules[0]["verbs"][0])
         target = self.directory / f"{name}.kubeconfig"
         return write_kubeconfig(target, self.api.server, self.api.authority, {"token": token}, namespace)
+
+    def until_allowed(self, user: str, **attributes: str) -> None:
+        """Wait until a user may do something: an API server learns of roles by a watch of its own.
+
+        Args:
+            user: Such as ``system:serviceaccount:<namespace>:<name>``.
+            attributes: What it is, as a SubjectAccessReview's ``resourceAttributes``.
+        """
+        spec = {"user": user, "resourceAttributes": attributes}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        wait_until("its rights hold", lambda: self.api.request("POST", path, review)["status"]["allowed"])
 
     def watch(self, api_version: str, kind: str, namespace: str) -> str:
         """What a watch of a collection brings within a second: first all that is there, one event a line."""

@@ -154,13 +154,14 @@ class Cluster(Access):
                 for each in point(load(build.rendered(owner, self._trainer), kind), self.layout.ports[owner], bundle)
             ]
 
-        self._define(objects("crds"))
+        self.define(objects("crds"))
         if not self._with_controllers:
             return
         self._run(*(make(self.layout) for make in owners.values()))
         self._apply(objects("webhooks"))
 
-    def _define(self, definitions: Sequence[dict[str, Any]]) -> None:
+    def define(self, definitions: Sequence[dict[str, Any]]) -> None:
+        """Create definitions of kinds, and return when clients see them."""
         self._apply(definitions)
         for each in definitions:
             name = each["metadata"]["name"]
@@ -219,7 +220,7 @@ class Cluster(Access):
         Trainer makes PodGroups only of kinds that are defined when it starts, so it is started again.
         """
         build.ensure("gangs")
-        self._define([each for owner in ("coscheduling", "volcano") for each in load(build.rendered(owner), "crds")])
+        self.define([each for owner in ("coscheduling", "volcano") for each in load(build.rendered(owner), "crds")])
         self.restart("trainer")
         self._run(components.coscheduler(self.layout))
 

@@ -58,7 +58,12 @@ def directory() -> Path:
 
 def ensure() -> dict[str, Path]:
     """Reference -> archive of the images every node has; made if they are not there (about a minute)."""
-    return {PAUSE: _made(PAUSE, "pause", _pause), PYTHON: _made(PYTHON, "python", _python)}
+    return {PAUSE: _made(PAUSE, "pause", _pause), PYTHON: python()}
+
+
+def python() -> Path:
+    """Archive of `PYTHON`; made if it is not there (about a minute)."""
+    return _made(PYTHON, "python", _python)
 
 
 def mpi() -> Path:

@@ -154,10 +154,10 @@ class RealNode:
         if not self._ctr("images", "import", "--no-unpack", str(archive)):
             raise ClusterError(f"{archive} cannot be imported: {self._said}")
 
-    def kill_container(self, reference: str) -> None:
-        """SIGKILL for the first process of a container (``containerd://…`` in its pod's status), which is its end."""
-        if not self._ctr("tasks", "kill", "--signal", "SIGKILL", reference.removeprefix("containerd://")):
-            raise ClusterError(f"{reference} cannot be killed: {self._said}")
+    def kill_container(self, reference: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the first process of a container (``containerd://…`` in its pod's status)."""
+        if not self._ctr("tasks", "kill", "--signal", how.name, reference.removeprefix("containerd://")):
+            raise ClusterError(f"{reference} cannot be sent {how.name}: {self._said}")
 
     def _ctr(self, *arguments: str) -> bool:
         command = self.inside(str(build.program("ctr")), "--address", node_files.SOCKET, "--namespace", "k8s.io")

@@ -2,7 +2,8 @@
 
 Three layers: Debian with Python, the dependencies, and this checkout's own source. The dependencies are kept beside the
 programs, by their pins; the source changes with every edit and is small. One image serves the steps and the example's
-training: JAX and the example's scripts are in it, too.
+training: JAX and the example's scripts are in it, too. KFP comes without its dependencies: what of it a step's process
+imports needs none.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ EXAMPLES = "/opt/dags_examples"
 
 _ROOT = Path(__file__).parents[2]
 STEP_RUNTIME = _ROOT / "components" / "trainjob" / "install" / "trainjob-step.yaml"
-_EXTRAS = ("mlflow", "storage", "examples")
+_EXTRAS = ("kubernetes", "mlflow", "storage", "examples")
 _SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python looks for what is not Debian's
 _PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
 _COMMAND = "#!/usr/bin/python3\nfrom trainjob.cli import main\n\nmain()\n"
@@ -40,7 +41,9 @@ _COMMAND = "#!/usr/bin/python3\nfrom trainjob.cli import main\n\nmain()\n"
 def dependencies() -> Path:
     """The layer with the dependencies; made if it is not there (half a minute)."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in _EXTRAS)]
+    extras = project["optional-dependencies"]
+    kfp = extras["kfp"][0]
+    asked = [project["dependencies"], *(extras[extra] for extra in _EXTRAS), kfp]
     pins = (_ROOT / "constraints" / "main.txt").read_text()
     key = hashlib.sha256(f"{asked}{pins}".encode()).hexdigest()[:12]
     layer = images.directory() / f"step-{key}.layer"
@@ -55,7 +58,11 @@ def dependencies() -> Path:
             older.unlink()
         with tempfile.TemporaryDirectory(dir=images.directory()) as scratch:
             site = Path(scratch) / "site"
-            _install(site)
+            _install(site, "--requirements", "pyproject.toml", *(f"--extra={extra}" for extra in _EXTRAS))
+            _install(site, "--no-deps", kfp)
+            for tests in [each for each in site.rglob("tests") if each.is_dir()]:
+                shutil.rmtree(tests, ignore_errors=True)
+            _compile(site)
             unfinished = layer.with_suffix(".unfinished")
             images.write_layer(unfinished, site, _SITE)
             unfinished.replace(layer)
@@ -63,19 +70,15 @@ def dependencies() -> Path:
     return layer
 
 
-def _install(site: Path) -> None:
+def _install(site: Path, *what: str) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if uv is None:
         raise BuildError("uv is missing: pip install uv")
-    what = ["--requirements", "pyproject.toml", *(f"--extra={extra}" for extra in _EXTRAS)]
     how = ["--constraints=constraints/main.txt", "--python-version=3.11", "--only-binary=:all:", "--link-mode=copy"]
     command = [uv, "pip", "install", "--quiet", f"--python={sys.executable}", f"--target={site}", *how, *what]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)}: {done.stderr[-2000:]}")
-    for tests in [each for each in site.rglob("tests") if each.is_dir()]:
-        shutil.rmtree(tests, ignore_errors=True)
-    _compile(site)
 
 
 def runtime(file: Path, image: str) -> dict[str, Any]:

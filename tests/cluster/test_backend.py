@@ -20,7 +20,6 @@ from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan
 from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.base import TrainJob
@@ -112,17 +111,7 @@ async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
         await backend.create(_with_env(render(spec(), "a", 1, namespace), "PET_NNODES"))
     for refused in (forbidden, too_large, invalid):
         assert refused.value.retry is RetryVerdict.CONFIGURATION
-    hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
-    kind, metadata = ("v1", "ResourceQuota"), {"name": "none", "namespace": namespace}
-    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
-
-    def counted() -> bool:
-        quota = cluster.api.get(*kind, namespace, "none") or {}
-        return bool(quota.get("status", {}).get("used") == hard)
-
-    # The controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just begun;
-    # from then on it counts them at each full look, which components.py has every 5 s.
-    wait_until("the quota controller counts TrainJobs", counted, 60)
+    cluster.forbid_trainjobs(namespace)
     with pytest.raises(Rejected, match="exceeded quota") as over:
         await launch(backend, spec(), "a", namespace=namespace)
     assert over.value.retry is RetryVerdict.QUOTA

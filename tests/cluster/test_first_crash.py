@@ -246,7 +246,7 @@ async def by_the_command_line(faces: Faces) -> None:
 
 async def by_a_pipeline(faces: Faces) -> None:
     steps = Steps(faces.directory, {**faces.settings, "TRAINJOB_WORKSPACE": "s3://nowhere/at-all"})
-    parameters = {**REAL, "runtime": "torch-distributed", "num_nodes": 2, "fail_on_first_crash": True}
+    parameters: dict[str, Any] = {**REAL, "runtime": "torch-distributed", "num_nodes": 2, "fail_on_first_crash": True}
     process = steps.start("train", **parameters, on_crash_action="cancel")
     ended = await anyio.to_thread.run_sync(lambda: steps.end("train", process, 300))
     assert ended.code == 1, ended.log

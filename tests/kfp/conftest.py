@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,9 @@ from trainjob.manifest import JobRef
 
 ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "kfp_components" / "trainjob_kfp" / "compiled"
+STEP_PYTHON = os.environ.get("TRAINJOB_STEP_PYTHON", sys.executable)
+"""Of an environment like the step image's: this package, and KFP without what it depends on."""
+
 RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
 TASK_UUID = "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"
 
@@ -59,9 +62,23 @@ class Steps:
     def artifact_root(self, component: str) -> Path:
         return self.directory / "artifacts" / "pipeline" / RUN / component.replace("_", "-") / TASK_UUID
 
-    def start(self, component: str, **parameters: Any) -> subprocess.Popen[str]:
-        """As the launcher does: ``{{$}}`` is the executor input, and defaults are filled in."""
-        spec = yaml.safe_load((COMPILED / f"{component}.yaml").read_text())
+    def start(
+        self,
+        component: str,
+        *,
+        compiled: Path | None = None,
+        artifacts: Mapping[str, list[Any]] | None = None,
+        **parameters: Any,
+    ) -> subprocess.Popen[str]:
+        """As the launcher does: ``{{$}}`` is the executor input, and defaults are filled in.
+
+        Args:
+            component: Its name.
+            compiled: Its YAML, if it is none of ours.
+            artifacts: Its input artifacts.
+            parameters: Its input parameters.
+        """
+        spec = yaml.safe_load((compiled or COMPILED / f"{component}.yaml").read_text())
         definition = spec["components"][f"comp-{component.replace('_', '-')}"]
         container = spec["deploymentSpec"]["executors"][f"exec-{component.replace('_', '-')}"]["container"]
         root = self.artifact_root(component)
@@ -70,9 +87,10 @@ class Steps:
             for name, each in definition["inputDefinitions"]["parameters"].items()
             if "defaultValue" in each
         }
-        artifacts = {
+        defined = definition["outputDefinitions"]
+        made = {
             name: {"artifacts": [{"name": name, "type": each["artifactType"], "uri": str(root / name)}]}
-            for name, each in definition["outputDefinitions"]["artifacts"].items()
+            for name, each in defined.get("artifacts", {}).items()
         }
         logs = {  # of every step, and the one URI that differs from try to try
             "name": "executor-logs",
@@ -80,9 +98,13 @@ class Steps:
             "uri": str(root / f"executor-logs-{self.environment.get('KFP_RETRY_INDEX', '0')}"),
         }
         executor_input = {
-            "inputs": {"parameterValues": {**defaults, **parameters}},
+            "inputs": {
+                "parameterValues": {**defaults, **parameters},
+                "artifacts": {name: {"artifacts": each} for name, each in (artifacts or {}).items()},
+            },
             "outputs": {
-                "artifacts": {"executor-logs": {"artifacts": [logs]}, **artifacts},
+                "parameters": {name: {"outputFile": str(root / name)} for name in defined.get("parameters", {})},
+                "artifacts": {"executor-logs": {"artifacts": [logs]}, **made},
                 "outputFile": str(self.output_file(component)),
             },
         }
@@ -104,7 +126,7 @@ class Steps:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINJOB_", "KFP_", "KUBERNETES_"))}
         return {
             **clean,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(STEP_PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
             "TRAINJOB_HOME": str(self.home),
             "TRAINJOB_BACKEND": "local",
             "TRAINJOB_TERMINATION_LOG": str(self.directory / "termination-log"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from google.protobuf import json_format  # type: ignore[import-untyped]
-from kfp import compiler, components, dsl
+from kfp import compiler, dsl
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 import trainjob
@@ -65,7 +65,7 @@ def test_every_input_is_explained(name: str) -> None:
 def test_a_component_that_was_loaded_from_yaml_compiles_to_the_same(name: str, tmp_path: Path) -> None:
     specs = {}
     for how, component in {
-        "loaded": components.load_component_from_file(str(COMPILED / f"{name}.yaml")),
+        "loaded": trainjob_kfp.load(COMPILED / f"{name}.yaml"),
         "imported": getattr(trainjob_kfp, name),
     }.items():
         required = [n for n, spec in component.component_spec.inputs.items() if not spec.optional]

@@ -44,9 +44,19 @@ def test_another_execution_has_another_key() -> None:
 
 
 def test_kfp_local_has_no_uuid() -> None:
-    execution = Execution.of(argv(LOCAL, "model"))
-    assert execution.key == "kfp/retrain-2026-11-21-10-10-10-123456/train"
-    assert execution.local
+    execution, same = (Execution.of(argv(LOCAL, "model", parameters={"lr": 0.1})) for _ in range(2))
+    run = "retrain-2026-11-21-10-10-10-123456"
+    assert execution.key.startswith(f"kfp/{run}/")
+    assert execution.key.endswith("/train")
+    assert (execution.run, execution.task, execution.local, same.key) == (run, "train", True, execution.key)
+    other = Execution.of(argv(LOCAL, "model", parameters={"lr": 0.2}))
+    assert other.key != execution.key, "iterations of a ParallelFor differ in nothing else there"
+
+
+def test_kfp_local_gives_a_step_without_artifacts_its_output_file_only() -> None:
+    given = {"outputs": {"outputFile": f"{LOCAL}/executor_output.json"}}
+    execution = Execution.of(["x", "--executor_input", json.dumps(given)])
+    assert (execution.run, execution.task) == ("retrain-2026-11-21-10-10-10-123456", "train")
 
 
 def test_jobs_are_named_after_their_task() -> None:

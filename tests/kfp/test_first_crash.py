@@ -12,7 +12,7 @@ from trainjob.diagnosis import Evidence
 from trainjob.errors import RankCrashed
 from trainjob.launch import given_up
 from trainjob.status import observe
-from trainjob_kfp import jobs
+from trainjob_kfp import jobs, steplog
 from trainjob_kfp.execution import Execution
 
 EXECUTION = Execution("kfp/run/uuid/train", "run", "train")
@@ -25,6 +25,8 @@ PARAMETERS: dict[str, Any] = {
     "run_timeout": 0,
     "cancel_on_timeout": True,
     "on_kill_action": "suspend",
+    "fail_fast": False,
+    "owned_by_run": False,
     "fail_on_first_crash": True,
     "on_crash_action": "suspend",
 }
@@ -71,7 +73,7 @@ def test_the_first_crash_fails_the_step(
 def test_a_crash_is_told_with_its_last_lines(
     backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = jobs.say
+    say = steplog.say
 
     def end_after_warning(what: object) -> None:
         say(what)

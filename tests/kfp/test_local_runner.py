@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,11 @@ EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "kfp" / "retrain_digits.
 @pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
 def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> None:
     uri = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
-    steps.environment |= {"TRAINJOB_REGISTRY": uri, "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri()}
+    steps.environment |= {
+        "TRAINJOB_REGISTRY": uri,
+        "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri(),
+        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),  # the steps' own has no JAX
+    }
     logs = []
     for epochs in ("2", "4"):
         ended = subprocess.run(

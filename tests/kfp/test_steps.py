@@ -13,7 +13,7 @@ import pytest
 from trainjob import Phase
 from trainjob.manifest import KEY
 from trainjob.status import observe
-from trainjob_kfp.jobs import StopWithStep
+from trainjob_kfp.stopping import StopWithStep
 
 RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
 
@@ -209,6 +209,9 @@ def test_a_job_that_takes_too_long_is_stopped(steps: Steps) -> None:
         ({"spec": {"kind": "TrainJob"}}, "spec: is a whole TrainJob"),
         ({"resources_per_node": {"gpu": "two"}}, "'two' is not a Kubernetes quantity"),
         ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
+        ({"inputs": {"dataset": "nowhere"}}, "inputs.dataset"),
+        ({"outputs": {"model": "s3://user:pass@bucket/x"}}, "outputs.model"),
+        ({"spec": {"labels": 5.0}}, "labels: Input should be a valid dictionary"),
         ({"on_kill_action": "stop"}, "on_kill_action: is 'stop' (give one of suspend, cancel, keep)"),
         ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
     ],
@@ -285,3 +288,92 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
     assert details["invocationId"] == {"kfp": RUN}
     (exported,) = ended.output["artifacts"]["exported"]["artifacts"]
     assert json.loads(Path(exported["uri"]).read_text())["uri"] == outputs["uri"]
+
+
+# ---------------------------------------------------------------- wait, cleanup
+
+
+def test_wait_gives_the_result_of_a_job_that_something_else_has_launched(steps: Steps) -> None:
+    with steps.client() as client:
+        ref = client.launch({"runtime": "jax-distributed", "command": ["python", "-c", TRAINING]}, "mine")
+    ended = steps.run("wait", name=ref.name, run_id=RUN)
+    assert ended.code == 0, ended.log
+    result = ended.output["parameterValues"]["result"]
+    assert (result["uid"], result["metrics"]["loss"]) == (ref.uid, 0.5)
+    assert "[node-0] rank 0 of 1" in ended.log
+    (report,) = ended.output["artifacts"]["report"]["artifacts"]
+    assert ref.name in Path(report["uri"]).read_text()
+    (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
+    assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
+
+
+def test_wait_leaves_the_job_alone(steps: Steps) -> None:
+    with steps.client() as client:
+        ref = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "mine")
+        step = steps.start("wait", name=ref.name, run_id=RUN)
+        steps.read_until(step, "[node-0] started")
+        steps.signal(step, signal.SIGTERM)
+        assert step.wait(20) != 0
+        assert phases(steps) == [Phase.RUNNING]
+        late = steps.run("wait", name=ref.name, run_id=RUN, run_timeout=1)
+        assert "run_timeout of 0:00:01" in late.termination_message
+        assert phases(steps) == [Phase.RUNNING]
+    missing = steps.run("wait", name="nosuch", run_id=RUN)
+    assert missing.termination_message == "error: there is no TrainJob default/nosuch"
+
+
+def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> None:
+    step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action="keep")
+    steps.read_until(step, "[node-0] started")
+    steps.signal(step, signal.SIGKILL)
+    step.wait(10)
+    with steps.client() as client:
+        other = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "of another run")
+    (mine,) = [job for job in steps.jobs() if job["metadata"]["name"] != other.name]
+    assert mine["metadata"]["labels"]["pipeline/runid"] == RUN
+
+    ended = steps.run("cleanup", run_id=RUN)
+    assert ended.code == 0, ended.log
+    name = mine["metadata"]["name"]
+    assert ended.output["parameterValues"]["stopped"] == [name]
+    assert f"run {RUN}: stopped {name}" in ended.log
+    left = {job["metadata"]["name"]: observe(job).phase for job in steps.jobs()}
+    assert left == {name: Phase.SUSPENDED, other.name: Phase.RUNNING}
+
+    again = steps.run("cleanup", run_id=RUN)
+    assert again.output["parameterValues"]["stopped"] == []
+    (steps.directory / "done").touch()
+    assert steps.run("train", runtime="trainjob-step", command=SLEEPING).code == 0, '"Retry run" goes on with it'
+
+
+def test_cleanup_can_delete(steps: Steps) -> None:
+    step = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+    steps.read_until(step, "[node-0] started")
+    steps.signal(step, signal.SIGTERM)
+    step.wait(20)
+    steps.wait_for(lambda: phases(steps) == [Phase.SUSPENDED])
+    assert steps.run("cleanup", run_id=RUN, action="cancel").code == 0
+    assert phases(steps) == []
+    assert "give one of suspend, cancel" in steps.run("cleanup", run_id=RUN, action="stop").termination_message
+
+
+# ---------------------------------------------------------------- what a person sees
+
+
+def test_a_report_and_a_deadline(steps: Steps) -> None:
+    steps.environment["ARGO_DEADLINE"] = "2026-11-21T10:32:34Z"
+    ended = steps.run("train", **script("print('trained')"))
+    assert "KFP ends this step at 2026-11-21T10:32:34Z" in ended.log
+    (report,) = ended.output["artifacts"]["report"]["artifacts"]
+    (job,) = steps.jobs()
+    page = Path(report["uri"]).read_text()
+    assert page.startswith("<!doctype html>")
+    assert job["metadata"]["name"] in page
+    steps.environment["ARGO_DEADLINE"] = "0001-01-01T00:00:00Z"
+    assert "KFP ends this step" not in steps.run("train", **script("print('trained')")).log
+
+
+def test_owned_by_run_needs_a_run(steps: Steps) -> None:
+    ended = steps.run("train", **script("pass"), owned_by_run=True)
+    assert "owned_by_run is for steps on a KFP backend" in ended.termination_message
+    assert steps.jobs() == []

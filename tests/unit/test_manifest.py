@@ -235,6 +235,23 @@ def test_a_claim_is_mounted_beside_what_the_author_patches() -> None:
     assert "runtimePatches" not in rendered(checkpoints="s3://b")["spec"]
 
 
+def test_a_claim_is_mounted_on_every_node_of_mpi() -> None:
+    """Trainer's own MPI runtimes train in the launcher's pod, too."""
+    spec = TrainJobSpec.parse({"runtime": "deepspeed-distributed", "checkpoints": "pvc://claim/x"})
+    (patch,) = render(spec, "a/work", 1, "ns")["spec"]["runtimePatches"]
+    jobs = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert [job["name"] for job in jobs] == ["node", "launcher"]
+    assert jobs[0]["template"] == jobs[1]["template"]
+
+
+def test_an_owner_is_noted() -> None:
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
+    assert rendered(owner=owner)["metadata"]["ownerReferences"] == [owner]
+    assert "ownerReferences" not in rendered()["metadata"]
+    with pytest.raises(InvalidSpec, match=r"owner\.uid"):
+        rendered(owner={**owner, "uid": ""})
+
+
 @pytest.mark.parametrize(
     "at", ["", "/some/where", "file:some/where", "file://host/x", "pvc:///x", "pvc://Claim/x", "s3://", "s3://a b"]
 )

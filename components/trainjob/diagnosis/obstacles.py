@@ -50,7 +50,7 @@ class Finding:
             message = f"{self.subject} {self.text}"
         else:
             message = f"{self.subject}: {self.text}"
-        return Obstacle(self.reason, message, self.meaning.lasting)
+        return Obstacle(self.reason, message, self.meaning.lasting, self.meaning.advice)
 
 
 def first(found: Iterable[Finding]) -> Finding | None:

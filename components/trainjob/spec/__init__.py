@@ -12,13 +12,14 @@ from trainjob.spec.parts import (
     EnvVarSource,
     FieldRef,
     KeyRef,
+    OwnerReference,
     ResourceFieldRef,
     Resources,
     RuntimeRef,
     SecretRef,
     env_api,
 )
-from trainjob.spec.patches import RuntimePatch
+from trainjob.spec.patches import RuntimePatch, for_every_node
 from trainjob.spec.torchtune import LoraConfig, TorchTuneConfig, TorchTuneInstructDataset
 from trainjob.spec.trainjob import API_VERSION, KIND, TrainJobSpec
 
@@ -32,6 +33,7 @@ __all__ = [
     "InitializerSource",
     "KeyRef",
     "LoraConfig",
+    "OwnerReference",
     "ResourceFieldRef",
     "Resources",
     "RuntimePatch",
@@ -41,4 +43,5 @@ __all__ = [
     "TorchTuneInstructDataset",
     "TrainJobSpec",
     "env_api",
+    "for_every_node",
 ]

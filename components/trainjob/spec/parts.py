@@ -189,6 +189,15 @@ def canonical_quantity(amount: str) -> str:
     return "0" if not value else amount
 
 
+class OwnerReference(Part):
+    """An object of the job's own namespace that the job goes with (``metadata.ownerReferences``)."""
+
+    api_version: Annotated[str, Field(min_length=1)]
+    kind: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    uid: Annotated[str, Field(min_length=1)]
+
+
 class SecretRef(Part):
     """A Secret of the job's namespace."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -11,6 +11,24 @@ from pydantic import Field, field_validator
 from trainjob.spec.parts import Env, Part, SecretRef, env_api
 
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)+")
+
+
+_LAUNCHER_IS_A_NODE = ("deepspeed-distributed", "mlx-distributed")
+"""Runtimes that Trainer ships whose MPI launcher trains, too (``mpi.runLauncherAsNode``), as a Job of its own. Of a
+runtime under another name nothing is known, and Trainer's webhook refuses a patch of a Job that it does not have."""
+
+
+def for_every_node(runtime: str, pod: Mapping[str, Any], manager: str) -> dict[str, Any]:
+    """An entry of ``spec.runtimePatches`` that changes the pods of all nodes.
+
+    Args:
+        runtime: Name of the job's runtime.
+        pod: What to change, a PodSpecPatch as in the API; the training's container is called ``node``.
+        manager: Who asks for it, such as ``trainjob.dev/checkpoints``.
+    """
+    names = ["node", "launcher"] if runtime in _LAUNCHER_IS_A_NODE else ["node"]
+    jobs = [{"name": name, "template": {"spec": {"template": {"spec": dict(pod)}}}} for name in names]
+    return {"manager": manager, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
 
 
 class MetadataPatch(Part):

@@ -27,7 +27,7 @@ from trainjob.spec.checks import (
 )
 from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer
-from trainjob.spec.parts import Env, Part, Resources, RuntimeRef, env_api
+from trainjob.spec.parts import Env, OwnerReference, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.torchtune import TorchTuneConfig
 
@@ -125,6 +125,9 @@ class TrainJobSpec(Part):
 
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations of the TrainJob."""
+
+    owner: OwnerReference | None = None
+    """Object of the same namespace, such as a workflow: when it is deleted, Kubernetes deletes the TrainJob, too."""
 
     manifest: dict[str, Any] | None = None
     """A whole TrainJob object instead of all fields above, sent as it is; only its name is replaced."""

@@ -33,6 +33,7 @@ from trainjob.backends.kubernetes.hub import WatchHub
 from trainjob.backends.kubernetes.logs import RankLogs
 from trainjob.backends.kubernetes.served import AdaptingClient
 from trainjob.backends.kubernetes.surroundings import Surroundings
+from trainjob.backends.kubernetes.urgent import Urgent
 from trainjob.diagnosis import Evidence
 from trainjob.errors import (
     AlreadyExists,
@@ -228,12 +229,8 @@ class KubernetesBackend:
 
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""
-        metadata = {**patch.get("metadata", {}), "uid": ref.uid}
-        body = {**patch, "metadata": metadata}
-        params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
-        request = Request("PATCH", _path(ref.namespace, ref.name), params, body=body, content_type=MERGE_PATCH)
         try:
-            await self._insist(lambda: self._client.send(request))
+            await self._insist(lambda: self._client.send(_patching(ref, patch)))
         except ApiError as error:
             other_uid = isinstance(error, Invalid) and "metadata.uid" in error.message
             if other_uid or isinstance(error, ObjectNotFound | Conflict):
@@ -244,9 +241,8 @@ class KubernetesBackend:
 
     async def delete(self, ref: JobRef) -> None:
         """See `Backend.delete`."""
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": ref.uid}}
         try:
-            await self._insist(lambda: self._client.send(Request("DELETE", _path(ref.namespace, ref.name), body=body)))
+            await self._insist(lambda: self._client.send(_deleting(ref)))
         except (ObjectNotFound, Conflict):
             return
         self._told[ref.uid] = time.monotonic()
@@ -264,6 +260,18 @@ class KubernetesBackend:
             self._told.pop(ref.uid, None)  # once they are gone, so is what made them: Jobs end before their pods
             return False
         return time.monotonic() >= self._told.get(ref.uid, 0) + self._client.timings.settle
+
+    async def urgent(self, ref: JobRef, patch: Mapping[str, Any] | None) -> Urgent | None:
+        """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None behind a proxy."""
+        if (await self._client.access()).proxy is not None:
+            return None
+        return Urgent(self._client, _deleting(ref) if patch is None else _patching(ref, patch))
+
+    async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
+        """``ownerReferences`` of a pod, by the right to list pods; none where it is not there."""
+        params = {"fieldSelector": f"metadata.name={name}"}
+        found = await self._insist(lambda: self._client.items(pods.collection(namespace, "pods"), params))
+        return [owner for pod in found for owner in pod["metadata"].get("ownerReferences") or []]
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -290,6 +298,17 @@ class KubernetesBackend:
                 if patience.failed():
                     raise BackendUnavailable(f"the API server gives no answer: {error}") from error
                 await anyio.sleep(patience.pause(error))
+
+
+def _patching(ref: JobRef, patch: Mapping[str, Any]) -> Request:
+    body = {**patch, "metadata": {**patch.get("metadata", {}), "uid": ref.uid}}
+    params = {"fieldValidation": "Strict", "fieldManager": "trainjob"}
+    return Request("PATCH", _path(ref.namespace, ref.name), params, body=body, content_type=MERGE_PATCH)
+
+
+def _deleting(ref: JobRef) -> Request:
+    body = {"propagationPolicy": "Background", "preconditions": {"uid": ref.uid}}
+    return Request("DELETE", _path(ref.namespace, ref.name), body=body)
 
 
 def _path(namespace: str, name: str = "") -> str:

@@ -190,6 +190,11 @@ class ApiClient:
             except _BROKEN as error:
                 raise _unreachable(request, error) from error
 
+    async def access(self) -> Access:
+        """Where the server is, and by which credentials it is asked now."""
+        _, access = await self._connect(None)
+        return access
+
     async def _open(self, request: Request, refused: Access | None = None) -> tuple[httpx.Response, Access]:
         http, access = await self._connect(refused)
         headers = {"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"}

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from trainjob_kfp.image import STEP_IMAGE
+from trainjob_kfp.component import step
 
 
-@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False, packages_to_install=[])
+@step("both")
 def initialize_dataset(
     *,
     source: str,
@@ -26,10 +26,13 @@ def initialize_dataset(
     queue_timeout: int = 0,
     start_timeout: int = 0,
     run_timeout: int = 0,
+    fail_fast: bool = False,
     on_kill_action: str = "suspend",
     cancel_on_timeout: bool = True,
     backend: str = "",
     namespace: str = "",
+    owned_by_run: bool = False,
+    task_config: dsl.TaskConfig = None,
 ) -> NamedTuple("Outputs", [("uri", str), ("digest", str)]):
     """Bring a dataset to where training finds it, whole and checked.
 
@@ -46,11 +49,17 @@ def initialize_dataset(
         queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
         start_timeout: Seconds from admission to running; 0 for no limit.
         run_timeout: Seconds from admission to the end; 0 for no limit.
+        fail_fast: Fail at once where something is in the job's way that only a person can remove: a queue that does not
+            exist, an image that is not there, more than the queue will ever have.
         on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
             the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
         backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
         namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+        owned_by_run: Let Kubernetes delete the job together with the run's Workflow, which KFP keeps for a day or less.
+            The job has to be in the run's own namespace.
+        task_config: What is set on the task, by KFP itself: resources, environment, node selector, tolerations,
+            affinity and volumes are the job's.
 
     Returns:
         uri: Where the dataset is now.

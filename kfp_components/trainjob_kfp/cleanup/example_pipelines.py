@@ -1,0 +1,12 @@
+"""Leave nothing running behind a run, however it ends."""
+
+from kfp import dsl
+
+from trainjob_kfp import cleanup, train
+
+
+@dsl.pipeline(name="cleanup-example")
+def example_pipeline() -> None:
+    """KFP runs the exit handler after Terminate, too."""
+    with dsl.ExitHandler(cleanup(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)):
+        train(runtime="torch-distributed", command=["torchrun", "train.py"], num_nodes=2)

@@ -1,0 +1,87 @@
+"""The decorator of this package's components: their image, what they pass on to their TrainJob, what a cache misses."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+from kfp import dsl
+from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
+
+from trainjob_kfp.image import STEP_IMAGE
+
+NOT_IN_THE_CACHES_KEY = ("set_env_variable", "set_accelerator_type", "set_accelerator_limit")
+"""What can be set on a task and decides over what is trained, and is no part of the key of KFP's cache (measured on
+2.17: with another of them the result of an earlier run is taken)."""
+
+
+class UnseenByCache(UserWarning):
+    """Something is set on a task that KFP's cache does not look at."""
+
+
+def step(configured: Literal["job", "both", "pod"]) -> Callable[[Callable[..., Any]], Any]:
+    """A lightweight component over the step image, which has this package: its source is a shim, and no pip runs.
+
+    Args:
+        configured: For whom is what a pipeline's author sets on a task (resources, node selectors, volumes, …): for its
+            TrainJob, so that GPUs are not asked for twice; for both, where the step's pod may do the work itself
+            (``in_pod``); for the pod. Environment is for both if for the job: proxies, certificates, ``TRAINJOB_*``.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        component = dsl.component(
+            function,
+            base_image=STEP_IMAGE,
+            install_kfp_package=False,
+            packages_to_install=[],
+            task_config_passthroughs=None if configured == "pod" else passthroughs(alone=configured == "job"),
+        )
+        return noticing(component)
+
+    return decorate
+
+
+def passthroughs(*, alone: bool) -> list[TaskConfigPassthrough]:
+    """Everything that can be passed on to a TrainJob; `alone`: and that the step's pod does not get then."""
+    return [TaskConfigPassthrough(each, not alone or each is TaskConfigField.ENV) for each in TaskConfigField]
+
+
+def noticing(component: Any) -> Any:
+    """`component`, whose tasks warn (`UnseenByCache`) of what the cache does not see.
+
+    Where the task's caching is off before, or has a key of its own, nothing is said.
+    """
+    kind = type(component)
+    component.__class__ = type(kind.__name__, (kind,), {"__call__": _call(kind.__call__)})
+    return component
+
+
+def _call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        task = original(self, *args, **kwargs)
+        for name in NOT_IN_THE_CACHES_KEY:
+            setattr(task, name, _warning(task, name))
+        return task
+
+    return call
+
+
+def _warning(task: Any, name: str) -> Callable[..., Any]:
+    original = getattr(task, name)
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if task._task_spec.enable_caching and not getattr(task._task_spec, "cache_key", None):
+            warnings.warn(
+                f"{task.name}.{name}(…) is no part of the key of KFP's cache: a run that differs in nothing else takes "
+                "an earlier run's model. Give it as a parameter of the component (env, resources_per_node), or call "
+                "set_caching_options(False) first",
+                UnseenByCache,
+                stacklevel=2,
+            )
+        return original(*args, **kwargs)
+
+    return method

@@ -1,0 +1,98 @@
+"""The step of a `distributed` component: launches the TrainJob whose nodes run the component's function."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainjob.errors import ConfigurationError
+from trainjob_kfp import node
+from trainjob_kfp.execution import Execution, location
+from trainjob_kfp.jobs import run_job
+from trainjob_kfp.runtime import spec_of
+from trainjob_kfp.steplog import failures_explained
+
+_CONFIG = "task_config"
+_WITHOUT_FILE = ("system.Metrics", "system.ClassificationMetrics", "system.SlicedClassificationMetrics")
+
+
+def main() -> None:
+    """Run the step; its arguments are those that `trainjob_kfp.distributed` has compiled."""
+    parser = argparse.ArgumentParser(prog="python -m trainjob_kfp.distribution")
+    parser.add_argument("--executor_input", required=True)
+    parser.add_argument("--options", required=True)
+    given = parser.parse_args()
+    options = json.loads(given.options)
+    with failures_explained():
+        execution = Execution.of(sys.argv)
+        executor_input = json.loads(given.executor_input)
+        config = (executor_input.get("inputs", {}).get("parameterValues") or {}).pop(_CONFIG, None) or {}
+        fields = {
+            **{name: options[name] for name in ("runtime", "image", "num_nodes", "num_proc_per_node")},
+            "resources_per_node": options["resources_per_node"],
+            "command": [word.replace("$", "$$") for word in _command(options, executor_input)],
+        }
+        if execution.local:
+            del fields["image"]
+        parameters = {**options, _CONFIG: execution.plain(_snake(config))}
+        result = run_job(execution, spec_of(execution, fields, parameters), parameters)
+        said = result.outputs.get("kfp")
+        if said is None:
+            raise ConfigurationError(
+                f"TrainJob {result.namespace}/{result.name} is complete, and rank 0 has left no outputs: its "
+                "termination message was overwritten, or its pod is gone"
+            )
+        _deliver(executor_input["outputs"], json.loads(said))
+
+
+def _command(options: Mapping[str, Any], executor_input: Mapping[str, Any]) -> list[str]:
+    payload = {
+        "function": options["function"],
+        "source": options["source"],
+        "executor_input": executor_input,
+        "inputs": dict(_elsewhere(executor_input, "inputs")),
+        "outputs": dict(_elsewhere(executor_input, "outputs")),
+    }
+    return [*options["before"], "python3", "-c", inspect.getsource(node), json.dumps(payload)]
+
+
+def _elsewhere(executor_input: Mapping[str, Any], side: str) -> Iterator[tuple[str, str]]:
+    """URI and location of artifacts that are files in a store."""
+    for artifacts in (executor_input.get(side, {}).get("artifacts") or {}).values():
+        for artifact in artifacts.get("artifacts") or []:
+            file = artifact.get("type", {}).get("schemaTitle") not in _WITHOUT_FILE
+            if file and "://" in artifact["uri"] and artifact.get("name") != "executor-logs":
+                yield artifact["uri"], location(artifact["uri"])
+
+
+def _snake(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A task config as KFP's executor would give it: the driver writes these two in camel case."""
+    names = {"nodeSelector": "node_selector", "volumeMounts": "volume_mounts"}
+    return {names.get(name, name): value for name, value in config.items()}
+
+
+def _deliver(outputs: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Give KFP what rank 0 has given, as if it had run here."""
+    artifacts = {
+        name: {"artifacts": [{**outputs["artifacts"][name]["artifacts"][i], "metadata": each}]}
+        for name, metadata in said["metadata"].items()
+        for i, each in enumerate(metadata)
+    }
+    for name, text in said["files"].items():
+        _write(outputs["parameters"][name]["outputFile"], text)
+    given = {"parameterValues": said["parameterValues"], "artifacts": artifacts}
+    _write(outputs["outputFile"], json.dumps(given))
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Train the champion of a registry further."""
+
+from kfp import dsl
+
+from trainjob_kfp import initialize_model, train
+
+
+@dsl.pipeline(name="initialize-model-example")
+def example_pipeline(registry: str) -> None:
+    """The first time there is no champion: `uri` is empty, and the training begins anew."""
+    champion = initialize_model(source="models:/digits@champion", if_missing="fresh", registry=registry)
+    train(
+        runtime="torch-distributed",
+        command=["trainjob", "exec", "--", "torchrun", "train.py"],
+        inputs={"model": champion.outputs["uri"]},
+    )

@@ -1,0 +1,135 @@
+"""What each node of a `distributed` component runs: the component's function, under the runtime's launcher.
+
+Its source is the node's command (``python3 -c``), so that it needs nothing of the image but Python and KFP, as the
+component itself does; and this package where artifacts are elsewhere. Called with one argument, JSON:
+
+* ``function``, ``source``: the function's name, and the module that KFP has made of it;
+* ``executor_input``: as KFP's launcher gives it to a step;
+* ``inputs``, ``outputs``: of artifacts that are not on this machine, their locations, by their URIs in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_ROOM = 4096  # bytes: kubelet, MaxContainerTerminationMessageLength
+
+# One for each process that torchrun starts: of all ranks only rank 0 gives its outputs, or several would write the same
+# file. What KFP's executor looks at for that is Vertex' CLUSTER_SPEC.
+_PROCESS = """\
+import json, os, runpy
+names = ("RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "DMLC_TASK_ID", "JOB_COMPLETION_INDEX")
+rank = int(next((os.environ[name] for name in names if os.environ.get(name)), "0"))
+os.environ["CLUSTER_SPEC"] = json.dumps({"task": {"type": "chief" if rank == 0 else "worker"}})
+runpy.run_module("kfp.dsl.executor_main", run_name="__main__")
+"""
+
+
+def main(payload: str) -> int:
+    """Run the function; the exit code."""
+    if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
+        os.execvp("mpirun", ["mpirun", *sys.orig_argv])  # noqa: S606 - no shell is needed
+    directory = Path(tempfile.mkdtemp(prefix="trainjob-"))
+    try:
+        return _run(json.loads(payload), directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run(given: dict[str, Any], directory: Path) -> int:
+    places = {}
+    for i, (uri, where) in enumerate(given["inputs"].items()):
+        places[uri] = _bring(where, directory / "inputs" / str(i))
+    for i, uri in enumerate(given["outputs"]):
+        places[uri] = str(directory / "outputs" / str(i))
+    executor_input = given["executor_input"]
+    outputs = executor_input["outputs"]
+    for side in (executor_input.get("inputs", {}), outputs):
+        for artifacts in side.get("artifacts", {}).values():
+            for artifact in artifacts.get("artifacts", []):
+                artifact["uri"] = places.get(artifact["uri"], artifact["uri"])
+    outputs["outputFile"] = str(directory / "executor_output.json")
+    for name, parameter in outputs.get("parameters", {}).items():
+        parameter["outputFile"] = str(directory / "parameters" / name)
+    module, process = directory / "ephemeral_component.py", directory / "process.py"
+    module.write_text(given["source"], encoding="utf-8")
+    process.write_text(_PROCESS, encoding="utf-8")
+    words = ["--component_module_path", str(module), "--function_to_execute", given["function"]]
+    words += ["--executor_input", json.dumps(executor_input)]
+    launcher = "torchrun" if "PET_NNODES" in os.environ else sys.executable
+    child = subprocess.Popen([launcher, str(process), *words], env={**os.environ, "_KFP_RUNTIME": "true"})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: child.send_signal(number))
+    code = child.wait()
+    if code == 0 and int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("JOB_COMPLETION_INDEX") or 0) == 0:
+        for uri, where in given["outputs"].items():
+            _take(Path(places[uri]), where)
+        _tell(outputs, given["function"])
+    return code if code >= 0 else 128 - code
+
+
+def _bring(where: str, place: Path) -> str:
+    from trainjob.data.transfer import copy  # noqa: PLC0415 - see above
+
+    copy(where, str(place), progress=lambda line: print(line, flush=True))  # noqa: T201 - the node's log
+    single = place / where.rpartition("/")[2]
+    return str(single if single.is_file() else place)
+
+
+def _take(path: Path, where: str) -> None:
+    """Put a file, or all files of a directory, where KFP looks for the artifact: at its URI, or below it."""
+    from trainjob.data.locations import parse_store  # noqa: PLC0415
+    from trainjob.data.stores import open_store  # noqa: PLC0415
+
+    parent, _, name = where.rpartition("/")
+    store = open_store(parse_store(parent + "/"))
+    for each in [path] if path.is_file() else sorted(path.rglob("*")):
+        if each.is_file():
+            with each.open("rb") as file:
+                relative = each.relative_to(path).as_posix()
+                target = name if each == path else f"{name}/{relative}"
+                store.write(target, iter(lambda: file.read(1 << 20), b""), each.stat().st_size)
+
+
+def _tell(outputs: dict[str, Any], function: str) -> None:
+    """Leave what the function gave to KFP in the termination message, beside what it reported itself."""
+    said = json.loads(Path(outputs["outputFile"]).read_text(encoding="utf-8"))
+    gave = {
+        "parameterValues": said.get("parameterValues", {}),
+        "metadata": {
+            name: [each.get("metadata", {}) for each in value["artifacts"]]
+            for name, value in said.get("artifacts", {}).items()
+        },
+        "files": {
+            name: Path(each["outputFile"]).read_text(encoding="utf-8")
+            for name, each in outputs.get("parameters", {}).items()
+            if Path(each["outputFile"]).is_file()
+        },
+    }
+    log = Path(os.environ.get("TRAINJOB_TERMINATION_LOG") or "/dev/termination-log")
+    try:
+        message = json.loads(log.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        message = {}
+    if not isinstance(message, dict) or message.get("trainjob") != 1:
+        message = {"trainjob": 1}
+    message["outputs"] = {**message.get("outputs", {}), "kfp": json.dumps(gave, separators=(",", ":"))}
+    text = json.dumps(message, separators=(",", ":"))
+    if len(text) > _ROOM:
+        sys.exit(
+            f"what {function} returns takes {len(text)} bytes, and a termination message has room for {_ROOM}: return "
+            "less, or write it to an artifact"
+        )
+    log.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

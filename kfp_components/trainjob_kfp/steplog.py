@@ -1,0 +1,71 @@
+"""The step's log, and its termination message: what a person sees of a step."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainjob import TrainJobError, TrainJobFailed
+
+_MAX_MESSAGE = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
+
+
+def say(what: object) -> None:
+    """A line for the step's log, at once."""
+    # In one write, also where stdout is not buffered: a signal's handler may write in between.
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def failures_explained() -> Iterator[None]:
+    """Turn an error into the last lines of the log, the termination message, and exit code 1."""
+    try:
+        yield
+    except TrainJobError as error:
+        text = str(error) if isinstance(error, TrainJobFailed) else f"error: {error}"
+        if missing := _missing_right(text):
+            text += f"\nwhat to do: {_GRANT.format(*missing)}"
+        _terminate_with(text)
+        say(text)
+        sys.exit(1)  # a traceback would show our frames, which are not to blame, below the reason
+
+
+def _terminate_with(text: str) -> None:
+    """Leave `text` as the container's termination message, the only text of a failed step that reaches the Workflow."""
+    given = os.environ.get("TRAINJOB_TERMINATION_LOG")
+    path = Path(given or "/dev/termination-log")
+    if not given and not ("KUBERNETES_SERVICE_HOST" in os.environ and path.exists()):
+        return
+    message = text.encode()[:_MAX_MESSAGE].decode("utf-8", "ignore")
+    try:
+        path.write_text(message, encoding="utf-8")
+    except OSError as error:
+        say(f"cannot write {path}: {error}")
+
+
+_GRANT = (
+    "have an administrator give {} {} the verb {!r} on {}: `trainjob install --only rbac -n {} "
+    "--service-account {}` prints the Role and its binding, for `kubectl apply --server-side -f -`"
+)
+
+
+def _missing_right(text: str) -> tuple[str, ...] | None:
+    """Of an API server's refusal: kind and name of who asked, the verb, on what, where, and the account again."""
+    found = _FORBIDDEN.search(text)
+    if found is None:
+        return None
+    user, verb, resource, group, namespace = found.groups()
+    account = user.removeprefix("system:serviceaccount:")
+    kind = "service account" if account != user else "user"
+    what = f"{resource}.{group}" if group else resource
+    return kind, account, verb, what, namespace, account
+
+
+_FORBIDDEN = re.compile(
+    r'User "([^"]+)" cannot (\w+) resource "([^"]+)" in API group "([^"]*)" in the namespace "([^"]+)"'
+)

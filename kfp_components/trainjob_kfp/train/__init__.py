@@ -1,0 +1,5 @@
+"""``train``: a TrainJob as a step of a pipeline."""
+
+from trainjob_kfp.train.component import train
+
+__all__ = ["train"]

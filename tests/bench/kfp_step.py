@@ -1,0 +1,105 @@
+"""How soon a step of a pipeline has created its TrainJob: from the start of its container, on a real node.
+
+::
+
+    python tests/bench/kfp_step.py [N]
+
+Starts the test cluster with its real node (root), and on it one pod after the other that runs the compiled ``train``
+component in the step image, as a KFP backend does. Clocks are the kernel's, for the start of the container's first
+process (to 10 ms), and containerd's, for the lines of the step's log. The one that names the job is written once it was
+created and read back. The jobs themselves are on simulated nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.cluster import step_image as images
+from tests.cluster.control_plane import Cluster
+from tests.cluster.kfp_steps import Execution, Steps, Try, admit, processes
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+from tests.cluster.real_node import unfit
+
+TOTAL = "container start to TrainJob created"
+
+
+def say(metric: str, value: float | str, unit: str = "") -> None:
+    figures = {"metric": metric, "value": value, "unit": unit, "peer": None, "ratio": None}
+    print(json.dumps({"bench": "kfp_step", **figures}), flush=True)
+
+
+def once(steps: Steps, jobs: str) -> dict[str, float]:
+    """Seconds that each part of one start took, and all of it."""
+    env = {each["name"]: each["value"] for each in fate(run="never")}
+    parameters = {"runtime": "trainjob-step", "command": ["train"], "env": env, "namespace": jobs}
+    execution = Execution("train", parameters)
+    tried = steps.start(execution)
+    named = f"TrainJob {jobs}/{execution.job} (attempt 1"
+    wait_until("the job is there", lambda: named in steps.log(tried), 60, poll=0.5)
+    began = min(started(pid) for pid in processes(tried))
+    parts = {
+        "until KFP's executor runs": "Looking for component",
+        "until it calls the component": "Got executor_input",
+        "until the job is created": named,
+    }
+    ends = [when(steps, tried, text) for text in parts.values()]
+    steps.vanish(tried)
+    steps.cluster.api.delete("trainer.kubeflow.org/v1alpha1", "TrainJob", jobs, execution.job)
+    return {TOTAL: ends[-1] - began} | dict(
+        zip(parts, (end - start for start, end in pairwise([began, *ends])), strict=True)
+    )
+
+
+def started(pid: int) -> float:
+    """When a process was started, in seconds since 1970."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # starttime, proc(5)
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def when(steps: Steps, tried: Try, text: str) -> float:
+    """When the step wrote the first line that has `text` in it."""
+    lines = steps.log(tried, timestamps="true").splitlines()
+    return datetime.fromisoformat(next(line for line in lines if text in line).partition(" ")[0]).timestamp()
+
+
+def main(number: int) -> None:
+    if why := unfit():
+        say("not measured", f"no real node: {why}")
+        return
+    say("load average before", os.getloadavg()[0])
+    say("cores", os.cpu_count() or 0)
+    with Cluster(kueue=False, real_node=True) as cluster:
+        assert cluster.real_node
+        archive = images.build(cluster.directory)
+        cluster.real_node.load(archive)
+        archive.unlink()
+        cluster.add_runtime(images.runtime(images.STEP_RUNTIME, images.IMAGE))
+        with cluster.namespace("pipeline", real=True) as namespace, cluster.namespace("jobs") as jobs:
+            admit(cluster, namespace, jobs)
+            steps = Steps(cluster, namespace, images.IMAGE)
+            found = []
+            for _ in range(number + 1):
+                found.append(once(steps, jobs))
+                time.sleep(3)  # until the last pod is gone
+    first, *others = found
+    say(f"{TOTAL}, the first on the node", round(first[TOTAL], 3), "s")
+    for metric in first:
+        seconds = [each[metric] for each in others]
+        say(f"{metric}, median of {number}", round(statistics.median(seconds), 3), "s")
+    say(f"{TOTAL}, longest of {number}", round(max(each[TOTAL] for each in others), 3), "s")
+    say("load average after", os.getloadavg()[0])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)

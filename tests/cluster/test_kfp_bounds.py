@@ -1,0 +1,119 @@
+"""KFP steps that can get nowhere say so and what to do about it; jobs that belong to a run go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.cluster import step_image as images
+from tests.cluster.access import TRAINER
+from tests.cluster.control_plane import Cluster
+from tests.cluster.kfp_steps import Execution, Steps, admit, owner_reference
+from tests.cluster.nodes import variable
+from tests.cluster.processes import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+ARGO = "argoproj.io/v1alpha1"
+
+
+@pytest.fixture(scope="module")
+def steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
+    own_cluster.add_runtime(images.runtime(images.STEP_RUNTIME, step_image))
+    with own_cluster.namespace("pipeline", real=True) as namespace:
+        admit(own_cluster, namespace)
+        yield Steps(own_cluster, namespace, step_image)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said", "advice"),
+    [
+        ({"runtime": "nosuch"}, "there is no ClusterTrainingRuntime 'nosuch'", ""),
+        (
+            {"runtime": "trainjob-step", "image": "Not An Image", "fail_fast": True},
+            "InvalidImageName",
+            "what to do: correct the image's name",
+        ),
+        (
+            {"runtime": "trainjob-step", "image": "127.0.0.1:1/nosuch:1", "start_timeout": 20},
+            "no rank was running within start_timeout of 0:00:20",
+            "",
+        ),
+    ],
+    ids=["runtime", "image-name", "image"],
+)
+def test_what_cannot_run_is_refused_or_given_up(
+    steps: Steps, parameters: dict[str, Any], said: str, advice: str
+) -> None:
+    ended = steps.run(Execution("train", {**parameters, "command": ["train"]}))
+    assert (ended.code, ended.output) == (1, {}), ended.log
+    assert said in ended.message
+    assert advice in ended.message
+    if "127.0.0.1" in str(parameters):
+        assert "ImagePull" in ended.message, "what is in its way"
+    assert "Traceback" not in ended.log
+
+
+def test_a_quota_is_named(own_cluster: Cluster, step_image: str) -> None:
+    with own_cluster.namespace("pipeline", real=True) as namespace:
+        admit(own_cluster, namespace)
+        own_cluster.forbid_trainjobs(namespace)
+        execution = Execution("train", {"runtime": "trainjob-step", "command": ["train"]})
+        ended = Steps(own_cluster, namespace, step_image).run(execution)
+    assert (ended.code, ended.output) == (1, {}), ended.log
+    assert "exceeded quota: none" in ended.message
+
+
+@pytest.fixture(scope="module")
+def workflows(own_cluster: Cluster) -> None:
+    """The definition of Argo's Workflows, as far as owners go."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "workflows.argoproj.io"},
+        "spec": {
+            "group": "argoproj.io",
+            "scope": "Namespaced",
+            "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
+            "versions": [
+                {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
+            ],
+        },
+    }
+    own_cluster.define([definition])
+
+
+def test_a_job_that_belongs_to_its_run_goes_with_it(steps: Steps, workflows: None) -> None:
+    cluster, namespace = steps.cluster, steps.namespace
+    metadata = {"name": "nightly", "namespace": namespace}
+    workflow = cluster.api.create({"apiVersion": ARGO, "kind": "Workflow", "metadata": metadata, "spec": {}})
+    execution = Execution(
+        "train",
+        {
+            "runtime": "trainjob-step",
+            "command": ["sleep", "600"],
+            "env": {variable("run"): "never"},
+            "owned_by_run": True,
+            "on_kill_action": "keep",
+        },
+    )
+    tried = steps.start(execution, workflow=workflow)
+    job = wait_until("its job is there", lambda: steps.job(execution), 60, poll=0.2)
+    assert job["metadata"]["ownerReferences"] == [owner_reference(workflow)]
+
+    cluster.api.delete(ARGO, "Workflow", namespace, "nightly")
+    # The garbage collector looks for new kinds of objects every 30 s.
+    wait_until("its job is gone", lambda: steps.job(execution) is None, 90, poll=0.5)
+    steps.vanish(tried)
+
+
+def test_a_job_in_another_namespace_belongs_to_no_run(steps: Steps, workflows: None) -> None:
+    with steps.cluster.namespace("jobs") as other:
+        admit(steps.cluster, steps.namespace, other)
+        parameters = {"runtime": "trainjob-step", "command": ["x"], "owned_by_run": True, "namespace": other}
+        ended = steps.run(Execution("train", parameters))
+        assert steps.cluster.api.find(TRAINER, "TrainJob", other) == []
+    assert ended.code == 1, ended.log
+    assert f"the run is in namespace {steps.namespace} and the job in {other}" in ended.message

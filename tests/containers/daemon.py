@@ -1,0 +1,148 @@
+"""A Docker daemon of the tests' own, beside whatever else runs on the machine: it ends with them and leaves nothing.
+
+No bridge, no rule of a firewall and no setting of the kernel is changed for it. Containers reach each other on the
+networks that compose makes, this machine reaches them by Docker's own proxy, and builds use this machine's network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import docker
+from tests.cluster import images
+from tests.cluster.build import cache_directory
+
+_PROGRAMS = ("dockerd", "containerd", "runc", "docker-compose", "setpriv")
+
+
+def unfit() -> str:
+    """Why this machine cannot have a daemon, in words; empty if it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "no Docker daemon answers, and one of the tests' own needs Linux and root"
+    wanted = _PROGRAMS if (images.directory() / "python.tar").exists() else (*_PROGRAMS, "debootstrap")
+    missing = [each for each in wanted if shutil.which(each) is None]
+    return f"{', '.join(missing)} missing: apt-get install what apt-packages.txt names" if missing else ""
+
+
+def answers() -> bool:
+    """Whether there is a daemon where the environment says, or in the usual place."""
+    try:
+        client = docker.from_env()
+    except docker.errors.DockerException:
+        return False
+    try:
+        return bool(client.ping())
+    except (docker.errors.DockerException, OSError):
+        return False
+    finally:
+        client.close()
+
+
+class Daemon:
+    """Runs while the context does.
+
+    Images and what builds were made of stay, in a directory that one daemon at a time has.
+
+    Attributes:
+        host: What ``DOCKER_HOST`` has to be.
+    """
+
+    def __init__(self) -> None:
+        self._data = cache_directory().with_name("docker")
+        self._directory = Path(tempfile.mkdtemp(prefix="trainjob-docker-"))  # short: the paths of sockets are
+        self.host = f"unix://{self._directory}/docker.sock"
+
+    def __enter__(self) -> Daemon:
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._lock = (self._data.parent / "docker.lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        settings = {"builder": {"gc": {"enabled": True, "defaultKeepStorage": "6GB"}}}
+        (self._directory / "daemon.json").write_text(json.dumps(settings))
+        command = [
+            # It ends when we do, however that happens, and ends its containers and containerd before.
+            *("setpriv", "--pdeathsig", "TERM", "--"),
+            *("dockerd", f"--host={self.host}", f"--config-file={self._directory}/daemon.json"),
+            *(f"--pidfile={self._directory}/docker.pid", f"--exec-root={self._directory}/exec"),
+            *(f"--data-root={self._data}", "--bridge=none"),
+            *("--iptables=false", "--ip-forward=false", "--ip-masq=false"),
+        ]
+        with (self._directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            self._wait_until_it_answers()
+            self._clean()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._clean()
+        finally:
+            self._end()
+
+    def left(self) -> list[str]:
+        """Mounts and processes of this daemon that are still there."""
+        places = (str(self._directory), str(self._data))
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        found = [mount for mount in mounts if mount.startswith(places)]
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if str(self._directory) in command:
+                    found.append(f"{entry.name}: {command}")
+        return found
+
+    def _wait_until_it_answers(self) -> None:
+        patience = time.monotonic() + 60
+        while True:
+            ended = self._process.poll() is not None
+            with suppress(docker.errors.DockerException, OSError):
+                client = docker.DockerClient(self.host)
+                try:
+                    client.ping()
+                    return
+                finally:
+                    client.close()
+            if ended or time.monotonic() > patience:
+                raise OSError(f"dockerd does not answer: {self._log()}")
+            time.sleep(0.1)
+
+    def _clean(self) -> None:
+        """Remove what a session has left that was killed, and images that nothing names any more."""
+        client = docker.DockerClient(self.host)
+        try:
+            for container in client.containers.list(all=True):
+                container.remove(force=True, v=True)
+            client.networks.prune()
+            client.volumes.prune()
+            client.images.prune()
+        finally:
+            client.close()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(40)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(10)
+        left = self.left()
+        self._lock.close()
+        assert not left, f"the Docker daemon has left {left}; it said: {self._log()}"
+        shutil.rmtree(self._directory)
+
+    def _log(self) -> str:
+        return (self._directory / "log").read_text(errors="replace")[-4000:]

@@ -1,0 +1,82 @@
+"""Every compiled component that is shipped, in the step image, with kfp.local's DockerRunner."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from trainjob import registry
+
+if TYPE_CHECKING:
+    from tests.containers.conftest import Run, Servers
+
+COMPILED = Path(__file__).parents[2] / "kfp_components" / "trainjob_kfp" / "compiled"
+
+
+TRAINING = "from trainjob import progress; progress.report(metrics={'answer': 42})"
+
+
+def _model() -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(4)
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "initialize_dataset": {"source": "s3://digits/components/data.csv"},
+    "initialize_model": {"source": "s3://digits/components/model/"},
+    "train": {"runtime": "trainjob-step", "command": ["python", "-c", TRAINING]},
+    "cleanup": {"run_id": "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"},
+    "export_model": {
+        "source": "s3://digits/components/model/", "target": "s3://digits/components/exported", "name": "component",
+    },
+}  # fmt: skip
+
+CASES = [
+    pytest.param(component, {**GIVEN[component], **more}, id=f"{component}, {where}")
+    for component in sorted(file.stem for file in COMPILED.glob("*.yaml") if file.stem != "wait")
+    for where, more in {"as a TrainJob": {}, "in its own pod": {"in_pod": True}}.items()
+    if not (component in ("train", "cleanup") and more)
+]
+
+
+@pytest.mark.parametrize(("component", "given"), CASES)
+def test_it_runs(
+    component: str,
+    given: dict[str, Any],
+    step_image: str,
+    servers: Servers,
+    in_containers: Run,
+) -> None:
+    compiled = (COMPILED / f"{component}.yaml").read_text()
+    (executor,) = yaml.safe_load(compiled.split("\n---\n")[0])["deploymentSpec"]["executors"].values()
+    servers.bucket.put_object(Key="components/data.csv", Body=b"1,2\n")
+    servers.bucket.put_object(Key="components/model/model.safetensors", Body=_model())
+
+    outputs = in_containers(compiled.replace(executor["container"]["image"], step_image), **given).outputs
+
+    if component == "train":
+        assert outputs["result"]["metrics"] == {"answer": 42}
+    elif component == "cleanup":
+        assert outputs["stopped"] == []
+    elif component == "export_model":
+        assert outputs["uri"].startswith("s3://digits/components/exported/")
+        assert registry.connect(f"mlflow+{servers.mlflow}").list("component")[-1].uri == outputs["uri"]
+    else:
+        assert Path(outputs["uri"].removeprefix("file://")).exists()
+        assert outputs["digest"].startswith("sha256:")
+
+
+def test_wait_finds_no_job_of_another_container(
+    step_image: str, servers: Servers, in_containers: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs of the local backend are those of a container; waiting for one: tests/kfp."""
+    compiled = (COMPILED / "wait.yaml").read_text()
+    (executor,) = yaml.safe_load(compiled)["deploymentSpec"]["executors"].values()
+    with pytest.raises(RuntimeError):
+        in_containers(compiled.replace(executor["container"]["image"], step_image), name="nosuch", run_id="x")
+    assert "error: there is no TrainJob default/nosuch" in capfd.readouterr().out

@@ -1,0 +1,43 @@
+"""The step image as its Dockerfile builds it."""
+
+from __future__ import annotations
+
+import docker
+import pytest
+from tests.containers import builds
+
+from trainjob import __version__
+
+
+def _run(client: docker.DockerClient, image: str, *command: str, user: str | None = None) -> str:
+    output = client.containers.run(image, command, remove=True, stderr=True, network_mode="none", user=user)
+    return str(output.decode()).strip()
+
+
+def test_it_is_small_and_not_root(docker_client: docker.DockerClient, step_image: str) -> None:
+    image = docker_client.images.get(step_image)
+    below = sum(layer["Size"] for layer in docker_client.images.get(builds.PYTHON).history())
+    ours = image.attrs["Size"] - below
+    print(f"{step_image}: {image.attrs['Size'] / 1e6:.0f} MB, of which {ours / 1e6:.0f} MB are not its base's")
+    assert ours < 300e6
+    assert image.attrs["Config"]["User"] == "65532"
+    who = "id -u; id -g; touch ~/mine; touch /opt/trainjob/mine 2>/dev/null || echo refused"
+    assert _run(docker_client, step_image, "sh", "-c", who).split() == ["65532", "0", "refused"]
+
+
+@pytest.mark.parametrize("user", [None, "1000660000:0"], ids=["own user", "a user that OpenShift drew"])
+def test_its_programs(docker_client: docker.DockerClient, step_image: str, user: str | None) -> None:
+    assert __version__ in _run(docker_client, step_image, "trainjob", "--version", user=user)
+    assert "initialize-model" in _run(docker_client, step_image, "python", "-m", "trainjob.data", "--help", user=user)
+    job = ("trainjob", "run", "--backend=local", "--runtime=trainjob-step", "--", "id", "-u")
+    assert f"[node-0] {(user or '65532').partition(':')[0]}" in _run(docker_client, step_image, *job, user=user)
+
+
+def test_it_does_not_tell_how_packages_were_reached(docker_client: docker.DockerClient, step_image: str) -> None:
+    settings = builds.pip_settings()
+    print(f"secrets of the build: {', '.join(settings) or 'none'}")
+    kept = _run(docker_client, step_image, "sh", "-c", "ls -A /run/secrets /etc/pip.conf 2>/dev/null; env")
+    lines = [layer["CreatedBy"] for layer in docker_client.images.get(step_image).history()]
+    for told in ("pip.conf", "ca.crt", *(value for value in settings.values() if "/" in value)):
+        assert told not in kept
+        assert not [line for line in lines if told in line]

@@ -1,0 +1,50 @@
+"""Compiled pipelines, as a KFP backend reads them: unknown fields are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf import json_format  # type: ignore[import-untyped]
+from kfp.kubernetes.kubernetes_executor_config_pb2 import KubernetesExecutorConfig
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+
+def validated(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pipeline spec of a compiled file, and what it asks of Kubernetes by executor."""
+    spec, *platforms = yaml.safe_load_all(path.read_text())
+    json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
+    executors: dict[str, Any] = {}
+    for platform in platforms:
+        json_format.ParseDict(platform, pipeline_spec_pb2.PlatformSpec())
+        executors |= platform["platforms"]["kubernetes"].get("deploymentSpec", {}).get("executors", {})
+    for each in executors.values():
+        json_format.ParseDict(each, KubernetesExecutorConfig())
+    return spec, executors
+
+
+def dangling(spec: dict[str, Any]) -> list[str]:
+    """Parameters that a task takes from the DAG around it, which has not got them: the driver would fail the task.
+
+    The compiler (kfp 2.17) forgets to pass on what is used for nothing but a task's resources.
+    """
+    definitions = {**spec["components"], "root": spec["root"]}
+    found = []
+    for name, component in definitions.items():
+        has = set(component.get("inputDefinitions", {}).get("parameters", {}))
+        for task, each in component.get("dag", {}).get("tasks", {}).items():
+            given = each.get("inputs", {}).get("parameters", {})
+            taken = {value["componentInputParameter"] for value in given.values() if "componentInputParameter" in value}
+            found += [f"{name}: {task} takes {missing}" for missing in taken - has]
+            wanted = definitions[each["componentRef"]["name"]].get("inputDefinitions", {}).get("parameters", {})
+            items = each.get("parameterIterator", {}).get("itemInput")
+            found += [
+                f"{name}: {task} is not given {parameter}"
+                for parameter, definition in wanted.items()
+                if parameter not in given
+                and parameter != items
+                and not definition.get("isOptional")
+                and "defaultValue" not in definition
+            ]
+    return sorted(found)

@@ -1,0 +1,181 @@
+"""What a pipeline's author calls, besides the components: load, retry, distributed, and what warns of the cache."""
+
+# No `from __future__ import annotations`: KFP reads those of components as objects.
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf import json_format  # type: ignore[import-untyped]
+from kfp import compiler, dsl, kubernetes
+from kfp import components as kfp_components
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+import trainjob_kfp
+from trainjob_kfp import STEP_IMAGE, UnseenByCache, cleanup, distributed, load, retry, train
+from trainjob_kfp.compile import COMPILED
+
+FIELDS = {"RESOURCES", "ENV", "KUBERNETES_AFFINITY", "KUBERNETES_TOLERATIONS", "KUBERNETES_NODE_SELECTOR"}
+
+
+def compiled(pipeline: Any, path: Path) -> list[dict[str, Any]]:
+    compiler.Compiler().compile(pipeline, str(path))
+    documents = list(yaml.safe_load_all(path.read_text()))
+    json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
+    for platform in documents[1:]:
+        json_format.ParseDict(platform, pipeline_spec_pb2.PlatformSpec())
+    return documents
+
+
+def fields(definition: dict[str, Any]) -> set[str]:
+    return {each["field"] for each in definition.get("taskConfigPassthroughs", [])}
+
+
+# ---------------------------------------------------------------- load
+
+
+def test_kfps_own_loader_loses_what_ours_keeps(tmp_path: Path) -> None:
+    """If this fails because KFP's loader keeps it, `load` can go."""
+    path = COMPILED / "train.yaml"
+
+    def passed_on(component: Any) -> set[str]:
+        @dsl.pipeline(name="loaded")  # type: ignore[untyped-decorator]
+        def pipeline() -> None:
+            component(runtime="torch-distributed").set_cpu_limit("4")
+
+        return fields(compiled(pipeline, tmp_path / "loaded.yaml")[0]["components"]["comp-train"])
+
+    found = {
+        "kfp": passed_on(kfp_components.load_component_from_file(str(path))),
+        "path": passed_on(load(path)),
+        "text": passed_on(load(path.read_text())),
+    }
+    assert found["kfp"] == set()
+    assert found["path"] == found["text"] >= FIELDS
+
+
+@pytest.mark.parametrize("name", ["cleanup", "wait"])
+def test_a_component_without_a_job_keeps_its_settings(name: str) -> None:
+    assert load(COMPILED / f"{name}.yaml").component_spec.task_config_passthroughs is None
+    assert getattr(trainjob_kfp, name).component_spec.task_config_passthroughs is None
+
+
+def test_everything_set_on_a_task_of_train_compiles(tmp_path: Path) -> None:
+    @dsl.pipeline(name="gpus")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        task = train(runtime="torch-distributed", num_nodes=2).set_caching_options(False)
+        task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(2).set_env_variable("A", "b")
+        kubernetes.add_node_selector(task, "pool", "gpu")
+        kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+        kubernetes.use_secret_as_env(task, "s", {"token": "TOKEN"})
+        kubernetes.use_secret_as_volume(task, "s", "/s")
+        kubernetes.mount_pvc(task, "data", "/data")
+
+    spec, platform = compiled(pipeline, tmp_path / "gpus.yaml")
+    assert fields(spec["components"]["comp-train"]) >= {*FIELDS, "KUBERNETES_VOLUMES"}
+    assert "secretAsEnv" in str(platform)
+
+
+# ---------------------------------------------------------------- retry
+
+
+def test_a_retried_training_may_take_a_month(tmp_path: Path) -> None:
+    @dsl.pipeline(name="patient")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        retry(train(runtime="torch-distributed"), 3, pause=30)
+
+    (spec,) = compiled(pipeline, tmp_path / "patient.yaml")
+    assert spec["root"]["dag"]["tasks"]["train"]["retryPolicy"] == {
+        "maxRetryCount": 3,
+        "backoffDuration": "30s",
+        "backoffFactor": 2.0,
+        "backoffMaxDuration": "2592000s",
+    }
+
+
+@pytest.mark.parametrize("wrong", [{"times": -1}, {"times": 1, "pause": -1}, {"times": 1, "pause": 60, "seconds": 60}])
+def test_retry_policies_that_cannot_be(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="do not fit each other"):
+        retry(None, **wrong)
+
+
+# ---------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("set_env_variable", ("SEED", "1")), ("set_accelerator_limit", (2,)), ("set_accelerator_type", ("x",))],
+)
+@pytest.mark.parametrize("component", [train, load(COMPILED / "train.yaml")], ids=["imported", "loaded"])
+def test_what_the_cache_does_not_see_is_said(component: Any, name: str, arguments: tuple[Any, ...]) -> None:
+    called = []
+
+    @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        with pytest.warns(UnseenByCache, match=rf"train\.{name}\(…\) is no part of the key of KFP's cache"):
+            getattr(component(runtime="torch-distributed"), name)(*arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            getattr(component(runtime="torch-distributed").set_caching_options(False), name)(*arguments)
+        called.append(name)
+
+    assert called, "or nothing of it was looked at"
+
+
+# ---------------------------------------------------------------- distributed
+
+
+@dsl.component(base_image="trainer:1", packages_to_install=["numpy==2.0.0"])  # type: ignore[untyped-decorator]
+def fit(epochs: int, data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model]) -> float:
+    return float(epochs)
+
+
+def test_a_distributed_component_looks_the_same_and_runs_elsewhere(tmp_path: Path) -> None:
+    made = distributed(fit, runtime="torch-distributed", num_nodes=2, resources_per_node={"gpu": 4})
+
+    @dsl.pipeline(name="around")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        data = dsl.importer(artifact_uri="s3://data", artifact_class=dsl.Dataset)
+        retry(made(epochs=3, data=data.output), 2)
+        fit(epochs=3, data=data.output)
+
+    (spec,) = compiled(pipeline, tmp_path / "around.yaml")
+    there, plain = spec["components"]["comp-fit"], spec["components"]["comp-fit-2"]
+    assert there["outputDefinitions"] == plain["outputDefinitions"]
+    assert set(there["inputDefinitions"]["parameters"]) == {"epochs", "task_config"}
+    assert there["inputDefinitions"]["artifacts"] == plain["inputDefinitions"]["artifacts"]
+    assert fields(there) >= FIELDS
+    container = spec["deploymentSpec"]["executors"]["exec-fit"]["container"]
+    assert container["image"] == STEP_IMAGE
+    assert not [word for word in container["command"] if "pip install" in word], "the nodes install it, not the step"
+    assert "numpy==2.0.0" in container["args"][-1]
+    assert fit.component_spec.implementation.container.image == "trainer:1", "the component itself stays as it is"
+
+
+def test_what_cannot_be_distributed() -> None:
+    @dsl.container_component  # type: ignore[untyped-decorator]
+    def container() -> dsl.ContainerSpec:
+        return dsl.ContainerSpec(image="x", command=["y"])
+
+    @dsl.component(base_image="x")  # type: ignore[untyped-decorator]
+    def configured(task_config: dsl.TaskConfig = None) -> None: ...
+
+    for what in (container, lambda: None):
+        with pytest.raises(TypeError, match="takes a lightweight component"):
+            distributed(what, runtime="torch-distributed")
+    with pytest.raises(ValueError, match="has an input task_config"):
+        distributed(configured, runtime="torch-distributed")
+
+
+def test_cleanup_is_never_taken_from_the_cache(tmp_path: Path) -> None:
+    @dsl.pipeline(name="exits")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        with dsl.ExitHandler(cleanup(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)):
+            train(runtime="torch-distributed")
+
+    (spec,) = compiled(pipeline, tmp_path / "exits.yaml")
+    given = spec["root"]["dag"]["tasks"]["cleanup"]["inputs"]["parameters"]["run_id"]
+    assert given == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+    with pytest.raises(TypeError, match="missing 1 required argument: run_id"):
+        cleanup()

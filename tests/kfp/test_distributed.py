@@ -1,0 +1,113 @@
+"""`distributed` components as KFP's launcher runs them: all ranks run the function, and rank 0 gives the outputs."""
+
+# No `from __future__ import annotations`: KFP reads those of components as objects.
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import yaml
+from kfp import compiler, dsl
+
+from trainjob_kfp import STEP_IMAGE, distributed
+
+if TYPE_CHECKING:
+    from tests.kfp.conftest import Steps
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def fit(  # noqa: PLR0917 - KFP calls it by name
+    epochs: int,
+    data: dsl.Input[dsl.Dataset],
+    model: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    note: dsl.OutputPath(str),  # type: ignore[valid-type]
+    fail: bool = False,
+) -> NamedTuple("Outputs", [("loss", float), ("names", list)]):  # type: ignore[valid-type]
+    import os
+    import sys
+    from pathlib import Path
+    from typing import Any
+
+    rank, ranks = os.environ["JAX_PROCESS_ID"], os.environ["JAX_NUM_PROCESSES"]
+    print(f"rank {rank} of {ranks} reads {Path(data.path).read_text()!r}", flush=True)
+    if fail and rank == "1":
+        sys.exit(5)
+    if rank == "0":
+        Path(model.path).write_text("weights")
+        model.metadata["framework"] = "none"
+        metrics.log_metric("loss", 0.25)
+        Path(note).parent.mkdir(parents=True, exist_ok=True)
+        Path(note).write_text("noted")
+    outputs: Any = (1.0 / epochs, ["a", "b"])
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def component(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled."""
+    path = tmp_path_factory.mktemp("compiled") / "fit.yaml"
+    made = distributed(fit, runtime="jax-distributed", num_nodes=2, spec={"labels": {"team": "a"}})
+    compiler.Compiler().compile(made, str(path))
+    return path
+
+
+def start(steps: "Steps", component: Path, **parameters: Any) -> Any:
+    (steps.directory / "data.txt").write_text("1,2")
+    data = {"name": "data", "type": {"schemaTitle": "system.Dataset"}, "uri": str(steps.directory / "data.txt")}
+    return steps.start("fit", compiled=component, artifacts={"data": [data]}, epochs=4, **parameters)
+
+
+def test_all_ranks_run_it_and_rank_0_gives_the_outputs(steps: "Steps", component: Path) -> None:
+    ended = steps.end("fit", start(steps, component))
+    assert ended.code == 0, ended.log
+    for rank in (0, 1):
+        assert f"[node-{rank}] rank {rank} of 2 reads '1,2'" in ended.log
+    assert ended.output["parameterValues"] == {"loss": 0.25, "names": ["a", "b"]}
+    (model,) = ended.output["artifacts"]["model"]["artifacts"]
+    (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
+    assert model["uri"] == str(steps.artifact_root("fit") / "model"), "the URI stays KFP's"
+    assert Path(model["uri"]).read_text() == "weights"
+    assert (model["metadata"], metrics["metadata"]) == ({"framework": "none"}, {"loss": 0.25})
+    assert (steps.artifact_root("fit") / "note").read_text() == "noted"
+    (job,) = steps.jobs()
+    assert job["metadata"]["labels"]["team"] == "a"
+
+    again = steps.end("fit", start(steps, component))
+    assert again.output == ended.output
+    assert len(steps.jobs()) == 1, "the same execution again is no second job"
+
+
+def test_a_rank_that_fails_is_named(steps: "Steps", component: Path) -> None:
+    ended = steps.end("fit", start(steps, component, fail=True))
+    assert ended.code == 1
+    assert "failed: node-1 exited with code 5" in ended.termination_message
+    assert ended.output == {}
+
+
+def test_the_step_needs_no_authoring_half(component: Path) -> None:
+    """It would take a second of the step's start, and modules that a step image without KFP's dependencies lacks."""
+    spec = yaml.safe_load(component.read_text())
+    container = spec["deploymentSpec"]["executors"]["exec-fit"]["container"]
+    *before, python, _, module = container["command"]
+    program = f"import sys, {module}; print([name for name in sys.modules if name.startswith('kfp')])"
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([*before, python, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_outputs_that_do_not_fit_are_refused(steps: "Steps", tmp_path: Path) -> None:
+    @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+    def talk() -> str:
+        return "x" * 5000
+
+    path = tmp_path / "talk.yaml"
+    compiler.Compiler().compile(distributed(talk, runtime="jax-distributed"), str(path))
+    ended = steps.end("talk", steps.start("talk", compiled=path))
+    assert ended.code == 1
+    assert "what talk returns takes 5" in ended.log
+    assert "return less, or write it to an artifact" in json.dumps(ended.log)

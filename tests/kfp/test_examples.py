@@ -1,0 +1,182 @@
+"""The examples of dags_examples/kfp: each compiles to what a KFP backend can read and run, and asks for a TrainJob that
+can be; those that need no cluster run here, with kfp.local and real trainings."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kfp import compiler, dsl
+from tests.kfp.pipelines import dangling, validated
+
+from trainjob import registry
+from trainjob.spec import TrainJobSpec
+from trainjob_kfp import cleanup, train
+from trainjob_kfp.execution import Execution
+from trainjob_kfp.runtime import spec_of
+
+if TYPE_CHECKING:
+    from tests.kfp.conftest import Steps
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "dags_examples" / "kfp").glob("*.py"))
+MOUNTED = {
+    "volumes": [{"name": "kfp-workspace", "persistentVolumeClaim": {"claimName": "w-kfp-workspace"}}],
+    "volume_mounts": [{"name": "kfp-workspace", "mountPath": "/kfp-workspace"}],
+}
+
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+
+
+def compiled(example: Path, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As its user compiles it; a warning is an error."""
+    path = directory / f"{example.stem}.yaml"
+    command = [sys.executable, "-W", "error", str(example), "--compile", str(path)]
+    subprocess.run(command, check=True, cwd=directory)
+    return validated(path)
+
+
+def tasks(spec: dict[str, Any]) -> dict[str, Any]:
+    """All tasks, whatever is around them."""
+    dags = [spec["root"], *spec["components"].values()]
+    return {name: task for each in dags for name, task in each.get("dag", {}).get("tasks", {}).items()}
+
+
+def asked(spec: dict[str, Any], task: str, parameters: dict[str, Any], config: dict[str, Any]) -> TrainJobSpec:
+    """What a task of `train` would launch; `parameters` are those that KFP puts into its constants."""
+    component = tasks(spec)[task]["componentRef"]["name"]
+    definitions = spec["components"][component]["inputDefinitions"]["parameters"]
+    given = {name: each["defaultValue"] for name, each in definitions.items() if "defaultValue" in each}
+    inputs = tasks(spec)[task]["inputs"]["parameters"]
+    given |= {name: each["runtimeValue"]["constant"] for name, each in inputs.items() if "runtimeValue" in each}
+    execution = Execution("kfp/run/uuid/train", "run", "train", {**given, **parameters})
+    plain = {name: execution.plain(value) for name, value in given.items()}
+    names = ("runtime", "image", "command", "args", "num_nodes", "resources_per_node", "env", "inputs", "outputs")
+    return spec_of(execution, {name: plain[name] for name in names}, {**plain, "task_config": config})
+
+
+@each_example
+def test_each_compiles_to_what_a_backend_can_run(example: Path, tmp_path: Path) -> None:
+    spec, _ = compiled(example, tmp_path)
+    assert spec["pipelineInfo"]["name"] == example.stem.replace("_", "-")
+    assert spec["pipelineInfo"]["description"]
+    assert dangling(spec) == []
+
+
+@each_example
+def test_each_says_how_to_run_it(example: Path) -> None:
+    text = ast.get_docstring(ast.parse(example.read_text()))
+    assert text
+    assert f"python dags_examples/kfp/{example.name} --compile {example.stem}.yaml" in text
+    assert ("--local" in text) == ('"--local"' in example.read_text())
+
+
+def test_the_documentation_knows_all_of_them() -> None:
+    linked = re.findall(r"\(\.\./dags_examples/kfp/(\w+)\.py\)", (ROOT / "docs" / "kfp.md").read_text())
+    assert set(linked) == {example.stem for example in EXAMPLES}
+
+
+def test_what_the_compiler_forgets_to_pass_on_is_found(tmp_path: Path) -> None:
+    @dsl.pipeline  # type: ignore[untyped-decorator]
+    def around(gpus: int = 2):  # type: ignore[no-untyped-def]
+        with dsl.ExitHandler(cleanup(run_id="x")):
+            task = train(runtime="torch-distributed").set_caching_options(False)
+            task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
+
+    compiler.Compiler().compile(around, str(tmp_path / "around.yaml"))
+    spec, _ = validated(tmp_path / "around.yaml")
+    assert dangling(spec) == ["comp-exit-handler-1: train takes pipelinechannel--gpus"]
+
+
+def test_finetune_llm_asks_for_lora(tmp_path: Path) -> None:
+    spec, _ = compiled(ROOT / "dags_examples" / "kfp" / "finetune_llm.py", tmp_path)
+    # KFP gives numbers as floats, and what is in a text as text.
+    values = {
+        "pipelinechannel--dataset": "hf://me/data",
+        "pipelinechannel--epochs": 3.0,
+        "pipelinechannel--lora_rank": 16.0,
+    }
+    job = asked(spec, "train", values, {})
+    assert job.torchtune is not None
+    assert job.torchtune.epochs == 3
+    assert job.torchtune.peft_config is not None
+    assert job.torchtune.peft_config.lora_rank == 16
+    assert job.initializer is not None
+    assert job.initializer.dataset is not None
+    assert job.initializer.dataset.storage_uri == "hf://me/data"
+    assert tasks(spec)["train"]["retryPolicy"]["backoffMaxDuration"] == f"{30 * 24 * 3600}s"
+
+
+def test_train_torch_gives_the_job_what_is_set_on_the_task(tmp_path: Path) -> None:
+    spec, kubernetes = compiled(ROOT / "dags_examples" / "kfp" / "train_torch.py", tmp_path)
+    container = spec["deploymentSpec"]["executors"]["exec-train"]["container"]
+    assert container["resources"]["accelerator"]["resourceCount"] == "8"
+    assert set(kubernetes["exec-train"]) == {"configMapAsEnv", "nodeSelector", "secretAsEnv", "tolerations"}
+    passed = {each["field"] for each in spec["components"]["comp-train"]["taskConfigPassthroughs"]}
+    assert {"RESOURCES", "ENV", "KUBERNETES_NODE_SELECTOR", "KUBERNETES_TOLERATIONS", "KUBERNETES_VOLUMES"} <= passed
+
+    values = {
+        "pipelinechannel--initialize-dataset-uri": "file:///kfp-workspace/dataset",
+        "pipelinechannel--epochs": 20.0,
+    }
+    job = asked(spec, "train", values, {**MOUNTED, "resources": {"limits": {"nvidia.com/gpu": "8"}}})
+    assert job.inputs == {"dataset": "file:///kfp-workspace/dataset"}
+    assert job.checkpoints == "file:///kfp-workspace/checkpoints"
+    assert "/kfp-workspace" in json.dumps([patch.model_dump() for patch in job.runtime_patches])
+    # KFP mounts the workspace of a step where this text names it, and nowhere else.
+    target = tasks(spec)["initialize-dataset"]["inputs"]["parameters"]["target"]["runtimeValue"]["constant"]
+    assert target == f"file://{dsl.WORKSPACE_PATH_PLACEHOLDER}/dataset"
+    assert tasks(spec)["cleanup"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+def run(steps: "Steps", example: str, *arguments: str) -> str:
+    """What an example says, run with kfp.local."""
+    steps.environment |= {"TRAINJOB_REGISTRY": f"mlflow+sqlite:///{steps.directory / 'registry.db'}"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "dags_examples" / "kfp" / example), "--local", *arguments],
+        cwd=steps.directory,
+        env=steps.variables(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.timeout(500)
+def test_sweep_digits_exports_the_best(steps: "Steps") -> None:
+    log = run(steps, "sweep_digits.py", "--learning-rates", "0.001", "0.2", "--epochs", "3")
+    records = registry.connect(steps.environment["TRAINJOB_REGISTRY"])
+    (version,) = records.list("digits")
+    assert records.resolve("digits", "champion").version == version.version
+
+    accuracies = {}
+    for config in (steps.home / "workspace" / "sweep-digits").glob("*/*/config.json"):
+        trial = json.loads(config.read_text())
+        accuracies[trial["learning_rate"]] = trial["accuracy"]
+        assert config.parent.name == str(trial["learning_rate"])
+    assert set(accuracies) == {0.001, 0.2}
+    assert accuracies[0.2] > accuracies[0.001]
+    assert version.metrics["accuracy"] == pytest.approx(accuracies[0.2])
+    assert f"is the best of 2: accuracy {accuracies[0.2]:.4f}" in log
+
+
+@pytest.mark.timeout(500)
+def test_distributed_component_runs_on_all_ranks(steps: "Steps") -> None:
+    log = run(steps, "distributed_component.py")
+    ended = re.findall(r"\[node-(\d)\] rank (\d) of 2 ends with accuracy ([\d.]+)", log)
+    assert sorted((node, rank) for node, rank, _ in ended) == [("0", "0"), ("1", "1")]
+    assert len({accuracy for *_, accuracy in ended}) == 1, "the ranks have the same weights"
+
+    (output,) = steps.directory.glob("local_outputs/distributed-component-*/fit/executor_output.json")
+    given = json.loads(output.read_text())
+    assert given["parameterValues"]["Output"] == pytest.approx(float(ended[0][2]), abs=1e-4)
+    assert given["parameterValues"]["Output"] > 0.85
+    assert given["artifacts"]["metrics"]["artifacts"][0]["metadata"]["accuracy"] > 0.85
+    assert (output.parent / "model").stat().st_size > 64 * 10 * 4

@@ -1,0 +1,115 @@
+"""What is set on a KFP task becomes the TrainJob's; the task config is one that a KFP 2.17.0 backend gave to a step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainjob import InvalidSpec, TrainJobSpec
+from trainjob.manifest import render
+from trainjob_kfp import task_config
+from trainjob_kfp.execution import Execution
+
+AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+        }
+    }
+}
+TOLERATIONS = [{"effect": "NoSchedule", "key": "nvidia.com/gpu", "operator": "Exists", "tolerationSeconds": 300.0}]
+VOLUMES = [
+    {"name": "kfp-workspace", "persistentVolumeClaim": {"claimName": "tc-flmrt-kfp-workspace"}},
+    {"name": "mysecret", "secret": {"optional": False, "secretName": "mysecret"}},
+]
+MOUNTS = [
+    {"mountPath": "/kfp-workspace", "name": "kfp-workspace"},
+    {"mountPath": "/data/sec", "name": "mysecret", "subPath": "sub"},
+]
+RECORDED: dict[str, Any] = {
+    "affinity": AFFINITY,
+    "tolerations": TOLERATIONS,
+    "node_selector": {"pool": "gpu"},
+    "env": [
+        {"name": "PLAIN", "value": "v1"},
+        {
+            "name": "SECRET_TOKEN",
+            "valueFrom": {"secretKeyRef": {"key": "token", "name": "mysecret", "optional": False}},
+        },
+        {"name": "CM_K", "valueFrom": {"configMapKeyRef": {"key": "k", "name": "mycm", "optional": False}}},
+        {"name": "MY_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "TRAINJOB_NAMESPACE", "value": "teams"},
+    ],
+    "volumes": VOLUMES,
+    "volume_mounts": MOUNTS,
+    "resources": {"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2"}, "requests": {"cpu": "500m"}},
+}
+FIELDS = {"runtime": "torch-distributed", "command": ["train"], "env": {"PLAIN": "mine"}}
+
+
+def rendered(fields: dict[str, Any], added: dict[str, Any], config: dict[str, Any] = RECORDED) -> dict[str, Any]:
+    plain = Execution("k", "run", "task").plain(config)
+    given, others = task_config.apply(plain, fields, added)
+    return render(TrainJobSpec.parse({**given, **others}), "k", 1, "ns")
+
+
+def test_everything_reaches_the_nodes() -> None:
+    trainjob = rendered(FIELDS, {})
+    trainer = trainjob["spec"]["trainer"]
+    assert trainer["resourcesPerNode"] == RECORDED["resources"]
+    env = {each["name"]: each.get("value", each.get("valueFrom")) for each in trainer["env"]}
+    assert env == {
+        "PLAIN": "mine",
+        "SECRET_TOKEN": {"secretKeyRef": {"key": "token", "name": "mysecret", "optional": False}},
+        "CM_K": {"configMapKeyRef": {"key": "k", "name": "mycm", "optional": False}},
+        "MY_POD": {"fieldRef": {"fieldPath": "metadata.name"}},
+    }, "the component's own env wins, and settings of the step stay with the step"
+    (patch,) = trainjob["spec"]["runtimePatches"]
+    assert patch["manager"] == task_config.MANAGER
+    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert job == {
+        "name": "node",
+        "template": {
+            "spec": {
+                "template": {
+                    "spec": {
+                        "nodeSelector": {"pool": "gpu"},
+                        "tolerations": [{**TOLERATIONS[0], "tolerationSeconds": 300}],
+                        "affinity": AFFINITY,
+                        "volumes": VOLUMES,
+                        "containers": [{"name": "node", "volumeMounts": MOUNTS}],
+                    }
+                }
+            }
+        },
+    }
+    assert '"tolerationSeconds": 300}' in json.dumps(trainjob), "KFP passes whole numbers as floats"
+
+
+def test_the_launcher_of_mpi_trains_too() -> None:
+    for runtime, jobs in (("deepspeed-distributed", ["node", "launcher"]), ("my-mpi", ["node"])):
+        (patch,) = rendered({**FIELDS, "runtime": runtime}, {})["spec"]["runtimePatches"]
+        assert [job["name"] for job in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]] == jobs
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, dict.fromkeys(RECORDED), {**dict.fromkeys(RECORDED), "env": [], "resources": {}}],
+)
+def test_nothing_set_changes_nothing(config: dict[str, Any]) -> None:
+    assert task_config.apply(config, FIELDS, {"labels": {"a": "b"}}) == (FIELDS, {"labels": {"a": "b"}})
+
+
+def test_patches_of_the_author_stay() -> None:
+    own = {"manager": "example.com/team", "trainingRuntimeSpec": {}}
+    patches = rendered(FIELDS, {"runtime_patches": [own]})["spec"]["runtimePatches"]
+    assert [patch["manager"] for patch in patches] == [task_config.MANAGER, "example.com/team"]
+
+
+def test_what_is_given_twice_is_refused() -> None:
+    twice = {"manager": task_config.MANAGER, "trainingRuntimeSpec": {}}
+    with pytest.raises(InvalidSpec) as caught:
+        task_config.apply(RECORDED, {**FIELDS, "resources_per_node": {"gpu": 1}}, {"runtime_patches": [twice]})
+    assert [problem.path for problem in caught.value.problems] == ["resources_per_node", "spec.runtime_patches"]
