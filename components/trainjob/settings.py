@@ -32,7 +32,8 @@ class Settings(BaseSettings):
     """Where the local backend keeps its objects, and what belongs to them (``TRAINJOB_HOME``)."""
 
     registry: str | None = None
-    """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host`` (``TRAINJOB_REGISTRY``)."""
+    """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host``, ``kubeflow+https://host``
+    (``TRAINJOB_REGISTRY``)."""
 
     workspace: str | None = None
     """Where jobs that kfp.local launches on a cluster write their artifacts, such as ``s3://bucket/prefix``

@@ -14,6 +14,7 @@ from tests.cluster import step_image as steps
 from tests.cluster.access import RULES, Access
 from tests.cluster.certificates import Authority
 from tests.cluster.control_plane import Cluster
+from tests.cluster.kfp_steps import Steps, admit
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.real_node import unfit
 
@@ -99,6 +100,15 @@ def step_image(real_node: Access, own_cluster: Cluster) -> str:
     own_cluster.real_node.load(archive)
     archive.unlink()
     return steps.IMAGE
+
+
+@pytest.fixture(scope="module")
+def kfp_steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
+    """Steps of pipelines, in a namespace of their own whose pods are real, those of their jobs as well."""
+    own_cluster.add_runtime(steps.runtime(steps.STEP_RUNTIME, step_image))
+    with own_cluster.namespace("pipeline", real=True) as namespace:
+        admit(own_cluster, namespace)
+        yield Steps(own_cluster, namespace, step_image)
 
 
 @pytest.fixture(scope="session")

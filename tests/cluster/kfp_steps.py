@@ -27,7 +27,7 @@ from tests.cluster.processes import wait_until
 from tests.cluster.real_node import RealNode
 
 from trainjob.install import objects
-from trainjob.manifest import job_name
+from trainjob.manifest import CANCELLED, job_name
 
 COMPILED = Path(__file__).parents[2] / "kfp_components" / "trainjob_kfp" / "compiled"
 ACCOUNT = "pipeline-runner"
@@ -53,6 +53,7 @@ signal.signal(signal.SIGTERM, stop)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) & 255)
 """
 PASSED_ON = "the wrapper has passed SIGTERM on"
+ASKED = "SIGTERM: the TrainJob was asked to stop (suspend)"
 
 # Seconds from SIGTERM to the last sign of life of Python after Terminate: what is known of 24 trials on a KFP backend.
 _TRIALS = 24
@@ -316,3 +317,10 @@ def kill_python(tried: Try) -> None:
     """SIGKILL for the Python that runs the component, as the kernel does where memory runs out."""
     (python,) = [pid for pid, words in processes(tried).items() if "kfp.dsl.executor_main" in words]
     os.kill(python, signal.SIGKILL)
+
+
+def suspended(trainjob: dict[str, Any] | None) -> bool:
+    """Whether a step has told its job to stop, so that the next try goes on with it."""
+    if trainjob is None:
+        return False
+    return CANCELLED in (trainjob["metadata"].get("annotations") or {}) and trainjob["spec"].get("suspend") is True

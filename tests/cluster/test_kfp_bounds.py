@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cluster import step_image as images
 from tests.cluster.access import TRAINER
 from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Execution, Steps, admit, owner_reference
@@ -16,14 +14,6 @@ from tests.cluster.processes import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 ARGO = "argoproj.io/v1alpha1"
-
-
-@pytest.fixture(scope="module")
-def steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
-    own_cluster.add_runtime(images.runtime(images.STEP_RUNTIME, step_image))
-    with own_cluster.namespace("pipeline", real=True) as namespace:
-        admit(own_cluster, namespace)
-        yield Steps(own_cluster, namespace, step_image)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +34,9 @@ def steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
     ids=["runtime", "image-name", "image"],
 )
 def test_what_cannot_run_is_refused_or_given_up(
-    steps: Steps, parameters: dict[str, Any], said: str, advice: str
+    kfp_steps: Steps, parameters: dict[str, Any], said: str, advice: str
 ) -> None:
-    ended = steps.run(Execution("train", {**parameters, "command": ["train"]}))
+    ended = kfp_steps.run(Execution("train", {**parameters, "command": ["train"]}))
     assert (ended.code, ended.output) == (1, {}), ended.log
     assert said in ended.message
     assert advice in ended.message
@@ -85,8 +75,8 @@ def workflows(own_cluster: Cluster) -> None:
     own_cluster.define([definition])
 
 
-def test_a_job_that_belongs_to_its_run_goes_with_it(steps: Steps, workflows: None) -> None:
-    cluster, namespace = steps.cluster, steps.namespace
+def test_a_job_that_belongs_to_its_run_goes_with_it(kfp_steps: Steps, workflows: None) -> None:
+    cluster, namespace = kfp_steps.cluster, kfp_steps.namespace
     metadata = {"name": "nightly", "namespace": namespace}
     workflow = cluster.api.create({"apiVersion": ARGO, "kind": "Workflow", "metadata": metadata, "spec": {}})
     execution = Execution(
@@ -99,21 +89,21 @@ def test_a_job_that_belongs_to_its_run_goes_with_it(steps: Steps, workflows: Non
             "on_kill_action": "keep",
         },
     )
-    tried = steps.start(execution, workflow=workflow)
-    job = wait_until("its job is there", lambda: steps.job(execution), 60, poll=0.2)
+    tried = kfp_steps.start(execution, workflow=workflow)
+    job = wait_until("its job is there", lambda: kfp_steps.job(execution), 60, poll=0.2)
     assert job["metadata"]["ownerReferences"] == [owner_reference(workflow)]
 
     cluster.api.delete(ARGO, "Workflow", namespace, "nightly")
     # The garbage collector looks for new kinds of objects every 30 s.
-    wait_until("its job is gone", lambda: steps.job(execution) is None, 90, poll=0.5)
-    steps.vanish(tried)
+    wait_until("its job is gone", lambda: kfp_steps.job(execution) is None, 90, poll=0.5)
+    kfp_steps.vanish(tried)
 
 
-def test_a_job_in_another_namespace_belongs_to_no_run(steps: Steps, workflows: None) -> None:
-    with steps.cluster.namespace("jobs") as other:
-        admit(steps.cluster, steps.namespace, other)
+def test_a_job_in_another_namespace_belongs_to_no_run(kfp_steps: Steps, workflows: None) -> None:
+    with kfp_steps.cluster.namespace("jobs") as other:
+        admit(kfp_steps.cluster, kfp_steps.namespace, other)
         parameters = {"runtime": "trainjob-step", "command": ["x"], "owned_by_run": True, "namespace": other}
-        ended = steps.run(Execution("train", parameters))
-        assert steps.cluster.api.find(TRAINER, "TrainJob", other) == []
+        ended = kfp_steps.run(Execution("train", parameters))
+        assert kfp_steps.cluster.api.find(TRAINER, "TrainJob", other) == []
     assert ended.code == 1, ended.log
-    assert f"the run is in namespace {steps.namespace} and the job in {other}" in ended.message
+    assert f"the run is in namespace {kfp_steps.namespace} and the job in {other}" in ended.message

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(200)
 
 
 @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
-def fit(  # noqa: PLR0917 - KFP calls it by name
+def fit(
     epochs: int,
     data: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 import boto3  # type: ignore[import-untyped]
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.registry import mlflow_server
 
 from trainjob.data import export, initialize
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
@@ -28,42 +26,10 @@ from trainjob.registry import connect
 DIGEST = "sha256:" + "a" * 64
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-                "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder / "art"),
-            ],
-            stdout=log, stderr=log, start_new_session=True,
-            # Its job runners are seven more processes, of a gigabyte, that a registry has no use for.
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
-        )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return process, url
-        except OSError:
-            time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGKILL)
-    pytest.fail(f"no MLflow server: {(folder / 'log').read_text()[-2000:]}")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    try:
-        importlib.metadata.version("mlflow")  # mlflow-skinny is not enough: it has no server
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the MLflow server is not installed: pip install mlflow")
-    process, url = _start(tmp_path_factory.mktemp("mlflow"))
-    yield url
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(30)
+    with mlflow_server.running(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
 
 
 @pytest.fixture

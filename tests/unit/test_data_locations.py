@@ -28,6 +28,8 @@ _path = st.lists(_segment, min_size=1, max_size=4).map("/".join)
         ("https://host:8443/d/x.csv?download=1", Location("https", "host:8443", "d/x.csv", query="download=1")),
         ("models:/digits@champion", ModelRef("digits", alias="champion")),
         ("models:/digits/3", ModelRef("digits", version="3")),
+        ("model-registry://digits@champion", ModelRef("digits", alias="champion")),
+        ("Model-Registry://digits/3", ModelRef("digits", version="3")),
     ],
 )
 def test_parse(text: str, expected: Location | ModelRef) -> None:
@@ -54,6 +56,9 @@ def test_a_plain_path_is_relative_to_the_working_directory(tmp_path: Path, monke
         ("s3:/bucket/x", "two slashes"),
         ("models:/digits", "write models:/name@alias"),
         ("models:/a/b/c", "write models:/name@alias"),
+        ("model-registry://digits", "write model-registry://name@alias"),
+        ("model-registry:/digits/1", "write model-registry://name@alias"),
+        ("model-registry://host:8080/digits/1", "write model-registry://name@alias"),
         ("", "empty"),
         ("http://[::1/x", "not a valid"),
     ],

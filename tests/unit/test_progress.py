@@ -635,7 +635,7 @@ def test_what_the_server_refuses_is_not_sent_again(
         ("URL", "https://127.0.0.1:{port}/status", "certificate is not valid for '127.0.0.1'"),
     ],
 )
-def test_nothing_of_it_breaks_the_training(  # noqa: PLR0917
+def test_nothing_of_it_breaks_the_training(
     server: Server,
     certificates: Path,
     monkeypatch: pytest.MonkeyPatch,

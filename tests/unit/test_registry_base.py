@@ -92,7 +92,8 @@ def test_metrics() -> None:
     [
         (None, "set TRAINJOB_REGISTRY"),
         ("", "set TRAINJOB_REGISTRY"),
-        ("kubeflow+https://host", "not supported yet"),
+        ("kubeflow+ftp://host", "no registry of scheme"),
+        ("kubeflow+https://user:hunter2@host", "KUBEFLOW_REGISTRY_TOKEN"),
         ("postgresql://user:hunter2@host/db", "no registry of scheme 'postgresql:'"),
         ("/plain/path.db", "no registry of scheme"),
         ("https://user:hunter2@host", "MLFLOW_TRACKING_USERNAME"),

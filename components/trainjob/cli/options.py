@@ -92,11 +92,16 @@ def global_options(command: Decorated) -> Decorated:
     return where(namespace(command))
 
 
-def common_options(command: Decorated) -> Decorated:
-    """Options of every command."""
+def json_option(command: Decorated) -> Decorated:
+    """The option that every command has."""
     text = "One JSON object on stdout, or one a line where there are many; messages go to stderr."
     as_json = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_note, help=text)
-    return as_json(global_options(command))
+    return as_json(command)
+
+
+def common_options(command: Decorated) -> Decorated:
+    """Options of every command that is about jobs."""
+    return json_option(global_options(command))
 
 
 def _apply(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:

@@ -27,7 +27,8 @@ from trainjob.cli.options import (
     service_account,
     spec_options,
 )
-from trainjob.errors import InvalidSpec, NotFound, RetryVerdict, TimedOut, TrainJobError, TrainJobFailed
+from trainjob.cli.registry import registry
+from trainjob.errors import InvalidSpec, ModelNotFound, NotFound, RetryVerdict, TimedOut, TrainJobError, TrainJobFailed
 from trainjob.status import Phase
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ Exit codes:
   2    usage, spec or configuration: a person has to change something
   3    infrastructure, preemption or quota: a retry may help
   4    a budget ran out; the job goes on
-  5    no such job, or it was deleted while it was waited for
+  5    no such job or model, or the job was deleted while it was waited for
   70   a bug in trainjob
   130  interrupted (143 by SIGTERM)
 
@@ -55,7 +56,8 @@ def exit_code(error: TrainJobError) -> int:
     """The exit code that tells a script who has to act next."""
     if isinstance(error, TimedOut):
         return BUDGET
-    if isinstance(error, NotFound) or (isinstance(error, TrainJobFailed) and error.diagnosis.category == "deleted"):
+    deleted = isinstance(error, TrainJobFailed) and error.diagnosis.category == "deleted"
+    if deleted or isinstance(error, NotFound | ModelNotFound):
         return NOT_FOUND
     if error.retry is RetryVerdict.USER:
         return USER
@@ -404,3 +406,6 @@ def exec_(command: tuple[str, ...]) -> int:
     if not command:
         raise click.UsageError("say what to run: trainjob exec -- COMMAND [ARG]...")
     return staging.run(command, click.echo)
+
+
+program.add_command(registry)

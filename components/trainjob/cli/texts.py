@@ -118,7 +118,7 @@ def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
         times = [_moment(time)[11:] for time in (rank.started, rank.finished)]
         rows.append([rank.rank, rank.state, code, str(rank.restarts or ""), *times, rank.node, rank.pod])
     bad = [None, *(rank.bad for rank in chosen)]
-    lines = [click.style(line, fg="red") if is_bad else line for line, is_bad in zip(_columns(rows), bad, strict=False)]
+    lines = [click.style(line, fg="red") if is_bad else line for line, is_bad in zip(columns(rows), bad, strict=False)]
     more = len(ranks) - len(chosen)
     return [f"  {line}" for line in lines] + ([f"  and {more} more"] if more else [])
 
@@ -130,7 +130,7 @@ def _event_line(event: Event, now: datetime) -> str:
     return f"  {age:<11} {reason}  {event.about}: {event.message}{often}"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows in columns as wide as they need."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return ["   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

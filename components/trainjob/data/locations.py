@@ -4,7 +4,8 @@ A location is one of:
 
 * ``file:///abs/path`` (a plain local path is accepted and becomes one), ``s3://bucket/key``, ``http(s)://host/path``:
   bytes in a store, a `Location`;
-* ``models:/name@alias``, ``models:/name/version``: a registered model in MLflow's own notation, a `ModelRef`.
+* ``models:/name@alias``, ``models:/name/version``: a registered model in MLflow's own notation, a `ModelRef`;
+  ``model-registry://`` instead of ``models:/``, as KServe has it, is the same. Which registry is a setting.
 
 A trailing slash says "a directory" and is kept. Without one, the location may be a single file or a directory; the
 store is asked which.
@@ -20,10 +21,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from trainjob.errors import ConfigurationError, UnsafePath
 
-SUPPORTED = ("file", "http", "https", "models", "s3")
-_PLANNED = frozenset({"abfs", "abfss", "az", "gs", "hf", "model-registry", "oci", "pvc"})
+SUPPORTED = ("file", "http", "https", "model-registry", "models", "s3")
+_PLANNED = frozenset({"abfs", "abfss", "az", "gs", "hf", "oci", "pvc"})
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=/)")
-_MODEL = re.compile(r"models:/+(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))")
+_MODEL = re.compile(
+    r"(?:models:/+|model-registry://)(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))", re.IGNORECASE
+)
 # Query fields that make a URL a credential: signed URLs of S3, Google and Azure, and the usual names of tokens.
 _SECRET_QUERY = re.compile(
     r"(?:^|&)(?:x-(?:amz|goog)-[^=]*|signature|sig|(?:access_?|auth_?)?token|api_?key)=", re.IGNORECASE
@@ -128,8 +131,8 @@ def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
     if match is None:
         return _local(text)
     scheme = match.group(1).lower()
-    if scheme == "models":
-        return _model(text)
+    if scheme in ("models", "model-registry"):
+        return _model(text, scheme)
     if scheme not in SUPPORTED:
         known = "is not supported yet" if scheme in _PLANNED else "is not a scheme that trainjob knows"
         raise ConfigurationError(f"{scheme}:// {known}; supported: {', '.join(SUPPORTED)}, and plain local paths")
@@ -176,10 +179,11 @@ def _local(text: str) -> Location:
     return Location("file", "", path.strip("/"), directory=text.endswith("/"))
 
 
-def _model(text: str) -> ModelRef:
+def _model(text: str, scheme: str) -> ModelRef:
     match = _MODEL.fullmatch(text)
     if match is None:
-        raise ConfigurationError(f"{text!r} is not a model: write models:/name@alias or models:/name/version")
+        start = f"{scheme}:/" if scheme == "models" else f"{scheme}://"
+        raise ConfigurationError(f"{text!r} is not a model: write {start}name@alias or {start}name/version")
     return ModelRef(match["name"], alias=match["alias"], version=match["version"])
 
 

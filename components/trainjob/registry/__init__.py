@@ -15,7 +15,10 @@ from trainjob.registry.base import Mode, ModelVersion, Promotion, Registry
 
 __all__ = ["Mode", "ModelVersion", "Promotion", "Registry", "connect"]
 
-_HOW = "set TRAINJOB_REGISTRY, or pass one: mlflow+sqlite:////absolute/path.db or mlflow+https://host"
+_HOW = (
+    "set TRAINJOB_REGISTRY, or pass one: mlflow+sqlite:////absolute/path.db, mlflow+https://host or"
+    " kubeflow+https://host"
+)
 
 
 def connect(uri: str | None = None) -> Registry:
@@ -23,6 +26,7 @@ def connect(uri: str | None = None) -> Registry:
 
     Args:
         uri: ``mlflow+sqlite:////abs.db``, ``mlflow+http(s)://host``; without ``mlflow+`` they are MLflow's too.
+            ``kubeflow+http(s)://host[:port]`` for a Kubeflow Model Registry.
 
     Raises:
         ConfigurationError: No registry is set, its scheme is unknown, or the extra that it needs is not installed.
@@ -35,8 +39,14 @@ def connect(uri: str | None = None) -> Registry:
     if not uri:
         raise ConfigurationError(f"no model registry is configured; {_HOW}")
     scheme, colon, rest = uri.partition(":")
-    if scheme.startswith("kubeflow+"):
-        raise ConfigurationError(f"the Kubeflow Model Registry is not supported yet; {_HOW}")
+    if scheme in ("kubeflow+http", "kubeflow+https"):
+        try:
+            from trainjob.registry.kubeflow import KubeflowRegistry  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigurationError(
+                "a Kubeflow Model Registry needs httpx: install trainjob[model-registry], or use an image that has it"
+            ) from None
+        return KubeflowRegistry(uri.removeprefix("kubeflow+"))
     scheme = scheme.removeprefix("mlflow+")
     if scheme not in ("http", "https", "sqlite") or not rest.startswith("//"):
         # A URI of another kind, a database server's say, may hold a password: only its scheme is shown.

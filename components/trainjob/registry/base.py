@@ -168,7 +168,7 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or name != name.strip() or name in (".", ".."):
         raise ConfigurationError(
-            f"{name!a} cannot be the name of a model: use 1 to 250 characters other than '/' and ':'"
+            f"{name!a} cannot be the name of a model: use 1 to 200 characters other than / : @ \\ and quotes"
         )
     return name
 

@@ -4,21 +4,17 @@ One version is one ``create_model_version`` call that carries everything in its 
 MLflow itself numbers a version at every such call, whatever was registered before; the ``export_id`` makes it one.
 
 Tags: ``trainjob.export_id``, ``trainjob.export_key`` (a hash of it, safe in a search filter), ``trainjob.digest``,
-``trainjob.metric.<name>``, and those of the caller.
+``trainjob.metric.<name>``, on a server ``trainjob.claim.<alias>``, and those of the caller.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from threading import RLock
 from typing import Any, TypeVar
 
 from trainjob.errors import (
@@ -30,26 +26,18 @@ from trainjob.errors import (
 )
 from trainjob.registry import sqlite
 from trainjob.registry.base import Mode, ModelVersion, Promotion, check_alias, check_metrics, check_name, compare
+from trainjob.registry.claims import Claim, holder
+from trainjob.registry.quiet import calm, open_client
 
 _T = TypeVar("_T")
-
-# A library does not phone home for those who use it. Read by MLflow at its import.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
-# MLflow's own defaults are 7 retries with exponential back-off at 120 s each: minutes until an outage shows. Values of
-# the environment win.
-_LIMITS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-}
-_NOISY = ("mlflow", "alembic", "urllib3.connectionpool")
-_CALM = RLock()
 
 _PREFIX = "trainjob."
 _EXPORT_ID, _EXPORT_KEY = f"{_PREFIX}export_id", f"{_PREFIX}export_key"
 _DIGEST, _METRIC = f"{_PREFIX}digest", f"{_PREFIX}metric."
 _RESERVED = (_EXPORT_ID, _EXPORT_KEY, _DIGEST)
+_CLAIM = f"{_PREFIX}claim."
+_INSTANT = 30  # seconds within which promotions are at the same instant; clocks of launchers differ by less
+_ROUNDS = 5
 
 
 class MlflowRegistry:
@@ -64,11 +52,11 @@ class MlflowRegistry:
         self._patience = patience
         self._database = sqlite.path_of(uri) if uri.startswith("sqlite:") else None
         self._uri = f"sqlite:///{self._database}" if self._database else uri
-        with _calm(), self._errors("connect"):
+        with calm(), self._errors("connect"):
             if self._database is not None:
-                sqlite.create(self._database, _open)
+                sqlite.create(self._database, open_client)
                 sqlite.probe(self._database, patience)
-            self._client = _open(self._uri)
+            self._client = open_client(self._uri)
 
     def register(
         self,
@@ -132,7 +120,11 @@ class MlflowRegistry:
         min_improvement: float = 0.0,
         dry_run: bool = False,
     ) -> Promotion:
-        """See `Registry.promote`. On a server, two promotions at the same instant are not kept apart."""
+        """See `Registry.promote`. Of promotions at the same instant the best by ``metric`` wins, and the others tell.
+
+        A server moves an alias to whoever asks last. So a version first **claims** it by a tag, and looks again when it
+        has it: of all that claim, everyone sees the same winner.
+        """
         check_alias(alias)
         with self._exclusive():
             candidate = self.resolve(name, version)
@@ -144,16 +136,58 @@ class MlflowRegistry:
                 mode=mode,
                 min_improvement=min_improvement,
             )
-            if verdict.promoted and not dry_run and verdict.previous != candidate.version:
+            if not verdict.promoted or dry_run:
+                return verdict
+            has_it = verdict.previous == candidate.version
+            if self._database is not None:  # nobody else writes now
+                if not has_it:
+                    self._set_alias(candidate, alias)
+                return verdict
+            tag = f"{_CLAIM}{alias}"
+            if has_it and tag not in candidate.tags:
+                return verdict
+            # Whoever has it by a claim may be a try again, of one that was killed before it looked.
+            claim = Claim.parse(candidate.tags[tag]) if has_it else Claim(int(time.time()), metric, mode)
+            if not has_it:
                 self._call(
-                    f"set alias {alias!r} of {name!r}",
-                    lambda: self._client.set_registered_model_alias(name, alias, candidate.version),
+                    f"tag version {candidate.version} of {name!r}",
+                    lambda: self._client.set_model_version_tag(name, candidate.version, tag, str(claim)),
                 )
-        return verdict
+                self._set_alias(candidate, alias)
+            return self._settled(candidate, alias, claim, verdict)
 
     def list(self, name: str) -> Sequence[ModelVersion]:
         """See `Registry.list`."""
         return self._call(f"list {name!r}", lambda: self._search(f"name='{check_name(name)}'"))
+
+    def _settled(self, candidate: ModelVersion, alias: str, mine: Claim, verdict: Promotion) -> Promotion:
+        """What came of a promotion on a server, after the alias is where it belongs."""
+        now = None
+        for _ in range(_ROUNDS):
+            every = self.list(candidate.name)
+            now = next((version for version in every if alias in version.aliases), None)
+            rivals = [
+                (version, claim)
+                for version in every
+                if abs((claim := Claim.parse(version.tags.get(f"{_CLAIM}{alias}", ""))).order - mine.order) <= _INSTANT
+                and (claim.metric, claim.mode) == (mine.metric, mine.mode)
+            ]
+            winner = holder(rivals) if mine.metric else now
+            if now is None or winner is None or now.version == winner.version:
+                break
+            # Else it was moved by hand, or by one whose claim is too new for this look: that shows in the next one.
+            if any(version.version == now.version for version, _ in rivals):
+                self._set_alias(winner, alias)
+        if now is not None and now.version == candidate.version:
+            return verdict
+        who = f"version {now.version}" if now else "nobody"
+        return Promotion(False, f"{alias!r} went to {who} at the same moment, and stays there", verdict.previous)
+
+    def _set_alias(self, version: ModelVersion, alias: str) -> None:
+        self._call(
+            f"set alias {alias!r} of {version.name!r}",
+            lambda: self._client.set_registered_model_alias(version.name, alias, version.version),
+        )
 
     def _find(self, name: str, key: str) -> Sequence[ModelVersion]:
         return self._search(f"name='{name}' AND tags.`{_EXPORT_KEY}`='{key}'")
@@ -224,7 +258,7 @@ class MlflowRegistry:
         pause = 0.05
         while True:
             try:
-                with _calm(), self._errors(what):
+                with calm(), self._errors(what):
                     if self._database is not None:
                         sqlite.probe(self._database, deadline - time.monotonic())
                     return action()
@@ -269,39 +303,6 @@ class MlflowRegistry:
 
 class _Locked(RegistryUnavailable):
     """SQLite answered that another connection holds the database."""
-
-
-def _open(uri: str) -> Any:
-    """A client, and with SQLite the schema, of a registry."""
-    from mlflow.tracking import MlflowClient  # noqa: PLC0415 - an extra
-
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-@contextmanager
-def _calm() -> Iterator[None]:
-    """MLflow without its log lines, warnings and long retries; all is put back, since its user may be ours too."""
-    with _CALM, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import mlflow  # noqa: F401, PLC0415 - an extra; before the loggers, whose levels it sets
-        except ImportError:
-            raise ConfigurationError(
-                "this registry needs MLflow: install trainjob[mlflow], or use an image that has it"
-            ) from None
-        loggers = [logging.getLogger(name) for name in _NOISY]
-        levels = [logger.level for logger in loggers]
-        added = [name for name in _LIMITS if name not in os.environ]
-        os.environ.update({name: _LIMITS[name] for name in added})
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-            for name in added:
-                os.environ.pop(name, None)
 
 
 def _version(found: Any) -> ModelVersion:

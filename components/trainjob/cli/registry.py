@@ -1,0 +1,189 @@
+"""``trainjob registry``: by hand what the steps around training do with a model registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from trainjob.cli.options import Target, json_option, pair
+
+if TYPE_CHECKING:
+    from trainjob.registry import ModelVersion
+
+# Nothing but click is imported before a command runs, see `trainjob.cli`.
+# ruff: noqa: PLC0415
+
+
+@click.group()
+def registry() -> None:
+    """Look into the model registry, and do by hand what the steps around training do.
+
+    The registry is that of --registry or TRAINJOB_REGISTRY.
+    """
+
+
+def _options(command: Callable[..., int]) -> Callable[..., int]:
+    where = "mlflow+sqlite:////abs.db, mlflow+https://host or kubeflow+https://host, instead of TRAINJOB_REGISTRY."
+    return json_option(click.option("--registry", "uri", metavar="URI", help=where)(click.pass_obj(command)))
+
+
+@registry.command("list", short_help="List the versions of a model, oldest first.")
+@click.argument("name")
+@_options
+def list_(target: Target, /, *, name: str, uri: str | None) -> int:
+    """List the versions of model NAME, oldest first; none if there is no such model."""
+    from trainjob.cli import texts
+    from trainjob.registry import connect
+
+    versions = connect(uri).list(name)
+    if target.as_json:
+        return _say(texts.as_json({"versions": [_fields(version) for version in versions]}))
+    rows = [["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]]
+    rows += [
+        [each.version, ", ".join(each.aliases), texts.joined(each.metrics), _moment(each), each.uri]
+        for each in versions
+    ]
+    return _say("\n".join(texts.columns(rows)))
+
+
+@registry.command()
+@click.argument("name")
+@click.argument("version")
+@_options
+def show(target: Target, /, *, name: str, version: str, uri: str | None) -> int:
+    """Show one version of model NAME. VERSION is a number, an alias or `latest`."""
+    from trainjob.registry import connect
+
+    return _show(target, connect(uri).resolve(name, version))
+
+
+@registry.command()
+@click.argument("name")
+@click.argument("version")
+@click.option("--alias", required=True, help="Name to give to the version, such as champion.")
+@click.option("--metric", help="Metric that has to be better than that of the alias's present version.")
+@click.option("--mode", type=click.Choice(["max", "min"]), default="max", show_default=True, help="What is better.")
+@click.option("--min-improvement", type=float, default=0.0, help="By how much, in units of the metric.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would happen.")
+@_options
+def promote(
+    target: Target,
+    /,
+    *,
+    name: str,
+    version: str,
+    alias: str,
+    metric: str | None,
+    mode: Literal["max", "min"],
+    min_improvement: float,
+    dry_run: bool,
+    uri: str | None,
+) -> int:
+    """Move an alias of model NAME to VERSION: always, or with --metric only if that is better.
+
+    VERSION is a number, an alias or `latest`. Exits with 0 whether the alias moved or not; which of the two is said.
+    """
+    from trainjob.cli import texts
+    from trainjob.registry import connect
+
+    if min_improvement and metric is None:
+        raise click.UsageError("--min-improvement is about a metric: give --metric")
+    verdict = connect(uri).promote(
+        name, version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement, dry_run=dry_run
+    )
+    if target.as_json:
+        return _say(texts.as_json({"name": name, "alias": alias, **vars(verdict), "dry_run": dry_run}))
+    return _say(f"{'dry run: ' if dry_run else ''}{verdict.reason}")
+
+
+@registry.command()
+@click.argument("name")
+@click.argument("location")
+@click.option("--digest", help="sha256:<root digest> of its files; what its MANIFEST.json says if left out.")
+@click.option("--export-id", help="The same id is the same version, however often; the location if left out.")
+@click.option("--metric", "metrics", type=pair, multiple=True, metavar="NAME=NUMBER", help="May be repeated.")
+@click.option("--tag", "tags", type=pair, multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@_options
+def register(
+    target: Target,
+    /,
+    *,
+    name: str,
+    location: str,
+    digest: str | None,
+    export_id: str | None,
+    metrics: Sequence[tuple[str, str]],
+    tags: Sequence[tuple[str, str]],
+    uri: str | None,
+) -> int:
+    """Register what is at LOCATION as a version of model NAME; nothing is copied.
+
+    It is registered once: the same command again shows the same version.
+    """
+    from trainjob.data import transfer
+    from trainjob.errors import ConfigurationError
+    from trainjob.registry import connect
+    from trainjob.registry.base import check_metrics
+
+    place = _place(location)
+    known = transfer.check_digest(digest)
+    if known is None:
+        manifest = transfer.read_manifest(place)
+        if manifest is None:
+            raise ConfigurationError(f"{place} has no MANIFEST.json that tells its digest; give it with --digest")
+        known = manifest.digest
+    measured = check_metrics(dict(metrics))  # type: ignore[arg-type] # text that is a number will do
+    known = f"sha256:{known.removeprefix('sha256:')}"
+    made = connect(uri).register(
+        name, place, export_id=export_id or place, digest=known, metrics=measured, tags=dict(tags)
+    )
+    return _show(target, made)
+
+
+def _place(location: str) -> str:
+    """``location`` as the steps would register it. A place that only others can read, such as oci://, is left as is."""
+    from urllib.parse import urlsplit
+
+    from trainjob.data.locations import SUPPORTED, parse_store
+    from trainjob.errors import ConfigurationError
+
+    scheme, colon, _ = location.partition("://")
+    if not colon or scheme.lower() in SUPPORTED:
+        return parse_store(location).uri
+    if "@" in urlsplit(location).netloc:
+        raise ConfigurationError(f"this {scheme}:// location has credentials in it, which a registry would show")
+    return location
+
+
+def _show(target: Target, version: ModelVersion) -> int:
+    from trainjob.cli import texts
+
+    if target.as_json:
+        return _say(texts.as_json(_fields(version)))
+    shown = {
+        "uri": version.uri,
+        "digest": version.digest,
+        "aliases": ", ".join(version.aliases),
+        "metrics": texts.joined(version.metrics),
+        "created": _moment(version),
+        **dict(sorted(version.tags.items())),
+    }
+    width = max(map(len, shown))
+    lines = [f"  {name:<{width}}  {' '.join(text.split())}" for name, text in shown.items() if text]
+    return _say("\n".join([click.style(f"{version.name} {version.version}", bold=True), *lines]))
+
+
+def _fields(version: ModelVersion) -> dict[str, Any]:
+    return vars(version) | {"aliases": [*version.aliases]}
+
+
+def _moment(version: ModelVersion) -> str:
+    return datetime.fromtimestamp(version.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if version.created else ""
+
+
+def _say(text: str) -> int:
+    click.echo(text)
+    return 0

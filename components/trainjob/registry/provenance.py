@@ -1,0 +1,51 @@
+"""Where a model came from, in the fields that a Kubeflow Model Registry has for it (KEP-12020)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+PREFIX = "trainjob.provenance."
+"""Of the tags that `trainjob.data.export` makes of its ``provenance``."""
+
+_FIELDS = ("kind", "class", "group", "id", "name")
+# airflow/<deployment>/<dag>/<run>/<map index>/<task>, see `trainjob_airflow.identity`; a deployment may be a URL.
+_AIRFLOW = re.compile(r"airflow/.+/([^/]+)/([^/]+)/(-?\d+)/([^/]+)")
+
+
+def model_source(tags: Mapping[str, str]) -> dict[str, str]:
+    """``modelSourceKind``, ``modelSourceClass``, ``…Group``, ``…Id`` and ``…Name`` for a model artifact.
+
+    They are taken from what tells the run: ``{"kfp": run id}``, the key of an Airflow task, or a ``source`` with
+    ``kind``, ``class``, ``group``, ``id`` and ``name``, which wins. The registry's UI links kind ``kfp``, class
+    ``pipelinerun``, where the group is the namespace of the run.
+    """
+    run, source = (_read(tags.get(f"{PREFIX}{name}", "")) for name in ("run", "source"))
+    trained = _read(tags.get(f"{PREFIX}trainjob", ""))
+    found: dict[str, Any] = {}
+    if isinstance(run, Mapping) and isinstance(run.get("kfp"), str):
+        namespace = trained.get("namespace", "") if isinstance(trained, Mapping) else ""
+        found = {"kind": "kfp", "class": "pipelinerun", "group": namespace, "id": run["kfp"], "name": run["kfp"]}
+    elif isinstance(run, str) and (match := _AIRFLOW.fullmatch(run)):
+        dag, dag_run, index, task = match.groups()
+        path = "/".join(quote(part, safe="") for part in (dag, dag_run, task, index))
+        found = {"kind": "airflow", "class": "dagrun", "group": dag, "id": path, "name": f"{dag}/{dag_run}"}
+    if isinstance(source, Mapping):
+        found |= source
+    return {f"modelSource{name.capitalize()}": str(found[name]) for name in _FIELDS if found.get(name)}
+
+
+def author(source: Mapping[str, str]) -> str:
+    """Who registered a version, as KEP-12020 has it for pipelines."""
+    names = {"kfp": "Kubeflow Pipelines", "airflow": "Apache Airflow"}
+    return names.get(source.get("modelSourceKind", ""), "trainjob")
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from tests.registry import mlflow_server
+from tests.registry.fake import FakeRegistry
+
+from trainjob.registry import connect
+
+_T = TypeVar("_T")
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of this machine is sent to a registry."""
+    for name in ("KUBEFLOW_REGISTRY_TOKEN", "KUBEFLOW_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("KUBEFLOW_REGISTRY_CA_FILE", raising=False)
+    monkeypatch.setattr("trainjob.registry.rest._POD", tmp_path / "pod")
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRegistry]:
+    with FakeRegistry() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("registry") / "empty.db"
+    connect(f"mlflow+sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def database(empty_database: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(empty_database, tmp_path / "registry.db"))
+
+
+@pytest.fixture(scope="session")
+def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server.running(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
+
+
+def at_once(*actions: Callable[[], _T]) -> list[_T]:
+    """What these give when they are begun at the same instant, each in a thread of its own."""
+    start = threading.Barrier(len(actions))
+    results: list[_T | BaseException | None] = [None] * len(actions)
+
+    def run(number: int) -> None:
+        try:
+            start.wait(60)
+            results[number] = actions[number]()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    done: list[_T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        assert result is not None, "a thread hangs"
+        done.append(result)
+    return done

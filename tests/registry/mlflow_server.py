@@ -1,0 +1,58 @@
+"""A real MLflow server on a SQLite file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """Its URL. Skips the test where there is no server to start."""
+    try:
+        importlib.metadata.version("mlflow")  # mlflow-skinny is not enough: it has no server
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the MLflow server is not installed: pip install mlflow")
+    process, url = _start(folder)
+    try:
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+                "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder / "art"),
+            ],
+            stdout=log, stderr=log, start_new_session=True,
+            # Its job runners are seven more processes, of a gigabyte, that a registry has no use for.
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return process, url
+        except OSError:
+            time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail(f"no MLflow server: {(folder / 'log').read_text()[-2000:]}")

@@ -1,0 +1,68 @@
+"""Run by an environment that has an official client: does what people do with it, and says what came of it as JSON.
+
+python official_client.py http://127.0.0.1:PORT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.parse
+
+from model_registry import ModelRegistry
+from model_registry.types import ArtifactState
+
+
+def main(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    client = ModelRegistry(f"http://{parts.hostname}", parts.port, author="ada", is_secure=False, user_token="t")
+    result: dict[str, object] = {}
+    for number, accuracy in (("1", 0.5), ("2", 0.75)):
+        client.register_model(
+            "digits",
+            f"s3://models/digits/{number}",
+            model_format_name="safetensors",
+            model_format_version="1",
+            version=number,
+            storage_key="keys",
+            model_source_kind="kfp",
+            model_source_class="pipelinerun",
+            model_source_group="team",
+            model_source_id="run-1",
+            model_source_name="nightly",
+            version_description="a description",
+            metadata={"accuracy": accuracy, "epochs": 3, "best": True, "note": "ä"},
+        )
+    model = client.get_registered_model("digits")
+    version = client.get_model_version("digits", "2")
+    artifact = client.get_model_artifact("digits", "2")
+    result["model"] = [model.name, model.id]
+    result["version"] = [version.name, version.author, version.description, version.custom_properties]
+    result["artifact"] = [artifact.uri, artifact.state, artifact.model_source_kind, artifact.model_source_group]
+    result["missing"] = [client.get_registered_model("nothing"), client.get_model_version("digits", "9")]
+    model.description = "changed"
+    version.custom_properties = {"only": "this"}
+    artifact.state = ArtifactState.LIVE
+    result["updated"] = [client.update(model).description, client.update(version).custom_properties]
+    result["live"] = client.update(artifact).state
+    for name in ("a_b", "axb"):
+        client.register_model(name, "s3://m/x", model_format_name="f", model_format_version="1", version="1")
+    # What an unescaped LIKE does: there are two, so there is none.
+    result["like"] = [client.get_registered_model("a_b") is None, client.get_registered_model("axb").name]
+    result["models"] = [each.name for each in client.get_registered_models().page_size(1)]
+    result["versions"] = [each.name for each in client.get_model_versions("digits").page_size(1)]
+    try:
+        client.register_model("digits", "s3://m/x", model_format_name="f", model_format_version="1", version="1")
+    except Exception as error:  # noqa: BLE001 - which one it is is what is asked
+        result["twice"] = type(error).__name__
+    # What another program, this project, has registered.
+    if found := client.get_registered_model("ours"):
+        theirs = client.get_model_version("ours", "1")
+        there = client.get_model_artifact("ours", "1")
+        kind = [there.model_source_kind, there.model_source_class, there.model_source_id, there.model_source_name]
+        result["ours"] = [found.name, theirs.author, theirs.custom_properties, there.uri, there.state, kind]
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

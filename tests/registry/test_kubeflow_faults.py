@@ -1,0 +1,330 @@
+"""The client of the Kubeflow Model Registry when something fails between it and the server, or it is killed itself."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.certificates import Authority
+from tests.registry.conftest import at_once
+from tests.registry.fake import LOST, FakeRegistry, Fault, Request
+from tests.registry.fake_store import Store
+
+from trainjob.errors import ConfigurationError, RegistryUnavailable
+from trainjob.registry import ModelVersion, connect
+
+DIGEST = "sha256:" + "a" * 64
+PAGE = Fault(200, {"Content-Type": "text/html"}, "<html>log in</html>")
+
+
+@pytest.fixture(autouse=True)
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses that were taken, in seconds; they take no time."""
+    pauses: list[float] = []
+    monkeypatch.setattr("trainjob.registry.rest.sleep", pauses.append)
+    return pauses
+
+
+def register(fake: FakeRegistry, **fields: Any) -> ModelVersion:
+    given = {"export_id": "a", "digest": DIGEST, "metrics": {"acc": 0.5}, **fields}
+    return connect(f"kubeflow+{fake.url}").register("m", "s3://b/1", **given)
+
+
+def whole(fake: FakeRegistry) -> None:
+    """There is one version, and it is finished."""
+    found = connect(f"kubeflow+{fake.url}").list("m")
+    assert [(each.version, each.uri, each.digest, dict(each.metrics)) for each in found] == [
+        ("1", "s3://b/1", DIGEST, {"acc": 0.5})
+    ]
+    artifacts = fake.call("GET", "artifacts")["items"]
+    assert [each["state"] for each in artifacts] == ["LIVE"]
+    assert len(fake.call("GET", "model_versions")["items"]) == 1
+    assert len(fake.call("GET", "registered_models")["items"]) == 1
+
+
+def requests_of_an_export() -> int:
+    with FakeRegistry() as fake:
+        register(fake)
+        return len(fake.requests)
+
+
+REQUESTS = requests_of_an_export()
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+@pytest.mark.parametrize("number", range(REQUESTS))
+def test_killed_at_each_request(number: int, arrived: bool) -> None:
+    """Everything from then on fails, as it does for a process that is gone; the next one heals what it left."""
+    with FakeRegistry() as fake:
+        dead = Fault(cut=True)
+        fake.faults(*[None] * number, Fault(cut=True, done=arrived), *[dead] * 20)
+        with pytest.raises(RegistryUnavailable):
+            register(fake)
+        fake.fault = lambda _: None
+        assert [each.version for each in connect(f"kubeflow+{fake.url}").list("m")] in ([], ["1"])
+        assert register(fake).version == "1"
+        whole(fake)
+
+
+@pytest.mark.parametrize("fault", [LOST, Fault(cut=True), Fault(503), Fault(500), Fault(429), Fault(502, done=True)])
+@pytest.mark.parametrize("number", range(REQUESTS))
+def test_each_request_fails_once(number: int, fault: Fault) -> None:
+    with FakeRegistry() as fake:
+        fake.faults(*[None] * number, fault)
+        assert register(fake).version == "1"
+        whole(fake)
+
+
+def test_every_reply_is_lost_once(fake: FakeRegistry) -> None:
+    seen: set[tuple[str, str]] = set()
+
+    def lose(request: Request) -> Fault | None:
+        key = (request.method, request.path)
+        first = key not in seen
+        seen.add(key)
+        return LOST if first else None
+
+    fake.fault = lose
+    assert register(fake).version == "1"
+    assert connect(f"kubeflow+{fake.url}").promote("m", "1", alias="champion", metric="acc").promoted
+    fake.fault = lambda _: None
+    whole(fake)
+
+
+def test_ten_at_once_while_replies_are_lost(fake: FakeRegistry) -> None:
+    count = iter(range(10_000))
+    fake.fault = lambda _: LOST if next(count) % 5 == 0 else None
+    versions = at_once(*[lambda: register(fake).version] * 10)
+    fake.fault = lambda _: None
+    assert set(versions) == {"1"}
+    whole(fake)
+
+
+@pytest.mark.parametrize("seed", [random.randrange(2**32) for _ in range(10)], ids=lambda _: "seed")
+def test_promotions_at_once_while_replies_are_late_or_lost(fake: FakeRegistry, seed: int) -> None:
+    """In the end the best one holds; of those that were told so, it is one."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    registry = connect(f"kubeflow+{fake.url}")
+    merits = [chance.random() for _ in range(6)]
+    for number, merit in enumerate(merits):
+        registry.register("m", f"s3://b/{number}", export_id=str(number), digest=DIGEST, metrics={"acc": merit})
+
+    def late(_: Request) -> Fault | None:
+        time.sleep(chance.uniform(0, 0.02))
+        return LOST if chance.random() < 0.1 else None
+
+    fake.fault = late
+
+    def promote(number: int) -> bool:
+        return registry.promote("m", str(number), alias="champion", metric="acc").promoted
+
+    promoted = at_once(*[partial(promote, number) for number in range(1, 7)])
+    fake.fault = lambda _: None
+    best = merits.index(max(merits))
+    assert registry.resolve("m", "champion").version == str(best + 1)
+    assert promoted[best]
+
+
+# --- patience
+
+
+def test_retry_after(fake: FakeRegistry, slept: list[float]) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    fake.faults(Fault(429, {"Retry-After": "7"}), Fault(503, {"Retry-After": date}), Fault(503, {"Retry-After": "?"}))
+    register(fake)
+    assert slept[0] == 7
+    assert 18 <= slept[1] <= 20
+    assert 2 <= slept[2] <= 4
+    assert len(slept) == 3
+
+
+def test_a_server_that_asks_for_too_much(fake: FakeRegistry, slept: list[float]) -> None:
+    fake.faults(Fault(429, {"Retry-After": "3600"}))
+    with pytest.raises(RegistryUnavailable, match="come back in 3600 s"):
+        register(fake)
+    assert slept == []
+
+
+def test_an_outage_is_given_up_on(fake: FakeRegistry, slept: list[float]) -> None:
+    fake.fault = lambda _: Fault(503, {"Content-Type": "text/plain"}, "database is not there")
+    with pytest.raises(RegistryUnavailable, match="503 database is not there"):
+        register(fake)
+    assert len(fake.requests) == 4
+    assert 3.5 <= sum(slept) <= 7
+
+
+def test_nobody_there(slept: list[float]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        registry = connect(f"kubeflow+http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+ cannot be used: ConnectError"):
+            registry.resolve("m", "champion")
+    assert len(slept) == 3
+
+
+def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.registry.rest._TIMEOUT", 0.2)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        began = time.monotonic()
+        with pytest.raises(RegistryUnavailable, match="ReadTimeout"):
+            connect(f"kubeflow+http://127.0.0.1:{deaf.getsockname()[1]}").list("m")
+        assert time.monotonic() - began < 5
+
+
+# --- answers that another try does not change
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(401), r"refused GET .* \(401\); set KUBEFLOW_REGISTRY_TOKEN"),
+        (Fault(403, {}, "RBAC: access denied"), r"refused GET .* \(403\)"),
+        (Fault(302, {"Location": "https://dex.example/auth?state=hunter2"}), "redirects to dex.example, to log in"),
+        (Fault(400, {}, '{"code": "Bad Request", "message": "no"}'), "did not take GET .*: 400 no"),
+        (Fault(422, {"Content-Type": "text/html"}, "<html>"), "422 Unprocessable"),
+    ],
+)
+def test_refusals(fake: FakeRegistry, fault: Fault, words: str, slept: list[float]) -> None:
+    fake.fault = lambda _: fault
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        register(fake)
+    assert "hunter2" not in str(caught.value)
+    assert slept == []
+
+
+def test_a_page_for_people_is_no_registry(fake: FakeRegistry) -> None:
+    fake.fault = lambda _: PAGE
+    with pytest.raises(ConfigurationError, match="no Kubeflow Model Registry at"):
+        register(fake)
+    fake.faults(None, PAGE)
+    with pytest.raises(ConfigurationError, match="not as a model registry"):
+        register(fake)
+
+
+def test_a_database_that_takes_neither(fake: FakeRegistry) -> None:
+    """409 for ever ends, and says so."""
+    fake.fault = lambda request: Fault(409, {}, '{"message": "exists"}') if request.method == "PATCH" else None
+    with pytest.raises(Exception, match="does not take the artifact"):
+        register(fake)
+
+
+# --- credentials
+
+
+@pytest.fixture
+def guarded() -> Any:
+    with FakeRegistry(token="hunter2") as fake:
+        yield fake
+
+
+def test_token(guarded: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="KUBEFLOW_REGISTRY_TOKEN"):
+        register(guarded)
+    monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN", "wrong-secret")
+    with pytest.raises(ConfigurationError) as caught:
+        register(guarded)
+    assert "wrong-secret" not in str(caught.value)
+    monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN", " hunter2\n")
+    register(guarded)
+    monkeypatch.delenv("KUBEFLOW_REGISTRY_TOKEN")
+    for name in ("KUBEFLOW_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH"):
+        monkeypatch.setenv(name, str(tmp_path / "token"))
+        (tmp_path / "token").unlink(missing_ok=True)
+        with pytest.raises(ConfigurationError, match=f"of {name} cannot be read"):
+            register(guarded)
+        (tmp_path / "token").write_text("hunter2\n")
+        register(guarded)
+        monkeypatch.delenv(name)
+
+
+def test_a_token_that_is_replaced(guarded: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kubernetes puts another one into the file; the one that was read a moment before is refused."""
+    monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN_FILE", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("hunter2")
+
+    def rotate(request: Request) -> None:
+        if request.method == "POST":
+            guarded.token = "fresh"
+            (tmp_path / "token").write_text("fresh")
+            guarded.fault = lambda _: None
+
+    guarded.fault = rotate
+    assert register(guarded).version == "1"
+
+
+def test_no_error_has_the_token(fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN", "hunter2")
+    for fault in (Fault(400, {}, "Bearer hunter2 is bad"), Fault(503, {}, '{"message": "Bearer hunter2"}')):
+        fake.fault = lambda _, fault=fault: fault  # type: ignore[misc]
+        with pytest.raises(Exception, match=r"Bearer \*\*\*") as caught:
+            register(fake)
+        assert "hunter2" not in str(caught.value)
+    monkeypatch.setenv("KUBEFLOW_REGISTRY_TOKEN", "hunter2\nX-Other: 1")
+    with pytest.raises(ConfigurationError, match="characters that no token has") as caught:
+        register(fake)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://user:hunter2@host", "credentials"),
+        ("https://host?token=hunter2", "credentials"),
+        ("https://host#hunter2", "credentials"),
+        ("https://", "no host"),
+        ("https://host:99999", "no valid port"),
+    ],
+)
+def test_addresses(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        connect(f"kubeflow+{url}")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("http://host", "http://host:8080"),
+        ("https://host/", "https://host:443"),
+        ("http://[::1]:80/prefix/", "http://[::1]:80/prefix"),
+    ],
+)
+def test_ports_are_those_of_the_official_client(given: str, used: str) -> None:
+    from trainjob.registry.rest import Endpoint
+
+    assert Endpoint(given).url == used
+
+
+def test_tls_and_the_token_of_the_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    pair = authority.issue("registry", addresses=["127.0.0.1"])
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    pod = tmp_path / "pod"
+    pod.mkdir()
+    (pod / "token").write_text("hunter2")
+    with FakeRegistry(token="hunter2", tls=tls) as fake:
+        with pytest.raises(ConfigurationError, match="not trusted; name its CA in KUBEFLOW_REGISTRY_CA_FILE"):
+            register(fake)
+        (pod / "ca.crt").write_bytes(authority.certificate.read_bytes())
+        assert register(fake).version == "1"
+        (pod / "ca.crt").unlink()
+        monkeypatch.setenv("KUBEFLOW_REGISTRY_CA_FILE", str(authority.certificate))
+        assert register(fake).version == "1"
+        monkeypatch.setenv("KUBEFLOW_REGISTRY_CA_FILE", str(pair.key))
+        with pytest.raises(ConfigurationError, match="holds no certificates"):
+            register(fake)
+    with FakeRegistry(store=Store()) as clear:
+        register(clear)
+        assert {request.authorization for request in clear.requests} == {""}, "the pod's own token goes by TLS only"

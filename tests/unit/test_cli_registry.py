@@ -1,0 +1,131 @@
+"""``trainjob registry``, against MLflow on SQLite and a fake Kubeflow Model Registry."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.registry.fake import FakeRegistry, Fault
+
+from trainjob.cli import main
+from trainjob.data.transfer import copy
+from trainjob.registry import connect
+
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("registry") / "empty.db"
+    connect(f"mlflow+sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=["mlflow", "kubeflow"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """``TRAINJOB_REGISTRY`` of this test."""
+    if request.param == "mlflow":
+        path = shutil.copy(request.getfixturevalue("empty"), tmp_path / "registry.db")
+        monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{path}")
+        yield f"mlflow+sqlite:///{path}"
+    else:
+        with FakeRegistry() as fake:
+            monkeypatch.setenv("TRAINJOB_REGISTRY", f"kubeflow+{fake.url}")
+            yield f"kubeflow+{fake.url}"
+
+
+@pytest.fixture
+def trainjob(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["registry", *words])
+        out, err = capsys.readouterr()
+        return int(str(left.value.code)), out, err
+
+    return run
+
+
+def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"1")
+    held = copy(str(tmp_path / "model"), str(tmp_path / "stored"))
+    registered = ("register", "digits", f"{tmp_path}/stored", "--metric", "acc=0.8", "--tag", "who=ada")
+    code, out, err = trainjob(*registered, "--json")
+    assert (code, err) == (0, "")
+    first = json.loads(out)
+    assert first["created"] > 1e9
+    assert first["tags"]["who"] == "ada"
+    given = {name: first[name] for name in ("name", "version", "uri", "digest", "metrics", "aliases")}
+    assert given == {
+        "name": "digits", "version": "1", "uri": f"file://{tmp_path}/stored", "digest": held.digest,
+        "metrics": {"acc": 0.8}, "aliases": [],
+    }  # fmt: skip
+    assert json.loads(trainjob(*registered, "--json")[1]) == first
+    other = ("--digest", "A" * 64, "--export-id", "b", "--metric", "acc=0.7")
+    assert "digits 2" in trainjob("register", "digits", "oci://host/m@sha256:1", *other)[1]
+    better = ("--alias", "champion", "--metric", "acc")
+    assert "dry run: no version held 'champion'" in trainjob("promote", "digits", "1", *better, "--dry-run")[1]
+    assert json.loads(trainjob("promote", "digits", "1", *better, "--json")[1])["promoted"]
+    code, out, _ = trainjob("promote", "digits", "latest", *better)
+    assert (code, "'champion' stays" in out) == (0, True)
+    told = json.loads(trainjob("promote", "digits", "2", *better, "--mode", "min", "--dry-run", "--json")[1])
+    reason = told.pop("reason")
+    assert told == {"name": "digits", "alias": "champion", "promoted": True, "previous": "1", "dry_run": True}
+    assert "'champion' moves" in reason
+    code, out, _ = trainjob("list", "digits")
+    head, one, two = (line.split() for line in out.splitlines())
+    assert head == ["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]
+    assert one == ["1", "champion", "acc", "0.8", one[4], f"file://{tmp_path}/stored"]
+    assert two == ["2", "acc", "0.7", two[3], "oci://host/m@sha256:1"]
+    assert [each["version"] for each in json.loads(trainjob("list", "digits", "--json")[1])["versions"]] == ["1", "2"]
+    assert trainjob("list", "none")[1].split() == head
+    code, out, _ = trainjob("show", "digits", "champion", "--registry", uri)
+    shown = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert (shown["uri"], shown["who"], shown["aliases"]) == (f"file://{tmp_path}/stored", "ada", "champion")
+    assert json.loads(trainjob("show", "digits", "2", "--json")[1])["digest"] == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("show", "none", "1"), 5, "none"),
+        (("show", "digits", "champion"), 5, "champion"),
+        (("promote", "digits", "7", "--alias", "champion"), 5, "7"),
+        (("promote", "digits", "7"), 2, "--alias"),
+        (("promote", "digits", "7", "--alias", "v1"), 2, "cannot be an alias"),
+        (("promote", "digits", "7", "--alias", "a", "--min-improvement", "1"), 2, "give --metric"),
+        (("register", "a/b", "s3://b/m", "--digest", DIGEST), 2, "cannot be the name"),
+        (("register", "m", "s3://b/m", "--digest", "abc"), 2, "not a digest"),
+        (("register", "m", "s3://b/m", "--digest", DIGEST, "--metric", "acc=high"), 2, "have to be numbers"),
+        (("register", "m", "oci://me:hunter2@host/m", "--digest", DIGEST), 2, "credentials"),
+        (("register", "m", "/var/empty/none"), 2, "give it with --digest"),
+        (("list", "m", "--registry", "ftp://x"), 2, "no registry of scheme"),
+    ],
+)
+@pytest.mark.usefixtures("uri")
+def test_errors(trainjob: Any, words: tuple[str, ...], code: int, says: str) -> None:
+    left, out, err = trainjob(*words)
+    assert (left, out) == (code, "")
+    assert says in err
+    assert "hunter2" not in err
+    left, out, _ = trainjob(*words, "--json")
+    told = json.loads(out)["error"]
+    assert (left, told["exit_code"]) == (code, code)
+    assert says in told["message"]
+
+
+def test_an_outage_and_a_conflict(trainjob: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.registry.rest.sleep", lambda _: None)
+    with FakeRegistry() as fake:
+        where = ("--registry", f"kubeflow+{fake.url}")
+        assert trainjob("register", "m", "s3://b/1", "--digest", DIGEST, *where)[0] == 0
+        code, _, err = trainjob("register", "m", "s3://b/1", "--digest", "b" * 64, *where)
+        assert (code, "new export_id" in err) == (2, True)
+        fake.fault = lambda _: Fault(503)
+        code, out, _ = trainjob("list", "m", "--json", *where)
+    assert (code, json.loads(out)["error"]["type"]) == (3, "RegistryUnavailable")
+    assert json.loads(out)["error"]["retry"] == "infrastructure"
