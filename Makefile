@@ -132,7 +132,7 @@ test: packages setup cluster-programs ## everything; the cluster is tested besid
 .PHONY: packages
 packages:
 	@rm -f .test-output/missing-packages
-	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt tests/containers/apt-packages.txt
+	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt
 
 .PHONY: lint
 lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
