@@ -133,7 +133,7 @@ def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[s
             "namespace": namespace,
             "labels": {**labels, **labels_of(key), ATTEMPT: str(attempt)},
             "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(spec)},
-            **({"ownerReferences": [spec.owner.api()]} if spec.owner is not None else {}),
+            **({"ownerReferences": [spec.owner_reference.api()]} if spec.owner_reference is not None else {}),
         },
         "spec": body,
     }

@@ -61,7 +61,7 @@ def run_job(
     budgets = budgets_of(parameters)
     with connect(parameters) as client, StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop:
         if parameters["owned_by_run"]:
-            spec = spec.model_copy(update={"owner": workflow_of_this_pod(client)})
+            spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         ref = client.launch(spec, execution.key, after_failure=execution.after_failure)
         stop.job = client.get(ref)
         client.start(stop.keep_ready)

@@ -246,10 +246,10 @@ def test_a_claim_is_mounted_on_every_node_of_mpi() -> None:
 
 def test_an_owner_is_noted() -> None:
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
-    assert rendered(owner=owner)["metadata"]["ownerReferences"] == [owner]
+    assert rendered(owner_reference=owner)["metadata"]["ownerReferences"] == [owner]
     assert "ownerReferences" not in rendered()["metadata"]
-    with pytest.raises(InvalidSpec, match=r"owner\.uid"):
-        rendered(owner={**owner, "uid": ""})
+    with pytest.raises(InvalidSpec, match=r"owner_reference\.uid"):
+        rendered(owner_reference={**owner, "uid": ""})
 
 
 @pytest.mark.parametrize(

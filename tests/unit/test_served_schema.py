@@ -229,7 +229,7 @@ def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
         "torchtune",  # makes command and args
         "labels",
         "annotations",
-        "owner",  # of the metadata, as are labels and annotations
+        "owner_reference",  # of the metadata, as are labels and annotations
         "manifest",
     }
     trainjob = render(spec, "key", 1, "ns")

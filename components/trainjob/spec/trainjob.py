@@ -126,7 +126,7 @@ class TrainJobSpec(Part):
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations of the TrainJob."""
 
-    owner: OwnerReference | None = None
+    owner_reference: OwnerReference | None = None
     """Object of the same namespace, such as a workflow: when it is deleted, Kubernetes deletes the TrainJob, too."""
 
     manifest: dict[str, Any] | None = None
