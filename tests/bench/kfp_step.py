@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.cluster import step_image as images
+from tests.cluster.api import ApiError
 from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Execution, Steps, Try, admit, processes
 from tests.cluster.nodes import fate
@@ -45,7 +46,7 @@ def once(steps: Steps, jobs: str) -> dict[str, float]:
     execution = Execution("train", parameters)
     tried = steps.start(execution)
     named = f"TrainJob {jobs}/{execution.job} (attempt 1"
-    wait_until("the job is there", lambda: named in steps.log(tried), 60, poll=0.5)
+    wait_until("the job is there", lambda: named in steps.log(tried), 60, poll=0.5, ignore=ApiError)
     began = min(started(pid) for pid in processes(tried))
     parts = {
         "until KFP's executor runs": "Looking for component",
