@@ -25,7 +25,7 @@ def announce(context: Context, operator: BaseOperator, told: Mapping[str, Any]) 
         operator: Whose outlets.
         told: What its task returns.
     """
-    from airflow.providers.common.compat.sdk import Asset  # noqa: PLC0415
+    from airflow.providers.common.compat.sdk import Asset
 
     extra = {
         **{name: value for name, value in told["outputs"].items() if name != "name"},

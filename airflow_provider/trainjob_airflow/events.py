@@ -20,9 +20,9 @@ def pack(observation: Observation) -> dict[str, Any]:
 
 def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
     """The observation again."""
-    from dataclasses import fields  # noqa: PLC0415
+    from dataclasses import fields
 
-    from trainjob.status import Observation, Phase, parse_time  # noqa: PLC0415
+    from trainjob.status import Observation, Phase, parse_time
 
     if packed is None:
         return None

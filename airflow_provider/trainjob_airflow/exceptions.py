@@ -37,7 +37,7 @@ def airflow_error(error: TrainJobError) -> AirflowException:
     A retryable verdict becomes an `AirflowException`, which uses up one of the task's retries; the other verdicts
     (user, configuration) an `AirflowFailException`, which fails the task at once.
     """
-    from trainjob.errors import TimedOut  # noqa: PLC0415
+    from trainjob.errors import TimedOut
 
     if isinstance(error, TimedOut):
         # Also RunTimeout, whose verdict is "user": that is how Airflow treats a task's execution_timeout.

@@ -105,7 +105,7 @@ def has_succeeded(context: Context) -> bool:
 
 def states_of(ti: Any) -> list[str]:
     """States that Airflow has for a task instance: one, or none if it is gone. Asks its API; blocks."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # noqa: PLC0415
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     found = RuntimeTaskInstance.get_task_states(
         dag_id=ti.dag_id, map_index=ti.map_index, task_ids=[ti.task_id], run_ids=[ti.run_id]

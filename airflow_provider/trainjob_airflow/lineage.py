@@ -15,8 +15,8 @@ def facets(read: Iterable[str], written: Iterable[str], job: Mapping[str, Any]) 
         written: URIs that it wrote.
         job: What the task returned: the TrainJob becomes a run facet.
     """
-    from airflow.providers.common.compat.openlineage.facet import ExternalQueryRunFacet  # noqa: PLC0415
-    from airflow.providers.openlineage.extractors import OperatorLineage  # noqa: PLC0415
+    from airflow.providers.common.compat.openlineage.facet import ExternalQueryRunFacet
+    from airflow.providers.openlineage.extractors import OperatorLineage
 
     run = {}
     if job:
@@ -26,7 +26,7 @@ def facets(read: Iterable[str], written: Iterable[str], job: Mapping[str, Any]) 
 
 
 def _datasets(uris: Iterable[str]) -> list[Any]:
-    from airflow.providers.common.compat.openlineage.facet import Dataset  # noqa: PLC0415
+    from airflow.providers.common.compat.openlineage.facet import Dataset
 
     return [Dataset(*name_of(uri)) for uri in dict.fromkeys(uris) if uri]
 

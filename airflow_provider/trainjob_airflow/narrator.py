@@ -54,7 +54,7 @@ class Narrator:
 
     def crash(self, diagnosis: Diagnosis) -> None:
         """A rank crashed, and the job goes on."""
-        from trainjob.crashes import warning  # noqa: PLC0415
+        from trainjob.crashes import warning
 
         for line in warning(diagnosis):
             self._warn("%s", line)

@@ -39,7 +39,7 @@ class RunningJob:
 
     def launch(self, spec: TrainJobSpec, first_attempt: int) -> JobRef:
         """See `trainjob.launch.launch`."""
-        from trainjob.launch import launch  # noqa: PLC0415
+        from trainjob.launch import launch
 
         client = self.client
         self._launching = client.start(
@@ -57,8 +57,8 @@ class RunningJob:
             DeadlineReached: `seconds` are over.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
-        from trainjob import waiting  # noqa: PLC0415
-        from trainjob_airflow.narrator import Narrator  # noqa: PLC0415
+        from trainjob import waiting
+        from trainjob_airflow.narrator import Narrator
 
         say, backend = Narrator(log), self.client.backend
         on_log = say.line if logs else None
@@ -79,7 +79,7 @@ class RunningJob:
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """See `trainjob.launch.give_up`."""
-        from trainjob.launch import give_up  # noqa: PLC0415
+        from trainjob.launch import give_up
 
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
@@ -93,9 +93,9 @@ class RunningJob:
         return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
 
     async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        from trainjob import JobRef  # noqa: PLC0415
-        from trainjob.launch import cancel  # noqa: PLC0415
-        from trainjob.manifest import labels_of  # noqa: PLC0415
+        from trainjob import JobRef
+        from trainjob.launch import cancel
+        from trainjob.manifest import labels_of
 
         refs = [self.ref] if self.ref else []
         if not refs:

@@ -60,7 +60,7 @@ def wanted(
     Raises:
         ValueError: they say nothing, or too much.
     """
-    from trainjob.status import Phase  # noqa: PLC0415
+    from trainjob.status import Phase
 
     if bool(name) == bool(labels):
         raise ValueError("say which job by name or by labels: one of the two")

@@ -31,7 +31,7 @@ class StrictTemplates(BaseOperator):
         Raises:
             TrainJobFatal: A template is wrong, or a name in it is not defined: it will be so in the next try.
         """
-        from jinja2 import TemplateError  # noqa: PLC0415
+        from jinja2 import TemplateError
 
         for name in template_fields:
             try:
@@ -46,7 +46,7 @@ def secrets_in(spec: TrainJobSpec) -> Iterator[Problem]:
     Secrets are what Airflow masks in logs: passwords of the connections that this task has asked for, and values of
     variables whose names say so.
     """
-    from trainjob.errors import Problem  # noqa: PLC0415
+    from trainjob.errors import Problem
 
     trainer = ((spec.manifest or {}).get("spec") or {}).get("trainer")
     parts = {name: getattr(spec, name) for name in ("env", "command", "args", "func_args")}
@@ -69,7 +69,7 @@ def _masked(value: object, path: str = "") -> Iterator[str]:
 
 
 def _hides(text: str) -> bool:
-    from airflow.providers.common.compat.sdk import redact  # noqa: PLC0415
+    from airflow.providers.common.compat.sdk import redact
 
     shown = str(redact(text))
     found = shown.count(_MASK) - text.count(_MASK)

@@ -49,7 +49,7 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """See `TrainJobOperator`."""
-        import inspect  # noqa: PLC0415
+        import inspect
 
         arguments = inspect.signature(self.python_callable).bind(*self.op_args, **self.op_kwargs).arguments
         more = {"packages_to_install": self.packages_to_install, "pip_index_urls": self.pip_index_urls}

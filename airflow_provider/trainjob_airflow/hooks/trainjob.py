@@ -37,7 +37,7 @@ class Target:
     @classmethod
     def of(cls, public: Mapping[str, Any]) -> Target:
         """What `public` has returned, in another process."""
-        from trainjob.backends.kubernetes.credentials import Credentials  # noqa: PLC0415
+        from trainjob.backends.kubernetes.credentials import Credentials
 
         given = public["credentials"]
         return cls(public["backend"], public["namespace"], None if given is None else Credentials(**given))
@@ -92,7 +92,7 @@ class TrainJobHook(BaseHook):
             AirflowNotFoundException: A connection other than the default one was named, and there is none.
             ConfigurationError: The backend is unknown or not configured, or the connection is wrong.
         """
-        from trainjob import TrainJobClient, connect  # noqa: PLC0415 - pydantic, anyio: not in a DAG file
+        from trainjob import TrainJobClient, connect  # pydantic, anyio: not in a DAG file
 
         target = self._target()
         return TrainJobClient(connect(target.backend, credentials=target.credentials), namespace or target.namespace)
@@ -104,7 +104,7 @@ class TrainJobHook(BaseHook):
             AirflowNotFoundException: See `client`.
             ConfigurationError: See `client`.
         """
-        from trainjob import connect  # noqa: PLC0415
+        from trainjob import connect
 
         target = await self._atarget()
         return connect(target.backend, credentials=target.credentials)
@@ -119,7 +119,7 @@ class TrainJobHook(BaseHook):
             AirflowNotFoundException: See `client`.
             ConfigurationError: See `client`.
         """
-        from trainjob import connect  # noqa: PLC0415
+        from trainjob import connect
 
         target = await self._atarget()
         key = (asyncio.get_running_loop(), target)
@@ -136,7 +136,7 @@ class TrainJobHook(BaseHook):
 
     async def namespace(self) -> str | None:
         """Namespace of jobs that name none, for code on an event loop; the backend's own if None."""
-        from trainjob import Settings  # noqa: PLC0415
+        from trainjob import Settings
 
         return (await self._atarget()).namespace or Settings().namespace
 
@@ -157,7 +157,7 @@ class TrainJobHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether jobs can be listed."""
-        from trainjob import TrainJobError  # noqa: PLC0415
+        from trainjob import TrainJobError
 
         try:
             with self.client() as client:
@@ -178,7 +178,7 @@ class TrainJobHook(BaseHook):
 
     async def _atarget(self) -> Target:
         """The same on an event loop, where Airflow's synchronous calls would deadlock (apache/airflow#71891)."""
-        from airflow.providers.common.compat.connection import (  # noqa: PLC0415
+        from airflow.providers.common.compat.connection import (
             get_async_connection,
             get_async_extra_dejson,
         )
@@ -216,8 +216,8 @@ def _read(connection: Connection, extra: Mapping[str, Any]) -> Target:
 
 
 def _credentials(connection: Connection, given: Mapping[str, Any]) -> Credentials | None:
-    from trainjob.backends.kubernetes.credentials import Credentials  # noqa: PLC0415
-    from trainjob.errors import ConfigurationError  # noqa: PLC0415
+    from trainjob.backends.kubernetes.credentials import Credentials
+    from trainjob.errors import ConfigurationError
 
     kubeconfig = given.get("secret_kube_config") or given.get("kube_config")
     fields: dict[str, Any] = {

@@ -113,10 +113,10 @@ class TrainJobTask(StrictTemplates):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event."""
-        from trainjob import JobRef  # noqa: PLC0415
-        from trainjob.crashes import unpack_diagnosis, unpack_evidence  # noqa: PLC0415
-        from trainjob.errors import RankCrashed  # noqa: PLC0415
-        from trainjob.waiting import conclude  # noqa: PLC0415
+        from trainjob import JobRef
+        from trainjob.crashes import unpack_diagnosis, unpack_evidence
+        from trainjob.errors import RankCrashed
+        from trainjob.waiting import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._busy(context, ref.namespace, key_of(context), ref) as running:
@@ -153,9 +153,9 @@ class TrainJobTask(StrictTemplates):
 
     def dry_run(self) -> None:
         """Print the TrainJob object that would be created; templates stay as they are."""
-        import yaml  # noqa: PLC0415
+        import yaml
 
-        from trainjob.manifest import render  # noqa: PLC0415
+        from trainjob.manifest import render
 
         key = f"airflow/dry-run/{self.dag_id}/{self.task_id}"
         spec = self._spec(key, None)
@@ -164,7 +164,7 @@ class TrainJobTask(StrictTemplates):
         print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
 
     def _run(self, context: Context, *, defer: bool) -> dict[str, Any]:
-        from trainjob import Budgets  # noqa: PLC0415
+        from trainjob import Budgets
 
         key = key_of(context)
         spec = self._spec(key, context)
@@ -200,7 +200,7 @@ class TrainJobTask(StrictTemplates):
         self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None
     ) -> Iterator[RunningJob]:
         """Be busy with the job of `key`: reachable for `on_kill`, and with errors in Airflow's terms."""
-        from trainjob.errors import RankCrashed, TimedOut, TrainJobError  # noqa: PLC0415
+        from trainjob.errors import RankCrashed, TimedOut, TrainJobError
 
         try:
             with self._client(namespace) as client:
@@ -226,7 +226,7 @@ class TrainJobTask(StrictTemplates):
             raise _earlier(late) from None
 
     def _defer(self, context: Context, ref: JobRef, resumed: int = 0) -> NoReturn:
-        from trainjob_airflow.triggers.trainjob import TrainJobTrigger  # noqa: PLC0415
+        from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
         deadline = self._deadline(context)
         target = self._of_connection(TrainJobHook.public)
@@ -336,8 +336,8 @@ class TrainJobTask(StrictTemplates):
 
     def acknowledge(self) -> None:
         """Note on the job that its result has arrived: its key asked for again means "once more"."""
-        from trainjob import TrainJobError  # noqa: PLC0415
-        from trainjob.launch import mark_delivered  # noqa: PLC0415
+        from trainjob import TrainJobError
+        from trainjob.launch import mark_delivered
 
         ref = self._delivered
         if ref is None:
@@ -357,7 +357,7 @@ class TrainJobTask(StrictTemplates):
         return lineage.facets(read, written, self._told)
 
     def _spec(self, key: str, context: Context | None) -> TrainJobSpec:
-        from trainjob import InvalidSpec  # noqa: PLC0415
+        from trainjob import InvalidSpec
 
         try:
             spec = assets.with_partition(self.job_spec(key, context), context)
@@ -372,7 +372,7 @@ class TrainJobTask(StrictTemplates):
         return self._of_connection(lambda hook: hook.client(namespace))
 
     def _of_connection(self, ask: Callable[[TrainJobHook], _T]) -> _T:
-        from trainjob import TrainJobError  # noqa: PLC0415
+        from trainjob import TrainJobError
 
         try:
             return ask(TrainJobHook(self.trainjob_conn_id))
@@ -399,7 +399,7 @@ class TrainJobTask(StrictTemplates):
 
 
 def _stats() -> Any:
-    from airflow.providers.common.compat.sdk import Stats  # noqa: PLC0415 - what a DAG file need not pay for
+    from airflow.providers.common.compat.sdk import Stats  # what a DAG file need not pay for
 
     return Stats
 

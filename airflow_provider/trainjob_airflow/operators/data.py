@@ -35,7 +35,7 @@ class _DataOperator(TrainJobOperator):
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """See `TrainJobOperator`."""
-        from trainjob.data.program import step_command  # noqa: PLC0415
+        from trainjob.data.program import step_command
 
         options = {"registry": self.registry, **self.options(key)}
         return super().spec_fields(key) | {"command": step_command(self.step, options)}

@@ -163,9 +163,9 @@ class TrainJobOperator(TrainJobTask):
 
     def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
         """See `TrainJobTask`."""
-        from jinja2 import TemplateError  # noqa: PLC0415
+        from jinja2 import TemplateError
 
-        from trainjob import TrainJobSpec  # noqa: PLC0415 - pydantic: not in a DAG file
+        from trainjob import TrainJobSpec  # pydantic: not in a DAG file
 
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):

@@ -68,7 +68,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         if not self.deferrable:
             return super().execute(context)
         if not self.poke(context):
-            from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger  # noqa: PLC0415
+            from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger
 
             sought = self._wanted()
             self.defer(
@@ -100,8 +100,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def poke(self, context: Context) -> bool:
         """Look at the job."""
         del context
-        from trainjob.errors import TrainJobError  # noqa: PLC0415
-        from trainjob.status import observe  # noqa: PLC0415
+        from trainjob.errors import TrainJobError
+        from trainjob.status import observe
 
         sought = self._wanted()
         try:

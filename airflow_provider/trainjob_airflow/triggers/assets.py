@@ -114,8 +114,8 @@ class TrainJobEventTrigger(_Watcher):
         return datetime.now(UTC).isoformat()
 
     async def _look(self, seen: str) -> tuple[list[dict[str, Any]], str]:
-        from trainjob.manifest import JobRef  # noqa: PLC0415
-        from trainjob.status import observe  # noqa: PLC0415
+        from trainjob.manifest import JobRef
+        from trainjob.status import observe
 
         hook = TrainJobHook(self.trainjob_conn_id)
         async with hook.shared_backend() as backend:
@@ -185,7 +185,7 @@ class ModelVersionEventTrigger(_Watcher):
         return events, " ".join(version.version for version in versions)
 
     def _versions(self) -> list[Any]:
-        from trainjob.registry import connect  # noqa: PLC0415
+        from trainjob.registry import connect
 
         found = connect(self.registry).list(self.name)
         return [version for version in found if self.alias is None or self.alias in version.aliases]

@@ -120,8 +120,8 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(_load)
-        from trainjob.crashes import pack_diagnosis, pack_evidence  # noqa: PLC0415
-        from trainjob.errors import RankCrashed, TimedOut, TrainJobError  # noqa: PLC0415
+        from trainjob.crashes import pack_diagnosis, pack_evidence
+        from trainjob.errors import RankCrashed, TimedOut, TrainJobError
 
         limit: asyncio.Timeout | None = None
         try:
@@ -145,8 +145,8 @@ class TrainJobTrigger(BaseTrigger):
         return _event(status, f"the job ended: {final.phase}") | ended
 
     async def _wait(self, backend: Backend) -> tuple[Observation, Evidence | None]:
-        from trainjob.errors import BackendUnavailable  # noqa: PLC0415
-        from trainjob.waiting import Budgets, attend  # noqa: PLC0415
+        from trainjob.errors import BackendUnavailable
+        from trainjob.waiting import Budgets, attend
 
         say = Narrator(self.log)
         budgets = Budgets(
@@ -186,7 +186,7 @@ class TrainJobTrigger(BaseTrigger):
                 await asyncio.shield(ending)
 
     async def _end(self) -> None:
-        from trainjob.launch import cancel  # noqa: PLC0415
+        from trainjob.launch import cancel
 
         # Airflow says the same to a triggerer that was taken for dead and wakes up when another one has its triggers:
         # all that are not its own any more are cancelled alike (3.3.2, `TriggerRunnerSupervisor.update_triggers`).
@@ -218,7 +218,7 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _is_wanted(self) -> bool:
         """Whether the task is still deferred: a triggerer that stops hands its triggers on."""
-        from asgiref.sync import sync_to_async  # noqa: PLC0415
+        from asgiref.sync import sync_to_async
 
         try:
             states = await sync_to_async(states_of)(self.task_instance)
@@ -227,7 +227,7 @@ class TrainJobTrigger(BaseTrigger):
         return "deferred" in states
 
     def _ref(self) -> JobRef:
-        from trainjob import JobRef  # noqa: PLC0415
+        from trainjob import JobRef
 
         return JobRef(self.namespace, self.name, self.uid, self.attempt)
 
@@ -288,7 +288,7 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(_load)
-        from trainjob import TrainJobError  # noqa: PLC0415
+        from trainjob import TrainJobError
 
         hook = TrainJobHook(self.trainjob_conn_id, self.target)
         try:
@@ -302,8 +302,8 @@ class TrainJobStateTrigger(BaseTrigger):
             return _event("error", f"{type(error).__name__}: {error}", retryable=False)
 
     async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
-        from trainjob import JobRef  # noqa: PLC0415
-        from trainjob.status import observe  # noqa: PLC0415
+        from trainjob import JobRef
+        from trainjob.status import observe
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - nobody can tell
@@ -330,11 +330,11 @@ def _load() -> None:
     A full garbage collection over Airflow's own modules takes 0.2 to 0.4 s of the loop, once in some hundred triggers,
     whatever they do (3.3.2). What is imported by now stays until the end of the process, and is not looked at again.
     """
-    import trainjob.crashes  # noqa: PLC0415
-    import trainjob.waiting  # noqa: PLC0415
+    import trainjob.crashes
+    import trainjob.waiting
 
     with suppress(ImportError):  # of the extra, which the local backend does without
-        import trainjob.backends.kubernetes.backend  # noqa: F401, PLC0415
+        import trainjob.backends.kubernetes.backend  # noqa: F401 - so that it is there before the freeze
 
     gc.freeze()
 
