@@ -9,6 +9,7 @@ OLDEST_VENV := .venv-airflow-oldest
 OLDEST_KFP_VENV := .venv-kfp-oldest
 STEP_VENV := .venv-step
 BENCH_VENV := .venv-bench
+OCI_VENV := .venv-oci
 REGISTRY_VENVS := .venv-registry-v1 .venv-registry-v1alpha3
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
@@ -72,7 +73,7 @@ $(OLDEST_KFP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/kfp-oldest.txt
 $(STEP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/main.txt
 	@echo "setting up $(STEP_VENV) with what the step image has"
 	@$(PYTHON) -m venv --without-pip $(STEP_VENV)
-	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --editable '.[kubernetes,mlflow,storage]'
+	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --editable '.[hf,kubernetes,mlflow,storage]'
 	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --no-deps kfp
 	@touch $@
 
@@ -87,6 +88,12 @@ $(BENCH_VENV)/stamp: $(BIN)/uv constraints/bench.txt
 	@echo "setting up $(BENCH_VENV) with Airflow's own Kubernetes provider"
 	@$(PYTHON) -m venv --without-pip $(BENCH_VENV)
 	@$(UV) --python $(BENCH_VENV)/bin/python --requirements constraints/bench.txt
+	@touch $@
+
+$(OCI_VENV)/stamp: $(BIN)/uv constraints/oci.txt
+	@echo "setting up $(OCI_VENV) with another client of container registries"
+	@$(PYTHON) -m venv --without-pip $(OCI_VENV)
+	@$(UV) --python $(OCI_VENV)/bin/python --requirements constraints/oci.txt
 	@touch $@
 
 .PHONY: setup
@@ -107,6 +114,8 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 		--no-emit-index-url --upgrade -o constraints/registry-$$api.txt constraints/registry-$$api.in || exit 1; done
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--upgrade -o constraints/kfp-oldest.txt constraints/kfp-oldest.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/oci.txt constraints/oci.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
@@ -146,9 +155,9 @@ test-unit: $(VENV)/test.stamp ## pure functions and small I/O
 	COVERAGE_FILE=.coverage.unit $(PYTEST) tests/unit --cov --cov-report=
 
 .PHONY: test-local
-test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend
+test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend, a real container registry
 	COVERAGE_FILE=.coverage.local TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) tests/contract tests/local --cov --cov-report=
+		$(PYTEST) tests/contract tests/local tests/oci --cov --cov-report=
 
 .PHONY: test-registry
 test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server, the Kubeflow Model Registry's API
@@ -232,7 +241,7 @@ record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubefl
 	$(BIN)/python -m tests.docs.sdk
 
 .PHONY: bench
-bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp ## measurements, one JSON object a line
+bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp $(OCI_VENV)/stamp ## measurements, one JSON object a line
 	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 .PHONY: clean

@@ -22,7 +22,7 @@ hypothesis.settings.load_profile("no-deadline")
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``TRAINJOB_HOME`` of this test; no other setting is there."""
-    for name in ("BACKEND", "NAMESPACE", "REGISTRY", "WORKSPACE", "LOCAL_ENVIRONMENTS"):
+    for name in ("BACKEND", "NAMESPACE", "REGISTRY", "WORKSPACE", "LOCAL_ENVIRONMENTS", "OCI_PLAIN_HTTP"):
         monkeypatch.delenv(f"TRAINJOB_{name}", raising=False)
     directory = tmp_path / "trainjob-home"
     monkeypatch.setenv("TRAINJOB_HOME", str(directory))

@@ -215,9 +215,14 @@ class UnsafePath(DataError):
 
 
 class StoreUnavailable(DataError):
-    """The store could not be reached, or answered with errors for too long."""
+    """The store could not be reached, or answered with errors for too long.
+
+    Attributes:
+        retry_after: Seconds after which the server asked to be tried again; None where it said nothing.
+    """
 
     retry = RetryVerdict.INFRASTRUCTURE
+    retry_after: float | None = None
 
 
 class RegistryError(TrainJobError):

@@ -35,6 +35,12 @@ class Settings(BaseSettings):
     """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host``, ``kubeflow+https://host``
     (``TRAINJOB_REGISTRY``)."""
 
+    sign_key: str | None = None
+    """Path of the private key with which models that are exported are signed (``TRAINJOB_SIGN_KEY``)."""
+
+    verify_key: str | None = None
+    """Path of the public key with which all that is initialized has to be signed (``TRAINJOB_VERIFY_KEY``)."""
+
     workspace: str | None = None
     """Where jobs that kfp.local launches on a cluster write their artifacts, such as ``s3://bucket/prefix``
     (``TRAINJOB_WORKSPACE``); without it, or with a ``file://`` one, below kfp.local's own pipeline root."""
@@ -42,6 +48,10 @@ class Settings(BaseSettings):
     local_environments: dict[str, Path] = Field(default_factory=dict)
     """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, as the image
     decides on a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
+
+    oci_plain_http: str = ""
+    """Registries that ``oci://`` reaches without TLS, ``host:port`` with commas between (``TRAINJOB_OCI_PLAIN_HTTP``);
+    one on this machine need not be named."""
 
     def __init__(self, **values: Any) -> None:
         try:

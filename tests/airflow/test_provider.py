@@ -15,7 +15,7 @@ from tests.airflow.conftest import ROOT
 from tests.airflow.versions import dag_bag, dag_serialization, since
 
 from trainjob_airflow.get_provider_info import get_provider_info
-from trainjob_airflow.operators.data import ModelExportOperator
+from trainjob_airflow.operators.data import ModelExportOperator, ModelInitializerOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
 INFO = get_provider_info()
@@ -175,3 +175,17 @@ def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch:
     assert not [argument for argument in command if "None" in argument]
     with pytest.raises(TypeError, match="args cannot be given"):
         ModelExportOperator(task_id="export", source="s", target="t", name="n", args=["x"])
+
+
+def test_keys_of_signatures_travel_as_paths() -> None:
+    from trainjob import InvalidSpec, TrainJobSpec
+
+    export = ModelExportOperator(task_id="export", source="s", target="t", name="n", sign="/keys/sign.key")
+    assert "--sign=/keys/sign.key" in export.spec_fields(KEY)["command"]
+    initialize = ModelInitializerOperator(task_id="model", source="s", target="t", verify_key="/keys/sign.pub")
+    assert "--verify-key=/keys/sign.pub" in initialize.spec_fields(KEY)["command"]
+    # The key itself is refused before it is in a manifest that others can read.
+    export.sign = "-----BEGIN PRIVATE KEY-----\nMIG"
+    with pytest.raises(InvalidSpec, match="secret") as raised:
+        TrainJobSpec.parse(export.spec_fields(KEY))
+    assert "MIG" not in str(raised.value)

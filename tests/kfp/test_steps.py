@@ -283,9 +283,8 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
     (record,) = (steps.directory / "models").rglob("provenance.json")
     predicate = json.loads(record.read_text())["predicate"]
     assert predicate["buildDefinition"]["resolvedDependencies"] == [], "a fresh start has no base model"
-    details = predicate["runDetails"]["metadata"]
-    assert details["trainjob"]["name"] == "j"
-    assert details["invocationId"] == {"kfp": RUN}
+    assert predicate["buildDefinition"]["internalParameters"]["trainjob"]["name"] == "j"
+    assert predicate["runDetails"]["metadata"]["invocationId"] == f"kfp/{RUN}"
     (exported,) = ended.output["artifacts"]["exported"]["artifacts"]
     assert json.loads(Path(exported["uri"]).read_text())["uri"] == outputs["uri"]
 

@@ -66,7 +66,7 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
     }  # fmt: skip
     assert json.loads(trainjob(*registered, "--json")[1]) == first
     other = ("--digest", "A" * 64, "--export-id", "b", "--metric", "acc=0.7")
-    assert "digits 2" in trainjob("register", "digits", "oci://host/m@sha256:1", *other)[1]
+    assert "digits 2" in trainjob("register", "digits", "pvc://claim/m", *other)[1]
     better = ("--alias", "champion", "--metric", "acc")
     assert "dry run: no version held 'champion'" in trainjob("promote", "digits", "1", *better, "--dry-run")[1]
     assert json.loads(trainjob("promote", "digits", "1", *better, "--json")[1])["promoted"]
@@ -80,7 +80,7 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
     head, one, two = (line.split() for line in out.splitlines())
     assert head == ["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]
     assert one == ["1", "champion", "acc", "0.8", one[4], f"file://{tmp_path}/stored"]
-    assert two == ["2", "acc", "0.7", two[3], "oci://host/m@sha256:1"]
+    assert two == ["2", "acc", "0.7", two[3], "pvc://claim/m"]
     assert [each["version"] for each in json.loads(trainjob("list", "digits", "--json")[1])["versions"]] == ["1", "2"]
     assert trainjob("list", "none")[1].split() == head
     code, out, _ = trainjob("show", "digits", "champion", "--registry", uri)
@@ -102,6 +102,7 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
         (("register", "m", "s3://b/m", "--digest", "abc"), 2, "not a digest"),
         (("register", "m", "s3://b/m", "--digest", DIGEST, "--metric", "acc=high"), 2, "have to be numbers"),
         (("register", "m", "oci://me:hunter2@host/m", "--digest", DIGEST), 2, "credentials"),
+        (("register", "m", "pvc://me:hunter2@host/m", "--digest", DIGEST), 2, "credentials"),
         (("register", "m", "/var/empty/none"), 2, "give it with --digest"),
         (("list", "m", "--registry", "ftp://x"), 2, "no registry of scheme"),
     ],

@@ -22,6 +22,13 @@ _path = st.lists(_segment, min_size=1, max_size=4).map("/".join)
         ("s3://bucket/a/", Location("s3", "bucket", "a", directory=True)),
         ("S3://bucket", Location("s3", "bucket", "", directory=True)),
         ("s3://bucket/what?#%20", Location("s3", "bucket", "what?#%20")),
+        ("gs://bucket/a%20?#", Location("gs", "bucket", "a%20?#")),
+        ("az://data/a/", Location("az", "data", "a", directory=True)),
+        ("abfss://data@lake.dfs.core.windows.net/a", Location("abfss", "data@lake.dfs.core.windows.net", "a")),
+        ("hf://org/model", Location("hf", "org/model", "", directory=True)),
+        ("hf://models/org/model/a%20?#", Location("hf", "org/model", "a%20?#")),
+        ("hf://datasets/org/x@refs/pr/3/a/", Location("hf", "datasets/org/x@refs/pr/3", "a", directory=True)),
+        ("hf://org/x@a%2Fb/c@d", Location("hf", "org/x@a%2Fb", "c@d")),
         ("file:///a%20b/c", Location("file", "", "a b/c")),
         ("file://localhost/a", Location("file", "", "a")),
         ("/a/../b/", Location("file", "", "b", directory=True)),
@@ -46,8 +53,14 @@ def test_a_plain_path_is_relative_to_the_working_directory(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("gs://bucket/x", "gs:// is not supported yet; supported: file, http"),
-        ("hf://org/model", "not supported yet"),
+        ("pvc://bucket/x", "pvc:// is not supported yet; supported: abfs, abfss, az, file"),
+        ("gs:///x", "no bucket"),
+        ("az:///x", "no container"),
+        ("hf://squad", "write hf://namespace/name"),
+        ("hf://dataset/org/x", "write hf://namespace/name"),
+        ("hf://buckets/org/x", "write hf://namespace/name"),
+        ("hf://datasets/x", "write hf://namespace/name"),
+        ("hf://org/x@", "write hf://namespace/name"),
         ("pvc://claim/x", "not supported yet"),
         ("ftp://host/x", "not a scheme that trainjob knows"),
         ("s3:///key", "no bucket"),
@@ -73,6 +86,9 @@ def test_what_is_no_location_is_told_what_would_be(text: str, words: str) -> Non
     [
         "https://user:hunter2@host/x",
         "s3://AKIA:hunter2@bucket/x",
+        "gs://hunter2@bucket/x",
+        "hf://user:hunter2@org/x",
+        "abfs://user:hunter2@lake.dfs.core.windows.net/x",
         "https://b.s3.amazonaws.com/x?X-Amz-Signature=hunter2",
         "https://acc.blob.core.windows.net/x?sv=1&sig=hunter2",
         "https://host/x?access_token=hunter2",
@@ -100,7 +116,7 @@ def test_unsafe_paths(path: str) -> None:
         safe_path(path)
 
 
-@given(st.sampled_from(["s3", "file", "https"]), _path, st.booleans())
+@given(st.sampled_from(["s3", "gs", "az", "file", "https"]), _path, st.booleans())
 def test_a_location_reads_back_as_it_was_written(scheme: str, path: str, directory: bool) -> None:
     location = Location(scheme, "" if scheme == "file" else "host", path, directory=directory)
     assert parse(location.uri) == location

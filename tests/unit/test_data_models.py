@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import io
 import json
+import math
+import pickle
+import re
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainjob.data.files import FileStore
 from trainjob.data.locations import parse_store
-from trainjob.data.models import ModelFacts, check_model
-from trainjob.data.stores import Entry, FileStore
+from trainjob.data.models import _BITS, ModelFacts, check_model
+from trainjob.data.stores import Entry
 from trainjob.errors import CorruptData
 
 
@@ -55,8 +61,19 @@ def test_shards(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": whole | {"d": "model-2.safetensors"}}))
     with pytest.raises(CorruptData, match="lacks it"):
         _check(tmp_path)
-    index.write_text("{")
-    with pytest.raises(CorruptData, match="no index"):
+    for wrong in ("{", "[]", '{"weight_map": []}', '{"metadata": 1, "weight_map": {}}', '{"weight_map": {"a": []}}'):
+        index.write_text(wrong)
+        with pytest.raises(CorruptData):
+            _check(tmp_path)
+    for total in (40, 40.0, 0, 32):  # less: tensors that were views of one storage are counted once
+        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": whole}))
+        assert _check(tmp_path).parameters == 10
+    for wrong in ("41", '"40"', "null"):
+        index.write_text(f'{{"metadata": {{"total_size": {wrong}}}, "weight_map": {json.dumps(whole)}}}')
+        with pytest.raises(CorruptData, match="total_size"):
+            _check(tmp_path)
+    index.write_text('{"weight_map": {"a": "model-1.safetensors", "a": "model-1.safetensors"}}')
+    with pytest.raises(CorruptData, match="twice"):
         _check(tmp_path)
 
 
@@ -86,23 +103,181 @@ def test_damaged_files(tmp_path: Path, data: bytes) -> None:
         _check(tmp_path)
 
 
+class _OneFile:
+    location = parse_store("/model.safetensors")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
+        return [self._data[start:] if length is None else self._data[start : start + length]]
+
+
+def _parameters(data: bytes) -> int:
+    return check_model(_OneFile(data), [Entry("model.safetensors", len(data))], single=True).parameters  # type: ignore[arg-type]
+
+
 @given(st.binary(max_size=40), st.integers(0, 60))
 def test_noise_is_refused_and_never_crashes(noise: bytes, at: int) -> None:
-    good = _safetensors({"a": 2})
-    data = good[:at] + noise
-
-    class OneFile:
-        location = parse_store("/model.safetensors")
-
-        def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
-            return [data[start:] if length is None else data[start : start + length]]
-
-    entry = Entry("model.safetensors", len(data))
+    data = _safetensors({"a": 2})[:at] + noise
     try:
-        facts = check_model(OneFile(), [entry], single=True)  # type: ignore[arg-type]
+        parameters = _parameters(data)
     except CorruptData:
         return
-    assert facts.parameters * 4 <= len(data)
+    assert parameters * 4 <= len(data)
+
+
+def _header(text: str | bytes, size: int = 4) -> bytes:
+    data = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(data)) + data + bytes(size)
+
+
+def _tensor(start: int, stop: int) -> str:
+    return f'{{"dtype":"U8","shape":[{stop - start}],"data_offsets":[{start},{stop}]}}'
+
+
+_U8 = _tensor(0, 4)
+_NUMBERS = st.sampled_from(
+    ["0", "1", "2", "3", "4", "5", "8", "-0", "-1", "4.0", "4e0", "null", '"4"', "true", str(2**63), str(2**64)]
+)
+_SIZES = st.lists(_NUMBERS, max_size=4).map(lambda numbers: f"[{','.join(numbers)}]")
+_DTYPES = st.sampled_from(['"U8"', '"F16"', '"F4"', '"F6_E2M3"', '"BF16"', '"F32"', '"C64"', '"Q8"', "null", "8"])
+_TENSORS = st.builds('{{"dtype":{},"shape":{},"data_offsets":{}}}'.format, _DTYPES, _SIZES, _SIZES)
+_SOUND = st.sampled_from(
+    [
+        _U8,
+        '{"dtype":"U8","shape":[2,1],"data_offsets":[0,2]}',
+        '{"dtype":"F16","shape":[1],"data_offsets":[2,4]}',
+        '{"dtype":"F4","shape":[2],"data_offsets":[4,5]}',
+        '{"dtype":"F32","shape":[],"data_offsets":[0,4]}',
+        '{"dtype":"F32","shape":[0,9],"data_offsets":[4,4]}',
+    ]
+)
+_KEYS = st.sampled_from(['"a"', '"b"', '"\\u0061"', '"\\ud800"', '"\\ud83d\\ude00"', '""', '"__metadata__"'])
+_METADATA = st.sampled_from(
+    ["null", "{}", '{"x":"y"}', '{"x":1}', '{"x":null}', '"x"', "[]", "NaN", '{"x":"\\ud800"}', '{"x":"1","y":"1"}']
+)
+_ITEMS = st.one_of(
+    st.tuples(_KEYS, _SOUND), st.tuples(_KEYS, _TENSORS), st.tuples(st.just('"__metadata__"'), _METADATA)
+)
+_HEADERS = st.lists(_ITEMS, max_size=3).map(lambda items: "{" + ",".join(f"{k}:{v}" for k, v in items) + "}")
+
+
+@st.composite
+def _mutated(draw: st.DrawFn) -> bytes:
+    """A file that is sound, or wrong in one way or several: in its header's meaning, or in any of its bytes."""
+    text = draw(_HEADERS).encode()
+    if draw(st.booleans()):
+        text = draw(st.sampled_from([b"", b" ", b"\xef\xbb\xbf"])) + text + draw(st.sampled_from([b" ", b"\0", b"x"]))
+    data = bytearray(_header(text, draw(st.integers(0, 8))))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 3]))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: len(data) - draw(st.sampled_from([0, 0, 0, 0, 1, 5]))])
+
+
+def _agree(data: bytes) -> None:
+    """Our verdict is the library's, or stricter in what is named here."""
+    safetensors = pytest.importorskip("safetensors")
+    ours, theirs = "", ""
+    parameters, tensors = 0, {}
+    try:
+        parameters = _parameters(data)
+    except CorruptData as error:
+        ours = str(error)
+    try:
+        tensors = dict(safetensors.deserialize(data))
+    except safetensors.SafetensorError as error:
+        theirs = str(error)
+    if ours and not theirs:
+        # The library takes the last of equal names, which the format forbids, and a type or a tensor in other JSON
+        # than that of the format.
+        assert "is there twice" in ours or "dtype, shape or data_offsets" in ours, ours
+    elif theirs and not ours:
+        assert "unknown variant" in theirs, theirs  # a type of a newer version, for all that we know
+    elif not ours:
+        assert parameters == sum(math.prod(tensor["shape"]) for tensor in tensors.values())
+
+
+@settings(max_examples=600)
+@given(_mutated())
+def test_the_verdict_is_the_librarys(data: bytes) -> None:
+    _agree(data)
+
+
+@pytest.mark.parametrize(
+    ("header", "sound"),
+    [
+        (f'{{"a":{_U8}}}', True),
+        (f' {{"a":{_U8}}}\n', True),
+        (f'{{"__metadata__":null,"a":{_U8}}}', True),
+        (f'{{"a":{_U8[:-1]},"of a newer version":[1]}}}}', True),
+        (f'{{"a":{_U8},"b":{{"dtype":"U8","shape":[0,{2**40},{2**40}],"data_offsets":[4,4]}}}}', True),
+        (f'{{"a":{_U8},"b":{{"dtype":"U8","shape":[{2**40},{2**40},0],"data_offsets":[4,4]}}}}', False),
+        (f'{{"a":{_U8},"a":{_U8}}}', False),
+        (f'{{"a":{_U8},"\\u0061":{_U8}}}', False),
+        ('{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', False),
+        (f'{{"__metadata__":{{"x":1}},"a":{_U8}}}', False),
+        (f'{{"__metadata__":{{"x":"1","x":"2"}},"a":{_U8}}}', False),
+        (f'{{"a":{_tensor(0, 2)},"b":{_tensor(3, 4)}}}', False),
+        (f'{{"a":{_tensor(0, 3)},"b":{_tensor(2, 4)}}}', False),
+        ('{"a":{"dtype":{"U8":null},"shape":[3],"data_offsets":[0,4]}}', False),
+        (f'{{"a":{_U8}}}'.encode("utf-16-le"), False),
+        (b"\xef\xbb\xbf" + f'{{"a":{_U8}}}'.encode(), False),
+        (f'{{"\\ud800":{_U8}}}', False),
+    ],
+)  # fmt: skip
+def test_what_the_format_says(header: str | bytes, sound: bool) -> None:
+    data = _header(header)
+    if sound:
+        assert _parameters(data) == 4
+    else:
+        with pytest.raises(CorruptData):
+            _parameters(data)
+    _agree(data)
+
+
+def test_the_types_are_those_of_the_library() -> None:
+    safetensors = pytest.importorskip("safetensors")
+    with pytest.raises(safetensors.SafetensorError, match="unknown variant") as raised:
+        safetensors.deserialize(_header('{"a":{"dtype":"?","shape":[4],"data_offsets":[0,4]}}'))
+    known = re.findall(r"`([A-Z0-9_]+)`", str(raised.value))
+    assert sorted(known) == sorted(_BITS)
+    for dtype, bits in _BITS.items():
+        data = _header(f'{{"a":{{"dtype":"{dtype}","shape":[8],"data_offsets":[0,{bits}]}}}}', bits)
+        assert _parameters(data) == 8
+        assert safetensors.deserialize(data)
+
+
+def _torch_archive() -> bytes:
+    """What `torch.save` writes, without PyTorch: a zip archive with a pickle and the tensors' bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("model/data.pkl", pickle.dumps({"a": 1}, protocol=2))
+        archive.writestr("model/byteorder", "little")
+        archive.writestr("model/data/0", bytes(100_000))
+        archive.writestr("model/version", "3")
+    return buffer.getvalue()
+
+
+def test_pickles_under_another_name(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    numpy.savez(tmp_path / "arrays.npz", a=numpy.zeros(3))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03" + bytes(10))
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "README.md").write_bytes(pickle.dumps("text by its name: nothing would load it"))
+    assert _check(tmp_path).formats == (".gguf", ".npz")
+    for name, data in {
+        "weights": _torch_archive(),
+        "consolidated.00": b"PK\x03\x04" + bytes(70_000) + _torch_archive()[-300:],
+        "optimizer.state": pickle.dumps({"lr": 0.1}),
+        "training_args.dat": pickle.dumps([1], protocol=2),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(CorruptData, match=re.escape(name)):
+            _check(tmp_path)
+        assert _check(tmp_path, allow_pickle=True).formats == (".gguf", ".npz")
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.server
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,106 +153,11 @@ def test_an_image_without_certificates_is_told_from_plain_http(bucket: Any, monk
 
 def test_errors_hold_no_secret(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1/hunter2hunter2")
-    monkeypatch.setattr("trainjob.data.object_stores._RETRY", {"max_retries": 0})
+    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
     with pytest.raises(StoreUnavailable) as caught:
         copy("s3://models/x", str(tmp_path / "t"))
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    requests: list[str]
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
-        status, body, headers, shown = 200, BIG, {"ETag": '"1"'}, len(BIG)
-        if path == "/404.csv":
-            status, body, shown = 404, b"", 0
-        elif path == "/403.csv":
-            status, body, shown = 403, b"", 0
-        elif path == "/500.csv":
-            status, body, shown = 500, b"", 0
-        elif path == "/cut.csv":
-            body = BIG[:100_000]
-        elif path == "/query.csv":
-            body = query.encode()
-            shown = len(body)
-        elif path == "/moving.csv":
-            type(self).requests.append(path)
-            headers = {"ETag": f'"{len(type(self).requests)}"'}
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(shown))
-        self.end_headers()
-        try:
-            self.wfile.write(body)
-        except OSError:
-            self.close_connection = True
-        if len(body) != shown:
-            self.close_connection = True
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[str]:
-    _Handler.requests = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def one_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.object_stores._RETRY", {"max_retries": 1})
-
-
-def test_a_file_of_a_web_server(web: str, tmp_path: Path) -> None:
-    manifest = copy(f"{web}/dir/good.csv", str(tmp_path / "t"), digest=hashlib.sha256(BIG).hexdigest())
-    assert (tmp_path / "t/good.csv").read_bytes() == BIG
-    assert copy(f"{web}/dir/good.csv", str(tmp_path / "t")) == manifest
-    copy(f"{web}/query.csv?download=1", str(tmp_path / "q"))
-    assert (tmp_path / "q/query.csv").read_bytes() == b"download=1"
-
-
-@pytest.mark.usefixtures("one_retry")
-@pytest.mark.parametrize(
-    ("path", "error", "words"),
-    [
-        ("404.csv", SourceNotFound, "does not exist"),
-        ("403.csv", ConfigurationError, "denied"),
-        ("500.csv", StoreUnavailable, "500"),
-        ("cut.csv", StoreUnavailable, "cut"),
-        ("moving.csv", CorruptData, "changed"),
-        ("", SourceNotFound, "names no file"),
-    ],
-)
-def test_failing_web_servers(web: str, tmp_path: Path, path: str, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        copy(f"{web}/{path}", str(tmp_path / "t"))
-    assert read_manifest(str(tmp_path / "t")) is None
-    assert not list((tmp_path / "t").glob("*.csv"))
-
-
-def test_a_truncated_gzip_of_a_web_server(web: str, tmp_path: Path) -> None:
-    with pytest.raises(CorruptData, match="gzip"):
-        copy(f"{web}/x.gz", str(tmp_path / "t"))
-
-
-@pytest.mark.parametrize(
-    "act", [lambda web, tmp: copy(str(tmp), f"{web}/x"), lambda web, tmp: read_manifest(f"{web}/x")]
-)
-def test_a_web_server_is_no_target(web: str, tmp_path: Path, act: Callable[[str, Path], object]) -> None:
-    _tree(tmp_path, {"x": b""})
-    with pytest.raises((ConfigurationError, CorruptData)):
-        act(web, tmp_path)
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -72,11 +72,13 @@ def test_export_twice_gives_one_version(registry: Registry, tmp_path: Path) -> N
     folder = Path(first.uri.removeprefix("file://"))
     statement = json.loads((folder / content.PROVENANCE).read_text())
     assert statement["subject"][0]["digest"]["sha256"] == first.digest.removeprefix("sha256:")
-    assert statement["predicate"]["buildDefinition"]["resolvedDependencies"] == [
-        {"uri": "s3://d", "digest": {"sha256": "ab"}},
-        {"uri": "hf://b"},
+    built = statement["predicate"]["buildDefinition"]
+    assert built["resolvedDependencies"] == [
+        {"name": "dataset", "uri": "s3://d", "digest": {"sha256": "ab"}},
+        {"name": "base model", "uri": "hf://b"},
     ]
-    assert statement["predicate"]["runDetails"]["metadata"]["trainjob"]["uid"] == "u"
+    assert built["internalParameters"]["trainjob"]["uid"] == "u"
+    assert "# digits" in (folder / content.CARD).read_text()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     again = export(source, str(tmp_path / "models"), **options)
     assert (again.uri, again.digest, again.version, again.promoted) == (first.uri, first.digest, "1", True)
@@ -191,6 +193,27 @@ def test_what_was_initialized_can_be_exported(registry: Registry, tmp_path: Path
     assert (again.digest, again.version) == (got.digest, "2")
 
 
+def test_a_card_of_the_authors_own_is_part_of_the_model(registry: Registry, tmp_path: Path) -> None:
+    source = _model(tmp_path / "out")
+    (tmp_path / "out" / content.CARD).write_text("mine")
+    done = export(source, str(tmp_path / "models"), name="m", export_id="a")
+    assert (Path(done.uri.removeprefix("file://")) / content.CARD).read_text() == "mine"
+    got = initialize("models:/m/1", str(tmp_path / "in"))
+    assert (tmp_path / "in" / content.CARD).read_text() == "mine"
+    assert export(got.uri, str(tmp_path / "models"), name="m", export_id="b").digest == done.digest
+    # A model without one is brought to the same place: nothing of the former stays.
+    plain = export(_model(tmp_path / "plain", 1), str(tmp_path / "models"), name="m", export_id="c")
+    assert initialize("models:/m/3", str(tmp_path / "in")).digest == plain.digest
+    assert {path.name for path in (tmp_path / "in").iterdir()} == {"MANIFEST.json", "config.json", "model.safetensors"}
+
+
+def test_what_tells_of_a_model_goes_when_another_takes_its_place(registry: Registry, tmp_path: Path) -> None:
+    place = Path(export(_model(tmp_path / "out"), str(tmp_path), name="m", export_id="a").uri.removeprefix("file://"))
+    assert {content.PROVENANCE, content.CARD} <= {path.name for path in place.iterdir()}
+    initialize(_model(tmp_path / "other", 1), str(place))
+    assert {path.name for path in place.iterdir()} == {"MANIFEST.json", "config.json", "model.safetensors"}
+
+
 def _outputs(path: Path) -> dict[str, str]:
     return dict(json.loads(path.read_text())["outputs"])
 
@@ -231,7 +254,7 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "words"),
     [
         (("initialize-dataset", "--source", "{}/none", "--target", "{}/t"), 2, "nothing is at"),
-        (("initialize-dataset", "--source", "gs://b/x", "--target", "{}/t"), 2, "not supported yet"),
+        (("initialize-dataset", "--source", "pvc://b/x", "--target", "{}/t"), 2, "not supported yet"),
         (("initialize-dataset", "--source", "{}", "--target", "{}/t"), 2, "overlaps"),
         (
             ("export", "--source", "{}", "--target", "{}/t", "--name", "m", "--export-id", "a", "--metrics", "["),

@@ -50,6 +50,7 @@ class DatasetInitializerOperator(_DataOperator):
         digest: SHA-256 of the one file, or ``sha256:<root digest>`` of them all; anything else is refused.
         include: Only files that match one of these patterns.
         exclude: No files that match one of these patterns.
+        verify_key: Path, in the pod, of a public key with which all of it has to be signed.
         runtime: Runtime of one node whose image has this package.
         registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
         **kwargs: Of `TrainJobOperator`.
@@ -61,7 +62,7 @@ class DatasetInitializerOperator(_DataOperator):
     step: ClassVar[Step] = "initialize-dataset"
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
-        *("source", "target", "digest", "include", "exclude", "registry"),
+        *("source", "target", "digest", "include", "exclude", "verify_key", "registry"),
     )
 
     def __init__(
@@ -72,6 +73,7 @@ class DatasetInitializerOperator(_DataOperator):
         digest: str | None = None,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        verify_key: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -80,6 +82,7 @@ class DatasetInitializerOperator(_DataOperator):
         self.digest = digest
         self.include = include
         self.exclude = exclude
+        self.verify_key = verify_key
 
     def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """See `TrainJobTask`."""
@@ -94,6 +97,7 @@ class DatasetInitializerOperator(_DataOperator):
             "digest": self.digest,
             "include": list(self.include),
             "exclude": list(self.exclude),
+            "verify_key": self.verify_key,
         }
 
 
@@ -144,6 +148,7 @@ class ModelExportOperator(_DataOperator):
             in this run and, where `metrics` is the XCom of a training, of that training's job: trained again, it is
             another export.
         allow_pickle: Take weights in formats that can run code when they are loaded.
+        sign: Path, in the pod, of a private key to sign it with, such as one that is mounted from a Secret.
         runtime: Runtime of one node whose image has this package.
         registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
         **kwargs: Of `TrainJobOperator`.
@@ -157,7 +162,7 @@ class ModelExportOperator(_DataOperator):
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
         *("source", "target", "name", "metrics", "alias", "metric", "mode", "min_improvement"),
-        *("datasets", "base_model", "provenance", "export_id", "registry"),
+        *("datasets", "base_model", "provenance", "export_id", "sign", "registry"),
     )
 
     def __init__(
@@ -176,6 +181,7 @@ class ModelExportOperator(_DataOperator):
         provenance: Mapping[str, Any] | None = None,
         export_id: str | None = None,
         allow_pickle: bool = False,
+        sign: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -192,6 +198,7 @@ class ModelExportOperator(_DataOperator):
         self.provenance = provenance
         self.export_id = export_id
         self.allow_pickle = allow_pickle
+        self.sign = sign
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
@@ -210,6 +217,7 @@ class ModelExportOperator(_DataOperator):
             "min_improvement": float(self.min_improvement),
             "provenance": {name: value for name, value in provenance.items() if value},
             "allow_pickle": self.allow_pickle,
+            "sign": self.sign,
         }
 
     def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:

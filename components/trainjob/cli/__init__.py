@@ -6,6 +6,7 @@
     options.py    types of options, and options that several commands share (click)
     commands.py   what each command does (asyncio)
     clusters.py   what `install` prints and `doctor` says
+    data.py       `data copy`: datasets and models
     registry.py   `registry`: versions of models
     views.py      what is seen while a job is waited for: plain lines, JSON
     live.py       the same on a terminal (rich)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 import click
 
 from trainjob import __version__
+from trainjob.cli.data import data
 from trainjob.cli.options import (
     Target,
     WithCommand,
@@ -408,4 +409,5 @@ def exec_(command: tuple[str, ...]) -> int:
     return staging.run(command, click.echo)
 
 
+program.add_command(data)
 program.add_command(registry)

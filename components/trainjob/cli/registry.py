@@ -144,7 +144,7 @@ def register(
 
 
 def _place(location: str) -> str:
-    """``location`` as the steps would register it. A place that only others can read, such as oci://, is left as is."""
+    """``location`` as the steps would register it. A place that only others can read is left as is."""
     from urllib.parse import urlsplit
 
     from trainjob.data.locations import SUPPORTED, parse_store

@@ -6,6 +6,9 @@
     python -m trainjob.data initialize-model --source models:/digits@champion --target /workspace/model
     python -m trainjob.data export --source /workspace/output --target s3://models --name digits --export-id run-7
 
+Without ``--source``, and without any arguments, it is what Kubeflow Trainer calls an initializer: ``STORAGE_URI`` and
+the other settings of the environment say what to bring (`trainjob.data.trainer`).
+
 Lines about progress go to stdout, and the result to `trainjob.progress`. An error is one line on stderr, and the exit
 code 2 where a person has to change something (the retry verdict is configuration), else 1.
 """
@@ -14,22 +17,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trainjob import progress
+from trainjob.data import trainer
 from trainjob.data.steps import Exported, Initialized, export, initialize
 from trainjob.errors import ConfigurationError, RetryVerdict, TrainJobError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one step; the exit code."""
-    given = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    given = None if not words and trainer.asked() else _parser().parse_args(words)
     try:
-        result = _export(given) if given.step == "export" else _initialize(given)
+        if given is None:
+            result: Initialized | Exported = _initialize_for_trainer(trainer.task(os.environ))
+        else:
+            result = _export(given) if given.step == "export" else _initialize(given)
     except TrainJobError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
         return 2 if error.retry is RetryVerdict.CONFIGURATION else 1
@@ -42,13 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     steps = parser.add_subparsers(dest="step", required=True)
     for what in ("dataset", "model"):
         step = steps.add_parser(f"initialize-{what}", help=f"bring a {what} to where training finds it")
-        step.add_argument("--source", required=True, help="location, or models:/name@alias")
-        step.add_argument("--target", required=True, help="directory to bring it to")
+        step.add_argument("--source", help="location, or models:/name@alias; else Trainer's STORAGE_URI and the like")
+        step.add_argument("--target", default=trainer.TARGETS[what], help="directory to bring it to")
         step.add_argument("--digest", help="SHA-256 of the one file, or sha256:<root digest>")
         step.add_argument("--include", action="append", default=[], metavar="PATTERN", help="only these; repeatable")
         step.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="not these; repeatable")
         step.add_argument("--registry", help="instead of TRAINJOB_REGISTRY")
-        step.set_defaults(if_missing="fail")
+        step.add_argument("--verify-key", metavar="PATH", help="public key with which all of it has to be signed")
+        step.set_defaults(if_missing="fail", what=what)
         if what == "model":
             step.add_argument(
                 "--if-missing",
@@ -68,10 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument("--min-improvement", type=float, default=0.0, help="by how much")
     step.add_argument("--provenance", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
     step.add_argument("--allow-pickle", action="store_true", help="take weights that can run code when loaded")
+    step.add_argument("--sign", metavar="PATH", help="private key to sign it with (OpenSSF Model Signing)")
     return parser
 
 
+def _initialize_for_trainer(task: trainer.Task) -> Initialized:
+    return initialize(task.source, task.target, include=task.include, exclude=task.exclude, progress=_say)
+
+
 def _initialize(given: argparse.Namespace) -> Initialized:
+    if not given.source:
+        task = trainer.task(os.environ, given.what)
+        return _initialize_for_trainer(replace(task, target=given.target))
     return initialize(
         given.source,
         given.target,
@@ -80,6 +99,7 @@ def _initialize(given: argparse.Namespace) -> Initialized:
         exclude=given.exclude,
         registry=given.registry,
         if_missing=given.if_missing,
+        verify_key=given.verify_key,
         progress=_say,
     )
 
@@ -98,6 +118,7 @@ def _export(given: argparse.Namespace) -> Exported:
         min_improvement=given.min_improvement,
         provenance=_json("--provenance", given.provenance),
         allow_pickle=given.allow_pickle,
+        sign=given.sign,
         progress=_say,
     )
 
@@ -118,7 +139,9 @@ def _report(result: Initialized | Exported) -> None:
         outputs |= {"name": result.name, "promoted": _bool(result.promoted), "reason": result.reason}
     else:
         outputs |= {"source": result.source, "fresh": _bool(result.fresh)}
-    metrics: Mapping[str, float | int | str] = {"bytes": result.bytes, "files": result.files}
+    metrics: dict[str, float | int | str] = {"bytes": result.bytes, "files": result.files}
+    if isinstance(result, Exported) and result.parameters:
+        metrics["parameters"] = result.parameters
     progress.report(progress=100, metrics=metrics, outputs=outputs)
 
 

@@ -20,7 +20,13 @@ from trainjob.errors import CorruptData, UnsafePath
 NAME = "MANIFEST.json"
 """The commit marker, at the root of a dataset or model."""
 PROVENANCE = "provenance.json"
-"""Who made a model, of what; beside the manifest and no part of the content."""
+"""Who made a model, of what, for programs."""
+CARD = "MODEL_CARD.md"
+"""The same for people."""
+SIGNATURE = "model.sig"
+"""Who vouches for it, see `trainjob.data.signing`."""
+SIDECARS = (PROVENANCE, CARD, SIGNATURE)
+"""Files beside a manifest that does not name them: they tell about the content and are no part of it."""
 WORK = ".trainjob"
 """Directory of a transfer that is under way or was killed; there is none in a finished target."""
 MARK = f"{WORK}/writing.json"
@@ -84,6 +90,13 @@ def build(files: Iterable[File], origin: str = "") -> ContentManifest:
     ordered = tuple(sorted(files, key=lambda file: file.path.split("/")))
     check_paths(file.path for file in ordered)
     return ContentManifest(ordered, origin)
+
+
+def matches(manifest: ContentManifest, digest: str) -> bool:
+    """Whether the content has this digest: its root digest or, for a single file, that of the file."""
+    hexadecimal = digest.removeprefix("sha256:")
+    single = manifest.files[0].sha256 if len(manifest.files) == 1 else ""
+    return hexadecimal in (manifest.digest.removeprefix("sha256:"), single)
 
 
 def check_paths(paths: Iterable[str]) -> None:

@@ -4,6 +4,12 @@ A location is one of:
 
 * ``file:///abs/path`` (a plain local path is accepted and becomes one), ``s3://bucket/key``, ``http(s)://host/path``:
   bytes in a store, a `Location`;
+* ``gs://bucket/key``, ``az://container/key``, ``abfs(s)://container/key``, the last also with the account, as in
+  ``abfss://container@account.dfs.core.windows.net/key``: a `Location` too;
+* ``hf://[datasets/|spaces/]namespace/name[@revision][/path]``: a repository of the Hugging Face Hub, in its own
+  grammar; a `Location` as well;
+* ``oci://registry[:port]/repository:tag`` or ``...@sha256:digest``: a model in a container registry, a `Location` too;
+  without tag and digest a place for models, below which an export names a repository;
 * ``models:/name@alias``, ``models:/name/version``: a registered model in MLflow's own notation, a `ModelRef`;
   ``model-registry://`` instead of ``models:/``, as KServe has it, is the same. Which registry is a setting.
 
@@ -21,12 +27,31 @@ from urllib.parse import quote, unquote, urlsplit
 
 from trainjob.errors import ConfigurationError, UnsafePath
 
-SUPPORTED = ("file", "http", "https", "model-registry", "models", "s3")
-_PLANNED = frozenset({"abfs", "abfss", "az", "gs", "hf", "oci", "pvc"})
+SUPPORTED = ("abfs", "abfss", "az", "file", "gs", "hf", "http", "https", "model-registry", "models", "oci", "s3")
+_PLANNED = frozenset({"pvc"})
+BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container", "abfs": "container", "abfss": "container"}
+"""Schemes of object stores, and what they call the first part. Keys are written as they are, as their own tools do."""
+ACCOUNTS = frozenset({"abfs", "abfss"})
+"""Of these, schemes that may have an account behind the container: `ACCOUNT`, where an ``@`` is no credential."""
+ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9]{3,24}\.(?:dfs|blob)\.[a-z0-9.-]+")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=/)")
 _MODEL = re.compile(
     r"(?:models:/+|model-registry://)(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))", re.IGNORECASE
 )
+# OCI distribution-spec 1.1, "Pulling manifests": names of repositories, tags; digests as far as registries have them.
+_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    r"(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?)/"
+    rf"(?P<path>{_NAME}(?:/{_NAME})*(?::[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?)"
+)
+# huggingface_hub.utils.parse_hf_uri: the "@" counts only behind namespace and name; revisions with slashes are encoded.
+_HUB = re.compile(
+    r"(?:(?P<kind>models|datasets|spaces)/)?(?P<repo>[^/@]+/[^/@]+)"
+    r"(?:@(?P<revision>refs/(?:convert/[\w.-]+|pr/[0-9]+)(?=/|$)|[^/]+))?(?:/(?P<path>.*))?",
+    re.DOTALL,
+)
+_HUB_KINDS = {"datasets": "dataset", "spaces": "space"}
+_HUB_OTHER = frozenset({"buckets", "dataset", "kernel", "kernels", "model", "space"})
 # Query fields that make a URL a credential: signed URLs of S3, Google and Azure, and the usual names of tokens.
 _SECRET_QUERY = re.compile(
     r"(?:^|&)(?:x-(?:amz|goog)-[^=]*|signature|sig|(?:access_?|auth_?)?token|api_?key)=", re.IGNORECASE
@@ -38,9 +63,11 @@ class Location:
     """A place in a store.
 
     Attributes:
-        scheme: ``file``, ``s3``, ``http`` or ``https``.
-        authority: Bucket (``s3``) or ``host[:port]`` (``http``); empty for ``file``.
-        path: Decoded path without a leading or trailing slash, whatever the scheme; ``""`` is the root.
+        scheme: One of `SUPPORTED` but ``models`` and ``model-registry``, in lower case.
+        authority: Bucket or container (`BUCKETS`), ``host[:port]`` (``http``, ``oci``), repository with its revision
+            (``hf``); empty for ``file``.
+        path: Decoded path without a leading or trailing slash, whatever the scheme; ``""`` is the root. Of ``oci`` the
+            repository with its tag or digest.
         directory: Whether it was written with a trailing slash.
         query: Query of an ``http`` location, without ``?``.
     """
@@ -54,8 +81,8 @@ class Location:
     @property
     def uri(self) -> str:
         """The location as text; ``parse(x.uri) == x``."""
-        # S3 keys are written as they are, as every S3 tool does; the other schemes are percent-encoded.
-        path = self.path if self.scheme == "s3" else quote(self.path, safe="/!$&'()*+,;=:@-._~")
+        raw = self.scheme in BUCKETS or self.scheme == "hf"
+        path = self.path if raw else quote(self.path, safe="/!$&'()*+,;=:@-._~")
         slash = "/" if self.directory and path else ""
         return f"{self.scheme}://{self.authority}/{path}{slash}" + (f"?{self.query}" if self.query else "")
 
@@ -138,7 +165,11 @@ def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
         raise ConfigurationError(f"{scheme}:// {known}; supported: {', '.join(SUPPORTED)}, and plain local paths")
     if not text[match.end() :].startswith("//"):
         raise ConfigurationError(f"write {scheme}:// with two slashes, as in {scheme}://...")
-    if scheme == "s3":
+    if scheme == "hf":
+        return _hub(text[match.end() + 2 :])
+    if scheme == "oci":
+        return _image(text[match.end() + 2 :])
+    if scheme in BUCKETS:
         # Not urlsplit: '?', '#' and '%' are ordinary characters of a key.
         authority, _, path = text[match.end() + 2 :].partition("/")
         query = ""
@@ -158,6 +189,11 @@ def parse_store(uri: str | os.PathLike[str]) -> Location:
     if isinstance(location, ModelRef):
         raise ConfigurationError(f"{location} names a registered model; a place in a store is needed here")
     return location
+
+
+def public(location: Location) -> str:
+    """The location without its query, which may say more than it should."""
+    return location.uri.partition("?")[0] if location.query else location.uri
 
 
 def join(uri: str, *paths: str) -> str:
@@ -187,9 +223,53 @@ def _model(text: str, scheme: str) -> ModelRef:
     return ModelRef(match["name"], alias=match["alias"], version=match["version"])
 
 
+def _image(text: str) -> Location:
+    match = _IMAGE.fullmatch(text.removesuffix("/"))
+    if match is None:
+        if "@" in text.partition("/")[0]:
+            _refuse_secrets("oci", text.partition("/")[0], "")
+        raise ConfigurationError(
+            f"oci://{text.partition('?')[0]} is not a place in a registry: write oci://registry/repository:tag or"
+            " oci://registry/repository@sha256:digest, the repository in lower case"
+        )
+    return Location("oci", match["host"].lower(), match["path"], directory=text.endswith("/"))
+
+
+def hub_parts(location: Location) -> tuple[str, str, str]:
+    """Of an ``hf`` location: ``model``, ``dataset`` or ``space``; ``namespace/name``; the revision."""
+    match = _HUB.fullmatch(location.authority)
+    if match is None:
+        raise ConfigurationError(f"{location} is no repository")
+    kind = _HUB_KINDS.get(match["kind"] or "", "model")
+    return kind, match["repo"], unquote(match["revision"] or "main")
+
+
+def pinned(location: Location, revision: str) -> Location:
+    """An ``hf`` location at another revision."""
+    match = _HUB.fullmatch(location.authority)
+    repo = location.authority if match is None or match["revision"] is None else location.authority[: match.end("repo")]
+    return replace(location, authority=f"{repo}@{revision}")
+
+
+def _hub(text: str) -> Location:
+    first = text.partition("/")[0]
+    if "@" in first and "/" in text and first.partition("@")[0].count("/") == 0:
+        _refuse_secrets("hf", first, "")
+    match = _HUB.fullmatch(text.rstrip("/"))
+    if match is None or first in _HUB_OTHER or match["repo"].partition("/")[0] in ("models", "datasets", "spaces"):
+        raise ConfigurationError(
+            f"hf://{text} is no repository: write hf://namespace/name, hf://datasets/namespace/name or"
+            " hf://spaces/namespace/name, with @revision behind the name and then a /path, where wanted"
+        )
+    kind = f"{match['kind']}/" if match["kind"] in _HUB_KINDS else ""
+    revision = f"@{match['revision']}" if match["revision"] else ""
+    return _checked("hf", f"{kind}{match['repo']}{revision}", (match["path"] or "") + "/" * text.endswith("/"), "")
+
+
 def _refuse_secrets(scheme: str, authority: str, query: str) -> None:
     # The location itself is not repeated in the message: it holds the secret.
-    if "@" in authority or _SECRET_QUERY.search(query):
+    account = scheme in ACCOUNTS and ACCOUNT.fullmatch(authority)
+    if ("@" in authority and not account) or _SECRET_QUERY.search(query):
         raise ConfigurationError(
             f"this {scheme}:// location has credentials in it, and locations end up in logs and registries; give them"
             " in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or as a Kubernetes secret"
@@ -202,7 +282,7 @@ def _checked(scheme: str, authority: str, path: str, query: str) -> Location:
             raise ConfigurationError(f"file://{authority}/... names a host; write file:///absolute/path")
         authority, query = "", ""
     elif not authority:
-        what = "bucket" if scheme == "s3" else "host"
+        what = BUCKETS.get(scheme, "host")
         raise ConfigurationError(f"no {what} in {scheme}:///{path}; write {scheme}://{what}/...")
     directory = path.endswith("/") or not path
     path = path.rstrip("/")

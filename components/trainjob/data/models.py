@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from trainjob.data import pickles
 from trainjob.data.stores import Entry, Store
 from trainjob.errors import CorruptData
-
-PICKLES = frozenset({".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
-"""Suffixes of weights that are usually pickles: loading one runs whatever code its maker put into it."""
 
 # The limit of the safetensors library (100 MB); a longer header is an attack or garbage.
 _MAX_HEADER = 100_000_000
@@ -24,6 +22,7 @@ _BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
+_FORMATS = pickles.SUFFIXES | {".safetensors", ".gguf", ".msgpack", ".onnx", ".npz"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,13 @@ class ModelFacts:
 
     parameters: int
     formats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    start: int
+    stop: int
+    elements: int
 
 
 def check_model(
@@ -55,76 +61,108 @@ def check_model(
             are pickle-type weights and ``allow_pickle`` is false.
     """
     files = {entry.path: entry for entry in entries}
-    pickles = sorted(path for path in files if _suffix(path) in PICKLES)
-    if pickles and not allow_pickle:
+    if not allow_pickle and (unsafe := pickles.pickles(store, files.values(), single=single)):
         raise CorruptData(
-            f"{store.location} has weights in a format that can run code when loaded: {', '.join(pickles[:5])};"
+            f"{store.location} has weights in a format that can run code when loaded: {', '.join(unsafe[:5])};"
             " save them as safetensors, or allow it with allow_pickle (--allow-pickle)"
         )
-    tensors: dict[str, Mapping[str, int]] = {}
+    tensors: dict[str, Mapping[str, _Tensor]] = {}
     for path, entry in files.items():
-        if _suffix(path) == ".safetensors":
+        if pickles.suffix(path) == ".safetensors":
             tensors[path] = _safetensors(store, "" if single else path, entry)
     for path, entry in files.items():
         if path.endswith(".safetensors.index.json"):
             _index(store, "" if single else path, entry, tensors)
-    formats = {_suffix(path) for path in files} & (PICKLES | {".safetensors", ".gguf", ".msgpack", ".onnx", ".npz"})
-    return ModelFacts(sum(sum(each.values()) for each in tensors.values()), tuple(sorted(formats)))
+    formats = {pickles.suffix(path) for path in files} & _FORMATS
+    elements = sum(tensor.elements for each in tensors.values() for tensor in each.values())
+    return ModelFacts(elements, tuple(sorted(formats)))
 
 
-def _suffix(path: str) -> str:
-    return "." + path.rpartition("/")[2].rpartition(".")[2].lower()
-
-
-def _safetensors(store: Store, key: str, entry: Entry) -> Mapping[str, int]:
-    """Tensor name -> number of elements, of a file whose header accounts for every byte of it."""
+def _safetensors(store: Store, key: str, entry: Entry) -> Mapping[str, _Tensor]:
+    """The tensors of a file whose header accounts for every byte of it."""
     where = f"{store.location}: {entry.path}"
     prefix = b"".join(store.read(key, length=8))
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(entry.size - 8, _MAX_HEADER):
         raise CorruptData(f"{where} is no safetensors file, or is truncated ({entry.size} bytes)")
     try:
-        header = json.loads(b"".join(store.read(key, start=8, length=length)))
-        header.pop("__metadata__", None)
-        spans = sorted((*_span(value), name) for name, value in header.items())
+        header = _json(b"".join(store.read(key, start=8, length=length)))
+        _check_metadata(header.pop("__metadata__", None))
+        tensors = {name: _tensor(value) for name, value in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"{where} has a damaged header: {type(error).__name__}: {error}") from None
     end = 0
-    for start, stop, _, name in spans:
-        if start != end:
-            raise CorruptData(f"{where}: tensor {name!a} starts at byte {start} of the data, not at {end}")
-        end = stop
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if tensor.start != end:
+            raise CorruptData(f"{where}: tensor {name!a} starts at byte {tensor.start} of the data, not at {end}")
+        end = tensor.stop
     if 8 + length + end != entry.size:
         raise CorruptData(
             f"{where} has {entry.size} bytes, its header says {8 + length + end}: truncated or appended to"
         )
-    return {name: count for _, _, count, name in spans}
+    return tensors
 
 
-def _span(value: Mapping[str, object]) -> tuple[int, int, int]:
-    """Start, end and number of elements of a tensor; ValueError if they do not fit each other."""
+def _json(data: bytes) -> Any:
+    """Strict JSON. Readers differ in what they make of the rest, such as which one of two equal keys they take."""
+    value = json.loads(data.decode(), object_pairs_hook=_unique, parse_int=_integer)
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # finds NaN, infinities and lone surrogates
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for name, each in pairs:
+        if name in value:
+            raise ValueError(f"{name!a} is there twice")
+        value[name] = each
+    return value
+
+
+def _integer(text: str) -> int | float:
+    return int(text) if text != "-0" else -0.0  # no natural number for the safetensors library
+
+
+def _check_metadata(value: object) -> None:
+    if value is not None and not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
+        raise ValueError("__metadata__ has values that are not text")
+
+
+def _tensor(value: Mapping[str, object]) -> _Tensor:
+    """Where a tensor is; ValueError if its type, shape and place do not fit each other."""
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        raise ValueError("shape or data_offsets")
-    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError("dtype, shape or data_offsets")
+    if not all(type(number) is int and 0 <= number < 2**64 for number in (*shape, *offsets)):
         raise ValueError("a size is not a natural number")
-    count, (start, stop) = math.prod(shape), offsets
-    bits = _BITS.get(str(dtype))  # a type that is newer than this table is taken as it is
-    if stop < start or (bits is not None and (stop - start) * 8 != count * bits):
+    elements, (start, stop) = 1, offsets
+    for size in shape:
+        elements *= size
+        if elements >= 2**64:
+            raise ValueError(f"shape {shape} is too large")
+    bits = _BITS.get(dtype)  # a type that is newer than this table is taken as it is
+    if stop < start or (bits is not None and (stop - start) * 8 != elements * bits):
         raise ValueError(f"{dtype} {shape} does not fill bytes {start} to {stop}")
-    return start, stop, count
+    return _Tensor(start, stop, elements)
 
 
-def _index(store: Store, key: str, entry: Entry, tensors: Mapping[str, Mapping[str, int]]) -> None:
+def _index(store: Store, key: str, entry: Entry, tensors: Mapping[str, Mapping[str, _Tensor]]) -> None:
     where = f"{store.location}: {entry.path}"
     folder = entry.path.rpartition("/")[0]
     try:
-        weights = json.loads(b"".join(store.read(key)))["weight_map"].items()
+        index = _json(b"".join(store.read(key)))
+        weights = index["weight_map"].items()
+        promised = (index.get("metadata") or {}).get("total_size", 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"{where} is no index of shards: {type(error).__name__}") from None
+        raise CorruptData(f"{where} is no index of shards: {type(error).__name__}: {error}") from None
+    size = 0
     for name, shard in weights:
         path = f"{folder}/{shard}".lstrip("/")
         if path not in tensors:
             raise CorruptData(f"{where} names the shard {shard!a}, which is not there")
         if name not in tensors[path]:
             raise CorruptData(f"{where} says that tensor {name!a} is in {shard!a}, which lacks it")
+        size += tensors[path][name].stop - tensors[path][name].start
+    # Less is usual: huggingface-hub counts tensors that were views of one storage once, but writes each of them.
+    if not isinstance(promised, int | float) or promised > size:
+        raise CorruptData(f"{where} promises {promised!a} bytes of tensors (total_size), its shards have {size}")

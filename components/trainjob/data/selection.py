@@ -29,6 +29,11 @@ class Selection:
     origin: str
     single: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.entries)
+
     def key(self, entry: Entry) -> str:
         """Where the store has the file."""
         return "" if self.single else entry.path
@@ -56,12 +61,14 @@ def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Sele
     for path in (*under_way, content.NAME):
         entries.pop(path, None)
     if promised is not None:
-        entries.pop(content.PROVENANCE, None)
+        named = {file.path for file in promised.files}
+        for path in set(content.SIDECARS) - named:
+            entries.pop(path, None)
         _compare(store, promised, entries)
     if not entries:
         raise SourceNotFound(f"nothing is at {where}")
     chosen = sorted(
-        (entry for path, entry in entries.items() if _wanted(path, include, exclude)),
+        (entry for path, entry in entries.items() if wanted(path, include, exclude)),
         key=lambda entry: entry.path.split("/"),
     )
     if not chosen:
@@ -122,7 +129,8 @@ def _compare(store: Store, promised: ContentManifest, entries: dict[str, Entry])
             )
 
 
-def _wanted(path: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+def wanted(path: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether a file is chosen, see `trainjob.data.transfer.copy`."""
     return (not include or _any(path, include)) and not _any(path, exclude)
 
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainjob import __version__
-from trainjob.data import content, transfer
+from trainjob.data import content, record, signing, transfer
+from trainjob.data.card import card
 from trainjob.data.content import ContentManifest
-from trainjob.data.locations import ModelRef, join, parse, parse_store
+from trainjob.data.locations import Location, ModelRef, join, parse, parse_store
+from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
-from trainjob.data.selection import select
-from trainjob.data.stores import open_store
-from trainjob.data.transfer import Notify
-from trainjob.errors import ChecksumMismatch, ConfigurationError, ModelNotFound, RegistryConflict
+from trainjob.data.opening import opened
+from trainjob.data.record import Record
+from trainjob.data.selection import select, wanted
+from trainjob.data.transfer import Check
+from trainjob.errors import (
+    ChecksumMismatch,
+    ConfigurationError,
+    ModelNotFound,
+    RegistryConflict,
+    SourceNotFound,
+    UnsafePath,
+)
 from trainjob.registry import Mode, Registry, connect
 from trainjob.registry.base import check_alias, check_metrics, check_name
+from trainjob.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ def initialize(
     exclude: Sequence[str] = (),
     registry: str | Registry | None = None,
     if_missing: Literal["fail", "fresh"] = "fail",
+    verify_key: str | None = None,
     progress: Notify | None = None,
 ) -> Initialized:
     """Bring a dataset or a model to ``target``, where training finds it.
@@ -94,6 +104,8 @@ def initialize(
         exclude: See there.
         registry: Where to look for ``models:/``; see `trainjob.registry.connect`.
         if_missing: ``fresh``: that the model is not registered yet is no error, training starts without one.
+        verify_key: Path of a public key, with whose private one everything has to be signed (``model.sig`` of OpenSSF
+            Model Signing at the source); ``TRAINJOB_VERIFY_KEY`` if left out.
         progress: Takes lines for people.
 
     Raises:
@@ -103,11 +115,16 @@ def initialize(
     """
     location = parse(source)
     into = parse_store(target).uri
-    wanted = transfer.check_digest(digest)
+    expected = transfer.check_digest(digest)
+    key = verify_key or Settings().verify_key
+    verify = signing.verifier(key) if key else None
     if not isinstance(location, ModelRef):
         if if_missing != "fail":
             raise ConfigurationError(f"if_missing={if_missing!r} is for registered models (models:/name@alias) only")
-        manifest = transfer.copy(source, target, include=include, exclude=exclude, digest=wanted, progress=progress)
+        check = _signed(source, verify, include, exclude)
+        manifest = transfer.copy(
+            source, target, include=include, exclude=exclude, digest=expected, progress=progress, check=check
+        )
         return _initialized(into, manifest, source, None)
     try:
         found = _registry(registry).resolve(location.name, location.alias or location.version or "latest")
@@ -120,13 +137,18 @@ def initialize(
     if include or exclude:
         # Part of a model has another digest than the whole; the source's own manifest still vouches for each file.
         held = transfer.read_manifest(found.uri)
-        if found.digest and (held is None or not transfer.matches(held, found.digest)):
+        if found.digest and (held is None or not content.matches(held, found.digest)):
             raise ChecksumMismatch(f"{found.uri} is not what version {found.version} of {found.name!r} was: it changed")
     elif found.digest:
-        if wanted and wanted.removeprefix("sha256:") != found.digest.removeprefix("sha256:"):
-            raise ChecksumMismatch(f"version {found.version} of {found.name!r} has digest {found.digest}, not {wanted}")
-        wanted = found.digest
-    manifest = transfer.copy(found.uri, target, include=include, exclude=exclude, digest=wanted, progress=progress)
+        if expected and expected.removeprefix("sha256:") != found.digest.removeprefix("sha256:"):
+            raise ChecksumMismatch(
+                f"version {found.version} of {found.name!r} has digest {found.digest}, not {expected}"
+            )
+        expected = found.digest
+    check = _signed(found.uri, verify, include, exclude)
+    manifest = transfer.copy(
+        found.uri, target, include=include, exclude=exclude, digest=expected, progress=progress, check=check
+    )
     return _initialized(into, manifest, source, found.version)
 
 
@@ -144,6 +166,7 @@ def export(
     min_improvement: float = 0.0,
     provenance: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
+    sign: str | None = None,
     progress: Notify | None = None,
 ) -> Exported:
     """Store a trained model, register it as a version, and make it the holder of ``alias`` if it is better.
@@ -152,7 +175,8 @@ def export(
 
     Args:
         source: The model: a file or a directory.
-        target: Directory of all models; this one goes to ``<target>/<name>/<hash of export_id>``.
+        target: Directory of all models; this one goes to ``<target>/<name>/<hash of export_id>``, in a container
+            registry (``oci``) to ``<target>/<name>:<hash of export_id>``, and is registered by its digest.
         name: Model in the registry.
         export_id: The same for every try of the same export, and for no other.
         registry: See `trainjob.registry.connect`.
@@ -161,9 +185,13 @@ def export(
         metric: Metric that has to be better than that of the version which holds ``alias``; None: move it always.
         mode: Whether more of it is better, or less.
         min_improvement: By how much, in units of the metric.
-        provenance: Written into ``provenance.json`` beside the model: ``datasets`` and ``base_model`` (URIs and
-            digests), ``trainjob``, ``run``, and whatever else tells where it came from. JSON values only.
+        provenance: Written beside the model, into ``provenance.json`` and, unless the model has one of its own,
+            ``MODEL_CARD.md``: ``datasets``, ``base_model`` and ``images`` (each ``{"uri", "digest"}`` or a URI),
+            ``code`` (``{"uri", "revision"}``), ``trainjob``, ``run``, and whatever else tells where it came from. JSON
+            values only; what is secret in them is left out.
         allow_pickle: Take weights in formats that can run code when they are loaded.
+        sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it);
+            ``TRAINJOB_SIGN_KEY`` if left out.
         progress: Takes lines for people.
 
     Raises:
@@ -176,18 +204,25 @@ def export(
     _check_promotion(measured, alias, metric, mode)
     if not export_id:
         raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
+    key = sign or Settings().sign_key
+    signer = signing.signer(key) if key else None
     records = _registry(registry)
-    uri = join(target, name, hashlib.sha256(export_id.encode()).hexdigest()[:16])
-    facts = _check_files(source, allow_pickle)
-    record = {"name": name, "export_id": export_id, "metrics": measured, "parameters": facts.parameters}
+    uri = _place(target, name, export_id)
+    facts = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
+    origin = record.public(provenance or {})
 
     def sidecars(manifest: ContentManifest) -> Mapping[str, bytes]:
-        return {content.PROVENANCE: _statement(uri, manifest, record, provenance or {})}
+        known = Record(name, export_id, uri, manifest, facts, measured, origin)
+        signature = {content.SIGNATURE: signer(manifest, name)} if signer else {}
+        return {content.PROVENANCE: record.statement(known), content.CARD: card(known), **signature}
 
-    _refuse_other_content(source, uri, export_id)
+    _refuse_other_content(source, uri, export_id, signed=signer is not None)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
     tags = {"trainjob.bytes": str(manifest.size), "trainjob.parameters": str(facts.parameters)}
-    tags |= {f"trainjob.provenance.{key}": _text(value) for key, value in (provenance or {}).items()}
+    tags |= {f"trainjob.provenance.{key}": _text(value) for key, value in origin.items()}
+    written, uri = uri, _pinned(uri)
+    if uri != written:
+        tags["trainjob.tag"] = written
     version = records.register(name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags)
     promoted, reason = False, "no alias was asked for"
     if alias is not None:
@@ -214,6 +249,25 @@ def _registry(registry: str | Registry | None) -> Registry:
     return connect(registry) if registry is None or isinstance(registry, str) else registry
 
 
+def _place(target: str, name: str, export_id: str) -> str:
+    """Where an export goes: a directory, or a tag of the model's repository."""
+    key = hashlib.sha256(export_id.encode()).hexdigest()[:16]
+    if parse_store(target).scheme != "oci":
+        return join(target, name, key)
+    return parse_store(f"{join(target, name.lower())}:{key}").uri
+
+
+def _pinned(uri: str) -> str:
+    """The same by its digest in a container registry, where a tag can be moved to another model."""
+    location = parse_store(uri)
+    # Not of a repository of the Hub: another export moves its commit, and this one tried again would be another place.
+    if location.scheme != "oci":
+        return uri
+    with opened(location) as store:
+        place: Location = getattr(store, "pinned", location)
+    return place.uri
+
+
 def _initialized(uri: str, manifest: ContentManifest, source: str, version: str | None) -> Initialized:
     return Initialized(uri, manifest.digest, manifest.size, len(manifest.files), source, version)
 
@@ -231,15 +285,33 @@ def _check_promotion(metrics: Mapping[str, float], alias: str | None, metric: st
         raise ConfigurationError(f"mode is 'max' or 'min', not {mode!r}")
 
 
-def _check_files(source: str, allow_pickle: bool) -> ModelFacts:
-    store = open_store(parse_store(source))
-    selection = select(store, (), ())
-    if selection.promised is None and any(entry.path == content.PROVENANCE for entry in selection.entries):
-        raise ConfigurationError(f"{content.PROVENANCE} is written by the export; rename the one in {source}")
-    return check_model(store, selection.entries, allow_pickle=allow_pickle, single=selection.single)
+def _signed(source: str, verify: signing.Verify | None, include: Sequence[str], exclude: Sequence[str]) -> Check | None:
+    """What checks the signature of `source`."""
+    if verify is None:
+        return None
+    held = _signature(source)
+    if held is None:
+        raise ChecksumMismatch(f"{source} is not signed: it has no {content.SIGNATURE}")
+    return lambda manifest: verify(manifest, held, source, lambda path: wanted(path, include, exclude))
 
 
-def _refuse_other_content(source: str, uri: str, export_id: str) -> None:
+def _signature(uri: str) -> bytes | None:
+    with opened(parse_store(uri)) as store:
+        try:
+            return b"".join(store.read(content.SIGNATURE))
+        except (SourceNotFound, UnsafePath):  # none; or the source is a file itself
+            return None
+
+
+def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> ModelFacts:
+    with opened(parse_store(source)) as store:
+        selection = select(store, (), ())
+        for path in sorted(ours & {entry.path for entry in selection.entries}):
+            raise ConfigurationError(f"{path} is written by the export; rename the one in {source}")
+        return check_model(store, selection.entries, allow_pickle=allow_pickle, single=selection.single)
+
+
+def _refuse_other_content(source: str, uri: str, export_id: str, *, signed: bool) -> None:
     """A finished export is never overwritten: its version may be in use."""
     held = transfer.read_manifest(uri)
     if held is None:
@@ -250,50 +322,9 @@ def _refuse_other_content(source: str, uri: str, export_id: str) -> None:
             f"{uri} holds the model that was exported under {export_id!r}, and {source} is another one"
             f" ({found.digest}, not {held.digest}); use a new export_id for a new model"
         )
-
-
-def _statement(uri: str, manifest: ContentManifest, record: Mapping[str, Any], given: Mapping[str, Any]) -> bytes:
-    """An in-toto statement with a SLSA provenance predicate, https://slsa.dev/spec/v1.0/provenance."""
-    origins = [*(given.get("datasets") or []), *filter(None, [given.get("base_model")])]
-    rest = {key: value for key, value in given.items() if key not in ("datasets", "base_model", "trainjob", "run")}
-    value = {
-        "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": uri, "digest": {"sha256": manifest.digest.removeprefix("sha256:")}}],
-        "predicateType": "https://slsa.dev/provenance/v1",
-        "predicate": {
-            "buildDefinition": {
-                "buildType": "https://github.com/kubeflow/trainer#TrainJob",
-                "externalParameters": {**record, **rest},
-                "resolvedDependencies": [_resource(origin) for origin in origins],
-            },
-            "runDetails": {
-                "builder": {"id": "trainjob", "version": {"trainjob": __version__}},
-                "metadata": {"invocationId": given.get("run"), "trainjob": given.get("trainjob")},
-            },
-        },
-    }
-    try:
-        return json.dumps(_finite(value), sort_keys=True, indent=2).encode() + b"\n"
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"provenance has to be made of JSON values: {error}") from None
-
-
-def _resource(origin: Any) -> Any:
-    """An in-toto ResourceDescriptor, whose digest is a mapping by algorithm, of ``{"uri", "digest": "sha256:…"}``."""
-    if not isinstance(origin, Mapping) or not isinstance(origin.get("digest"), str):
-        return origin
-    algorithm, _, value = origin["digest"].rpartition(":")
-    return {**origin, "digest": {algorithm or "sha256": value}}
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity; they become text."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if signed and _signature(uri) is None:
+        raise RegistryConflict(f"{uri} was exported under {export_id!r} unsigned; use a new export_id to sign it")
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

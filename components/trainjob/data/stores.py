@@ -1,4 +1,4 @@
-"""Stores: where bytes are. One small protocol, the local file system, and the choice by scheme.
+"""Stores: where bytes are. The protocol; which store a location is of, says `trainjob.data.opening`.
 
 A store is opened at a location and speaks of paths relative to it; the empty path is the location itself, when that is
 a single file. Errors are those of `trainjob.errors`, name the location, and never hold a credential.
@@ -6,20 +6,12 @@ a single file. Errors are those of `trainjob.errors`, name the location, and nev
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
-from trainjob.data.content import WORK
 from trainjob.data.locations import Location
-from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 CHUNK = 1024 * 1024
 """Bytes per read; small beside the buffers of a network, large beside the cost of a system call."""
@@ -33,11 +25,29 @@ class Entry:
         path: Relative to the root of the store.
         size: Bytes.
         etag: Changes when the content does, as far as the store can tell; empty where it cannot.
+        sha256: What the store itself says that it is, in hexadecimal; empty where it does not say.
     """
 
     path: str
     size: int
     etag: str = ""
+    sha256: str = ""
+
+
+@runtime_checkable
+class Reread(Protocol):
+    """The bytes of a file of a store, for `Store.write` of another one: they can be had more than once."""
+
+    source: Store
+    """Where they are."""
+
+    def preview(self) -> Iterator[bytes]:
+        """All of them, checked as the first time; they do not count as moved."""
+        ...
+
+    def again(self, start: int) -> Iterator[bytes]:
+        """From ``start`` on, not checked any more."""
+        ...
 
 
 class Store(Protocol):
@@ -72,7 +82,7 @@ class Store(Protocol):
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
         """Create or replace a file. It appears whole, or, when ``chunks`` raises, not at all.
 
-        ``size`` is a hint for buffers.
+        ``size`` is a hint for buffers. ``chunks`` may be a `Reread`.
         """
         ...
 
@@ -93,236 +103,44 @@ class Store(Protocol):
         ...
 
 
-def open_store(location: Location) -> Store:
-    """The store at ``location``.
+@runtime_checkable
+class Ranged(Protocol):
+    """A store from which several parts of a file can be read at once, and faster so."""
 
-    Raises:
-        ConfigurationError: The extra ``trainjob[storage]`` is needed and not installed, or its settings are wrong.
-    """
-    if location.scheme == "file":
-        return FileStore(location)
-    from trainjob.data.object_stores import open_object_store  # noqa: PLC0415 - an extra, for those who need it
+    def ranged(self, path: str, entry: Entry) -> bool:
+        """Whether that goes for the file at ``path``.
 
-    return open_object_store(location)
-
-
-class FileStore:
-    """A directory, or a single file, of this machine."""
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-        self._root = location.local
-        self._unsynced: set[Path] = set()
-
-    @property
-    def location(self) -> Location:
-        """Where it was opened."""
-        return self._location
-
-    def list(self) -> Iterator[Entry]:
-        """See `Store.list`. Links to files inside the root are followed; other links are refused."""
-        root = os.path.realpath(self._root)
-        with _os_errors(self._root):
-            for folder, folders, names in os.walk(root, onerror=_raise):
-                for name in folders:
-                    if os.path.islink(path := os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
-                        raise UnsafePath(f"{path} is a link to a directory; copy what it points to in its place")
-                for name in names:
-                    path = os.path.join(folder, name)  # noqa: PTH118
-                    if os.path.islink(path) and not os.path.realpath(path).startswith(root.rstrip("/") + "/"):  # noqa: PTH114
-                        raise UnsafePath(f"{path} is a link that leads out of {root}; copy its target in its place")
-                    yield self._entry(Path(path), os.path.relpath(path, root))
-
-    def stat(self, path: str) -> Entry:
-        """See `Store.stat`."""
-        full = self._root / path
-        with _os_errors(full):
-            if full.is_dir():
-                raise SourceNotFound(f"{full} is a directory")
-            return self._entry(full, path)
-
-    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """See `Store.read`."""
-        full = self._root / path
-        with _os_errors(full), full.open("rb", buffering=0) as file:
-            before = _etag(os.fstat(file.fileno()))
-            file.seek(start)
-            left = length
-            while left is None or left > 0:
-                chunk = file.read(CHUNK if left is None else min(left, CHUNK))
-                if not chunk:
-                    break
-                left = None if left is None else left - len(chunk)
-                yield chunk
-            after = _etag(os.fstat(file.fileno()))
-        if after != before or (etag and etag != before):
-            raise CorruptData(f"{full} changed while it was read; run the step again when nothing writes to it")
-
-    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """See `Store.write`: into a part file under ``.trainjob``, then fsync and rename."""
-        del size
-        full = self._root / path
-        # Random, since on a file system without locks another process may be writing the same file.
-        part = self._root / WORK / f"{secrets.token_hex(12)}.part"
-        try:
-            with _os_errors(full):
-                self._make_parent(full)
-                with part.open("wb", buffering=0) as file:
-                    for chunk in chunks:
-                        view = memoryview(chunk)
-                        while view:
-                            view = view[file.write(view) :]
-                    os.fsync(file.fileno())
-                part.replace(full)
-        except BaseException:
-            # A disk that is full should not stay full because of us.
-            part.unlink(missing_ok=True)
-            raise
-
-    def write_small(self, path: str, data: bytes) -> None:
-        """See `Store.write_small`."""
-        self._sync()
-        self.write(path, [data], len(data))
-        self._sync()
-
-    def delete(self, path: str) -> None:
-        """See `Store.delete`; directories that become empty stay."""
-        full = self._root / path
-        self._confine(full.parent)
-        with _os_errors(full), suppress(FileNotFoundError):
-            full.unlink()
-            self._unsynced.add(full.parent)
-        self._sync()
-
-    @contextmanager
-    def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """See `Store.begin`: one writer at a time, by a lock that ends with its process."""
-        work = self._root / WORK
-        while True:
-            with _os_errors(work):
-                if self._root.is_file():
-                    raise ConfigurationError(f"{self._root} is a file; the target has to be a directory")
-                try:
-                    work.mkdir(parents=True, exist_ok=True)
-                    file = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                except (FileExistsError, FileNotFoundError):
-                    # The writer before us finished and removed the directory, perhaps while `mkdir` looked at it.
-                    if _is_something_else(work):
-                        raise
-                    continue
-            try:
-                _lock(file, lambda: notify(f"waiting for another process that writes {self._root}"))
-                if not _same(file, work / "lock"):
-                    continue
-                self._remove_parts()
-                yield
-                return
-            finally:
-                os.close(file)
-
-    def finish(self) -> None:
-        """See `Store.finish`."""
-        work = self._root / WORK
-        with _os_errors(work):
-            for path in work.iterdir():
-                if path.name != "lock":
-                    path.unlink()
-            # The lock goes last: who waits for it sees that it was replaced, and takes a new one.
-            (work / "lock").unlink()
-            with suppress(OSError):
-                work.rmdir()  # not empty: the next writer is already there
-
-    def _remove_parts(self) -> None:
-        """What writers that were killed left behind."""
-        work = self._root / WORK
-        with _os_errors(work):
-            for part in work.glob("*.part"):
-                part.unlink(missing_ok=True)
-
-    def _make_parent(self, full: Path) -> None:
-        parent = full.parent
-        self._confine(parent)
-        parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            self._unsynced.add(parent)
-            if parent in (self._root, parent.parent):
-                break
-            parent = parent.parent
-
-    def _confine(self, folder: Path) -> None:
-        root, real = self._root.resolve(), folder.resolve()
-        if real != root and root not in real.parents:
-            raise UnsafePath(f"{folder} leads out of {self._root} by a link; remove the link")
-
-    def _sync(self) -> None:
-        """Make renames durable: a file's own fsync does not cover its name."""
-        while self._unsynced:
-            folder = self._unsynced.pop()
-            with _os_errors(folder):
-                file = os.open(folder, os.O_RDONLY)
-                try:
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-
-    def _entry(self, full: Path, path: str) -> Entry:
-        status = full.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafePath(f"{full} is neither a file nor a directory; exclude it")
-        return Entry(path, status.st_size, _etag(status))
+        Then it has an entity tag, so that its parts are parts of one state.
+        """
+        ...
 
 
-def _etag(status: os.stat_result) -> str:
-    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+@runtime_checkable
+class Resuming(Protocol):
+    """A store that finds again what a killed process has written of a file."""
+
+    def write_on(self, path: str, identity: str, after: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
+        """Like `Store.write`, but what is there is not sent again.
+
+        Args:
+            path: The file.
+            identity: The state of the source: what is there of another state is of no use.
+            after: Given the bytes that are there, in order, returns those that follow them.
+        """
+        ...
 
 
-def _lock(file: int, waiting: Callable[[], None]) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        waiting()
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        # Some network file systems know no locks. Writers of the same content still write the same bytes, each file
-        # appears whole, and the manifest tells a mixture of different contents from either.
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
+@runtime_checkable
+class Bridging(Protocol):
+    """A store whose `Store.read` goes on after cuts itself, and checks a file only where all of it is read at once."""
+
+    bridging: Literal[True]
 
 
-def _same(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
+@runtime_checkable
+class Closing(Protocol):
+    """A store that has connections of its own."""
 
-
-def _is_something_else(folder: Path) -> bool:
-    try:
-        return not stat.S_ISDIR(folder.lstat().st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _raise(error: OSError) -> None:
-    # os.walk says nothing of a directory that it cannot read, and part of a dataset would be missing.
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
-@contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says into our errors."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise SourceNotFound(f"{path} does not exist") from None
-    except PermissionError as error:
-        raise ConfigurationError(f"no permission for {error.filename or path}") from None
-    except (IsADirectoryError, NotADirectoryError, FileExistsError):
-        raise UnsafePath(f"{path} is in the way: a file and a directory have the same name") from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace(f"no space left for {path}; free some, or use a larger volume") from None
-        if error.errno == errno.EROFS:
-            raise ConfigurationError(f"{path} is on a read-only file system") from None
-        raise StoreUnavailable(f"{path}: {error.strerror or error}") from None
+    def close(self) -> None:
+        """Close them. The store is not used afterwards."""
+        ...

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from threading import Lock
 
 from trainjob.data import content
-from trainjob.data.content import ContentManifest, File
-from trainjob.data.gzips import GzipCheck
+from trainjob.data.content import ContentManifest, File, matches
 from trainjob.data.locations import Location, parse_store
+from trainjob.data.meter import Meter, Moved, Notify
+from trainjob.data.opening import opened
 from trainjob.data.selection import Selection, manifest_of, select
-from trainjob.data.stores import Entry, Store, open_store
-from trainjob.errors import (
-    ChecksumMismatch,
-    ConfigurationError,
-    CorruptData,
-    SourceNotFound,
-    StoreUnavailable,
-    UnsafePath,
-)
+from trainjob.data.stores import Bridging, Entry, Resuming, Store
+from trainjob.data.streams import AT_A_TIME, Source, Stream
+from trainjob.errors import ChecksumMismatch, ConfigurationError, SourceNotFound, UnsafePath
 
-Notify = Callable[[str], None]
-"""Takes one line for people."""
 Sidecars = Callable[[ContentManifest], Mapping[str, bytes]]
-"""Small files to write beside the content, before the manifest; no part of the digest."""
+"""Small files to write beside the content, before the manifest, unless it has files of these names; no part of the
+digest."""
+Check = Callable[[ContentManifest], None]
+"""Raises ChecksumMismatch if the content is not to be taken."""
 
-_AT_A_TIME = 4  # files; with the buffers of an upload (4 parts of 5 MiB each) about 80 MiB at most
+_SMALL, _SMALL_AT_A_TIME = 4 * 1024 * 1024, 16  # where all files are small, they wait for answers most of the time
+_RESUMED = 32 * 1024 * 1024  # smaller files are sent again sooner than their parts are looked for
 
 
 def copy(
@@ -44,23 +40,32 @@ def copy(
     exclude: Sequence[str] = (),
     digest: str | None = None,
     progress: Notify | None = None,
+    moved: Moved | None = None,
     sidecars: Sidecars | None = None,
+    check: Check | None = None,
 ) -> ContentManifest:
     """Copy ``source``, a file or a directory, into the directory ``target``.
 
-    Every byte is hashed as it passes; memory stays constant. A source that has a manifest is verified against it. A
-    target that already holds this content is left as it is; of a half-written one, files that are right already are
-    not sent again if a manifest tells so. Files of ``target`` that no manifest names are left alone.
+    Every byte is hashed as it passes; memory stays constant, also where large files are read by several ranges at once.
+    What is cut, stalls or is turned away for the moment is tried again, and goes on where it was. A large file that a
+    killed copy has half written to a ``file`` target is not sent from its beginning again.
+
+    A source that has a manifest is verified against it. A target that already holds this content is left as it is; of
+    a half-written one, files that are right already are not sent again if a manifest tells so. Files of ``target`` that
+    no manifest names are left alone.
 
     Args:
-        source: ``file``, ``s3`` or ``http(s)`` location (the last: one file).
-        target: ``file`` or ``s3`` location of a directory; created if it is not there.
+        source: Location in any store (``http(s)``: of one file).
+        target: Location of a directory in any store but ``http(s)``, created if it is not there; of ``oci`` with a tag.
         include: Shell patterns; only paths that match one are copied. Matched against the path relative to ``source``
             and, for patterns without a slash, against the file name.
         exclude: Likewise; wins over ``include``. ``MANIFEST.json`` in it takes the source as it is, unverified.
         digest: What the content has to be: SHA-256 in hexadecimal of the one file, or ``sha256:<root digest>``.
-        progress: Called with lines for people, one per tenth of the bytes.
+        progress: Called with lines for people, one per tenth of the bytes and at least two a minute.
+        moved: See `trainjob.data.meter.Moved`.
         sidecars: See `Sidecars`; not called if the target is already whole.
+        check: See `Check`; called before anything is copied, where the source's manifest tells what it is, and with
+            what was copied, before the target is marked as whole.
 
     Returns:
         What the target holds.
@@ -76,29 +81,36 @@ def copy(
     """
     notify = progress or _silent
     wanted = check_digest(digest)
-    store, into = open_store(parse_store(source)), open_store(parse_store(target))
-    _refuse_overlap(store.location, into.location)
-    selection = select(store, include, exclude)
-    if wanted and selection.promised is not None and not matches(selection.promised, wanted):
-        raise ChecksumMismatch(f"{store.location} has digest {selection.promised.digest}, not {wanted}")
-    whole = _already_whole(into, selection, wanted, tidy=True)
-    if whole is None:
-        with into.begin(notify):
-            # Again: another process may have written it while this one waited for its turn.
-            whole = _already_whole(into, selection, wanted, tidy=False)
-            if whole is None:
-                whole = _write(store, into, selection, wanted, _Meter("copied", selection, notify), sidecars)
-            into.finish()
-    notify(f"{into.location} is whole: {len(whole.files)} files, {whole.size} bytes, {whole.digest}")
-    return whole
+    with opened(parse_store(source)) as store, opened(parse_store(target)) as into:
+        _refuse_overlap(store.location, into.location)
+        selection = select(store, include, exclude)
+        if wanted and selection.promised is not None and not matches(selection.promised, wanted):
+            raise ChecksumMismatch(f"{store.location} has digest {selection.promised.digest}, not {wanted}")
+        if check is not None and selection.promised is not None:
+            check(selection.promised)
+        whole = _already_whole(into, selection, wanted, tidy=True)
+        if whole is None:
+            with into.begin(notify):
+                # Again: another process may have written it while this one waited for its turn.
+                whole = _already_whole(into, selection, wanted, tidy=False)
+                if whole is None:
+                    meter = Meter("copied", selection.size, notify, moved)
+                    whole = _write(store, into, selection, wanted, meter, sidecars, check)
+                    check = None
+                into.finish()
+        if check is not None:
+            check(whole)
+        notify(f"{into.location} is whole: {len(whole.files)} files, {whole.size} bytes, {whole.digest}")
+        return whole
 
 
 def scan(source: str, *, progress: Notify | None = None) -> ContentManifest:
     """Read all of ``source`` and say what it is, writing nothing. Raises what `copy` raises of its source."""
-    store = open_store(parse_store(source))
-    selection = select(store, (), ())
-    meter = _Meter("read", selection, progress or _silent)
-    return _each(selection, meter, lambda entry: _drain(_Stream(store, selection, entry, "", meter)))
+    with opened(parse_store(source)) as store:
+        selection = select(store, (), ())
+        meter = Meter("read", selection.size, progress or _silent)
+        with Source(store, selection, meter) as source_:
+            return _each(selection, meter, lambda entry: _drain(source_.stream(entry, "")))
 
 
 def read_manifest(location: str) -> ContentManifest | None:
@@ -107,7 +119,8 @@ def read_manifest(location: str) -> ContentManifest | None:
     Raises:
         CorruptData: What is there is no manifest.
     """
-    return manifest_of(open_store(parse_store(location)))
+    with opened(parse_store(location)) as store:
+        return manifest_of(store)
 
 
 def check_digest(digest: str | None) -> str | None:
@@ -126,13 +139,6 @@ def check_digest(digest: str | None) -> str | None:
             " or sha256:<root digest> of a directory"
         )
     return text
-
-
-def matches(manifest: ContentManifest, digest: str) -> bool:
-    """Whether the content has this digest: its root digest or, for a single file, that of the file."""
-    hexadecimal = digest.removeprefix("sha256:")
-    single = manifest.files[0].sha256 if len(manifest.files) == 1 else ""
-    return hexadecimal in (manifest.digest.removeprefix("sha256:"), single)
 
 
 def _silent(line: str) -> None:
@@ -168,8 +174,14 @@ def _already_whole(into: Store, selection: Selection, wanted: str | None, *, tid
     return held if all(sizes.get(file.path) == file.size for file in held.files) else None
 
 
-def _write(  # noqa: PLR0917 - the six things that `copy` has found out
-    store: Store, into: Store, selection: Selection, wanted: str | None, meter: _Meter, sidecars: Sidecars | None
+def _write(  # noqa: PLR0917 - the things that `copy` has found out
+    store: Store,
+    into: Store,
+    selection: Selection,
+    wanted: str | None,
+    meter: Meter,
+    sidecars: Sidecars | None,
+    check: Check | None,
 ) -> ContentManifest:
     previous = manifest_of(into)
     right = _right_already(into, selection, previous)
@@ -185,21 +197,46 @@ def _write(  # noqa: PLR0917 - the six things that `copy` has found out
         if (file := right.get(entry.path)) is not None:
             meter.add(entry.size)
             return file
-        stream = _Stream(store, selection, entry, expected.get(entry.path, ""), meter)
-        into.write(entry.path, stream, entry.size)
+        promised = expected.get(entry.path) or entry.sha256
+        stream = source.stream(entry, promised)
+        # What a store checks only as a whole is read as a whole, unless something else says what it has to be.
+        vouched = promised or not isinstance(store, Bridging)
+        if entry.size >= _RESUMED and entry.etag and vouched and isinstance(into, Resuming):
+            into.write_on(entry.path, f"{store.location}\0{entry}", stream.after)
+        else:
+            into.write(entry.path, stream, entry.size)
+        meter.add(entry.size - stream.counted)  # what was there already, or was sent twice
         return stream.file
 
-    manifest = _each(selection, meter, one)
-    if wanted and not matches(manifest, wanted):
+    with Source(store, selection, meter) as source:
+        manifest = _each(selection, meter, one)
+    try:
+        if wanted and not matches(manifest, wanted):
+            raise ChecksumMismatch(
+                f"{store.location} has digest {_shown(manifest)}, not {wanted}; nothing of it is kept"
+            )
+        if check is not None:
+            check(manifest)
+    except ChecksumMismatch:
         for file in manifest.files:
             into.delete(file.path)
-        raise ChecksumMismatch(f"{store.location} has digest {_shown(manifest)}, not {wanted}; nothing of it is kept")
+        raise
     for path in stale:
         into.delete(path)
-    for path, data in (sidecars(manifest) if sidecars else {}).items():
-        into.write_small(path, data)
+    _write_sidecars(into, manifest, sidecars(manifest) if sidecars else {}, replaced=previous is not None)
     into.write_small(content.NAME, manifest.to_json())
     return manifest
+
+
+def _write_sidecars(into: Store, manifest: ContentManifest, files: Mapping[str, bytes], *, replaced: bool) -> None:
+    """Write them; those of other content that was there before would tell the wrong things of this one."""
+    own = {file.path for file in manifest.files}
+    for path in content.SIDECARS:
+        if replaced and path not in own and path not in files:
+            into.delete(path)
+    for path, data in files.items():
+        if path not in own:
+            into.write_small(path, data)
 
 
 def _announce(into: Store, selection: Selection, previous: ContentManifest | None) -> set[str]:
@@ -246,75 +283,16 @@ def _shown(manifest: ContentManifest) -> str:
     return manifest.files[0].sha256 if len(manifest.files) == 1 else manifest.digest
 
 
-class _Meter:
-    """Counts bytes, tells of each tenth, and ends the other streams when one has failed."""
-
-    def __init__(self, verb: str, selection: Selection, notify: Notify) -> None:
-        self._verb, self._notify = verb, notify
-        self._total = sum(entry.size for entry in selection.entries)
-        self._done = self._told = 0
-        self._lock = Lock()
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Let every further `add` fail."""
-        self._stopped = True
-
-    def add(self, count: int) -> None:
-        if self._stopped:
-            raise StoreUnavailable("the transfer was stopped, since another file of it failed")
-        with self._lock:
-            self._done += count
-            tenth = 10 * self._done // self._total if self._total else 10
-            if tenth <= self._told:
-                return
-            self._told = tenth
-            self._notify(f"{self._verb} {10 * tenth} %: {self._done} of {self._total} bytes")
-
-
-class _Stream:
-    """The bytes of one file, checked as they pass. Ends with an error, never silently, if they are not right."""
-
-    def __init__(self, store: Store, selection: Selection, entry: Entry, expected: str, meter: _Meter) -> None:
-        self._chunks = store.read(selection.key(entry), etag=entry.etag)
-        self._where = store.location.uri if selection.single else store.location.child(entry.path).uri
-        self._entry, self._expected, self._meter = entry, expected, meter
-        self._sha256 = hashlib.sha256()
-
-    def __iter__(self) -> Iterator[bytes]:
-        gzip = GzipCheck(self._where) if self._entry.path.endswith((".gz", ".tgz")) else None
-        size = 0
-        for chunk in self._chunks:
-            size += len(chunk)
-            self._sha256.update(chunk)
-            if gzip is not None:
-                gzip.feed(chunk)
-            self._meter.add(len(chunk))
-            yield chunk
-        if size != self._entry.size:
-            raise CorruptData(
-                f"{self._where} gave {size} of {self._entry.size} bytes: cut, or changed while being read"
-            )
-        if gzip is not None:
-            gzip.finish()
-        if self._expected and not matches(content.build([self.file]), self._expected):
-            raise ChecksumMismatch(f"{self._where} has SHA-256 {self._sha256.hexdigest()}, not {self._expected}")
-
-    @property
-    def file(self) -> File:
-        """What passed; only after the last byte."""
-        return File(self._entry.path, self._entry.size, self._sha256.hexdigest())
-
-
-def _drain(stream: _Stream) -> File:
+def _drain(stream: Stream) -> File:
     for _ in stream:
         pass
     return stream.file
 
 
-def _each(selection: Selection, meter: _Meter, one: Callable[[Entry], File]) -> ContentManifest:
+def _each(selection: Selection, meter: Meter, one: Callable[[Entry], File]) -> ContentManifest:
     """Do ``one`` for each file, several at a time; the first error ends the rest."""
-    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="trainjob-copy") as pool:
+    small = all(entry.size <= _SMALL for entry in selection.entries)
+    with ThreadPoolExecutor(_SMALL_AT_A_TIME if small else AT_A_TIME, thread_name_prefix="trainjob-copy") as pool:
         futures = [pool.submit(one, entry) for entry in selection.entries]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)

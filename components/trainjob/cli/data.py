@@ -1,0 +1,101 @@
+"""``trainjob data``: by hand what the steps around training do with datasets and models."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from trainjob.cli.options import Target, json_option
+
+if TYPE_CHECKING:
+    from trainjob.data import ContentManifest
+
+# Nothing but click is imported before a command runs, see `trainjob.cli`.
+# ruff: noqa: PLC0415
+
+
+@click.group()
+def data() -> None:
+    """Move datasets and models between stores, as the steps around training do."""
+
+
+@data.command(short_help="Copy a dataset or model, so that a copy which looks finished is finished.")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Only paths that match, e.g. '*.csv'; repeatable.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Not these paths; repeatable, wins over --include.")
+@click.option("--digest", help="What it has to be: SHA-256 of the one file, or sha256:<root digest>.")
+@click.option("--quiet", "-q", is_flag=True, help="Say nothing before the end.")
+@json_option
+@click.pass_obj
+def copy(
+    target_: Target,
+    /,
+    *,
+    source: str,
+    target: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    digest: str | None,
+    quiet: bool,
+) -> int:
+    """Copy FROM, a file or a directory, into the directory TO.
+
+    Both are locations: local paths, s3://, gs://, az://, abfss://, hf://, oci://, or https:// to read one file. Every
+    byte is hashed, and checked against FROM's MANIFEST.json if it has one; TO's own is written last. Run again, it
+    copies nothing that is there. Killed, the same command goes on where it was.
+    """
+    from trainjob.cli import texts
+    from trainjob.data import transfer
+
+    with _interruptible(), _shown(quiet, target_.as_json) as shown:
+        manifest = transfer.copy(source, target, include=include, exclude=exclude, digest=digest, **shown)
+    fields = _fields(target, manifest)
+    click.echo(texts.as_json(fields) if target_.as_json else f"{fields['digest']}  {fields['uri']}")
+    return 0
+
+
+def _fields(target: str, manifest: ContentManifest) -> dict[str, Any]:
+    from trainjob.data.locations import parse_store
+
+    uri = parse_store(target).uri
+    return {"uri": uri, "digest": manifest.digest, "files": len(manifest.files), "bytes": manifest.size}
+
+
+@contextmanager
+def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
+    """How the user sees it go on, as arguments of `transfer.copy`: a bar on a terminal, else lines. All on stderr."""
+    if quiet:
+        yield {}
+        return
+    if as_json or not sys.stderr.isatty():
+        yield {"progress": lambda line: click.echo(line, err=True)}
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield {"moved": lambda done, total: bar.update(task, completed=done, total=total)}
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end it as an error does, so that nothing of an upload stays behind."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        del frame
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)

@@ -1,0 +1,181 @@
+"""Object stores of the clouds: how each is opened and configured, and what its errors mean.
+
+All settings are those of the environment, as obstore reads it (`obstore.store.S3Config`, ``GCSConfig``,
+``AzureConfig``): static keys, web identity, the roles of instances, pods and containers, other endpoints. Certificates
+are those of the system, or of ``SSL_CERT_FILE``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from trainjob.data.locations import Location
+from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable, TrainJobError, UnsafePath
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+# An outage of up to a minute is bridged here; longer ones are for the orchestrator's retry.
+RETRY: RetryConfig = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
+STALL = "60s"
+"""Without a byte; then the connection is given up."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """What differs between the object stores.
+
+    Attributes:
+        name: For messages.
+        plain: Environment variable that allows endpoints without TLS.
+        keys: What to set where there are no credentials, or not the right ones.
+        bucket: What the store calls it.
+    """
+
+    name: str
+    plain: str
+    keys: str
+    bucket: str = "bucket"
+
+
+_S3 = Cloud("S3", "AWS_ALLOW_HTTP", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role for the pod")
+_GOOGLE = Cloud("Google", "GOOGLE_ALLOW_HTTP", "GOOGLE_APPLICATION_CREDENTIALS, or a service account for the pod")
+_AZURE = Cloud(
+    "Azure",
+    "AZURE_ALLOW_HTTP",
+    "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or a workload identity",
+    "container",
+)
+CLOUDS = {"s3": _S3, "gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
+"""By scheme."""
+
+_SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN",
+    "GOOGLE_BEARER_TOKEN",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
+# Where instances are asked for credentials when the environment has none (AWS and Azure, ECS, EKS, Google).
+_INSTANCE = re.compile(r"169\.254\.(?:169\.254|170\.2|170\.23)|metadata\.google\.internal|http://metadata/")
+
+# Of the Rust errors: settings that are missing, or cannot be read.
+_SETTINGS = re.compile(
+    r"\b(?:Missing(?:Account|Bucket|BucketName|ContainerName|Key|Region|Credentials)|InvalidAccessKey|OpenCredentials"
+    r"|DecodeCredentials|InvalidKey|UnknownConfigurationKey|UnableToParseUrl)\b"
+)
+
+
+def open_bucket(location: Location) -> Any:
+    """Open the bucket or container of a location.
+
+    Raises:
+        ConfigurationError: obstore is not installed, or a setting is wrong.
+    """
+    try:
+        from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra, for those who need it
+    except ImportError:
+        raise ConfigurationError(
+            f"{location.scheme}:// needs obstore: install trainjob[storage], or use an image that has it"
+        ) from None
+    cloud = CLOUDS[location.scheme]
+    # obstore's own default ends every request, with its whole body, after 30 s. Options given here replace those of
+    # the environment, so that one is read here.
+    client: ClientConfig = {
+        "connect_timeout": "10s",
+        "read_timeout": STALL,
+        "timeout": "7days",
+        "allow_http": os.environ.get(cloud.plain, "").lower() in ("1", "true", "yes"),
+    }
+    with errors(location, ""):
+        if cloud is _S3:
+            return S3Store(location.authority, client_options=client, retry_config=RETRY)
+        if cloud is _GOOGLE:
+            return GCSStore(location.authority, client_options=client, retry_config=RETRY)
+        container, _, host = location.authority.partition("@")
+        if host:
+            account = host.partition(".")[0]
+            return AzureStore(container, account_name=account, client_options=client, retry_config=RETRY)
+        return AzureStore(container, client_options=client, retry_config=RETRY)
+
+
+@contextmanager
+def errors(location: Location, path: str) -> Iterator[None]:
+    """Turn what obstore raises into our errors."""
+    from obstore import exceptions  # noqa: PLC0415 - an extra
+
+    cloud = CLOUDS[location.scheme]
+    try:
+        where = location.child(path).uri if path else location.uri
+        yield
+    except TrainJobError:
+        raise
+    except FileNotFoundError as error:
+        raise _not_found(location, where, str(error)) from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
+        raise ConfigurationError(
+            f"access to {where} was denied; check {cloud.keys}, and what they may do with the {cloud.bucket}"
+        ) from None
+    except exceptions.PreconditionError:
+        raise CorruptData(f"{where} changed while it was read; run the step again") from None
+    except exceptions.InvalidPathError as error:
+        raise UnsafePath(f"{where} holds a file with an unsafe name: {_brief(error)}") from None
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise _other(location, where, error) from None
+
+
+def _not_found(location: Location, where: str, said: str) -> SourceNotFound:
+    if any(word in said for word in ("NoSuchBucket", "ContainerNotFound")):
+        return SourceNotFound(f"there is no {CLOUDS[location.scheme].bucket} {location.authority!r} ({where})")
+    return SourceNotFound(f"{where} does not exist")
+
+
+def _other(location: Location, where: str, error: Exception) -> TrainJobError:  # noqa: PLR0911 - a list of cases
+    cloud, said, text = CLOUDS[location.scheme], str(error), _brief(error)
+    if "NoSuchBucket" in said or "ContainerNotFound" in said:
+        return _not_found(location, where, said)
+    if "No CA certificates" in said:  # also for plain http: the client is made for both
+        return ConfigurationError(
+            f"{where} cannot be opened: there are no CA certificates here; install ca-certificates in the image, "
+            "or set SSL_CERT_FILE"
+        )
+    if _INSTANCE.search(said):
+        return ConfigurationError(f"there are no credentials for {where}: set {cloud.keys}")
+    if "builder error" in text:
+        return ConfigurationError(
+            f"the {cloud.name} endpoint is plain http: set {cloud.plain}=true if that is meant, or use https"
+        )
+    if _SETTINGS.search(said):
+        return ConfigurationError(f"{where} cannot be opened: {text}; set {cloud.keys}")
+    if "UnknownIssuer" in said or "invalid peer certificate" in said or "certificate verify failed" in said:
+        return ConfigurationError(
+            f"{where}: the certificate of the endpoint is not trusted here; set SSL_CERT_FILE to a file with its CA"
+        )
+    if "Range request not supported" in text:
+        # object_store had to resume after a cut, and could not.
+        text = "the connection was cut, and the server cannot resume"
+    return StoreUnavailable(f"{where}: {text}")
+
+
+def _brief(error: Exception) -> str:
+    """The first line, without secrets and without the query of URLs."""
+    text = str(error).partition("\n")[0]
+    for name in _SECRETS:
+        if len(secret := os.environ.get(name, "")) > 3:  # shorter ones are parts of every text
+            text = text.replace(secret, "***")
+    return re.sub(r"\?[^\s]*", "?...", text)[:300]

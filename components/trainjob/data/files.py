@@ -1,0 +1,264 @@
+"""The local file system as a store."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trainjob.data.content import WORK
+from trainjob.data.locations import Location
+from trainjob.data.parts import Part
+from trainjob.data.stores import CHUNK, Entry
+from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
+
+
+class FileStore:
+    """A directory, or a single file, of this machine."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._root = location.local
+        self._unsynced: set[Path] = set()
+        self._alone = False
+
+    @property
+    def location(self) -> Location:
+        """Where it was opened."""
+        return self._location
+
+    def list(self) -> Iterator[Entry]:
+        """See `Store.list`. Links to files inside the root are followed; other links are refused."""
+        root = os.path.realpath(self._root)
+        with os_errors(self._root):
+            for folder, folders, names in os.walk(root, onerror=_raise):
+                for name in folders:
+                    if os.path.islink(path := os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
+                        raise UnsafePath(f"{path} is a link to a directory; copy what it points to in its place")
+                for name in names:
+                    path = os.path.join(folder, name)  # noqa: PTH118
+                    if os.path.islink(path) and not os.path.realpath(path).startswith(root.rstrip("/") + "/"):  # noqa: PTH114
+                        raise UnsafePath(f"{path} is a link that leads out of {root}; copy its target in its place")
+                    yield self._entry(Path(path), os.path.relpath(path, root))
+
+    def stat(self, path: str) -> Entry:
+        """See `Store.stat`."""
+        full = self._root / path
+        with os_errors(full):
+            if full.is_dir():
+                raise SourceNotFound(f"{full} is a directory")
+            return self._entry(full, path)
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
+        """See `Store.read`."""
+        full = self._root / path
+        with os_errors(full), full.open("rb", buffering=0) as file:
+            before = _etag(os.fstat(file.fileno()))
+            file.seek(start)
+            left = length
+            while left is None or left > 0:
+                chunk = file.read(CHUNK if left is None else min(left, CHUNK))
+                if not chunk:
+                    break
+                left = None if left is None else left - len(chunk)
+                yield chunk
+            after = _etag(os.fstat(file.fileno()))
+        if after != before or (etag and etag != before):
+            raise CorruptData(f"{full} changed while it was read; run the step again when nothing writes to it")
+
+    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
+        """See `Store.write`: into a part file under ``.trainjob``, then fsync and rename."""
+        del size
+        full = self._root / path
+        # Random, since on a file system without locks another process may be writing the same file.
+        part = self._root / WORK / f"{secrets.token_hex(12)}.part"
+        try:
+            with os_errors(full):
+                self._make_parent(full)
+                with part.open("wb", buffering=0) as file:
+                    for chunk in chunks:
+                        view = memoryview(chunk)
+                        while view:
+                            view = view[file.write(view) :]
+                    os.fsync(file.fileno())
+                part.replace(full)
+        except BaseException:
+            # A disk that is full should not stay full because of us.
+            part.unlink(missing_ok=True)
+            raise
+
+    def write_on(self, path: str, identity: str, after: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
+        """See `Resuming.write_on`. It stays where a store failed or this process ends, not where the data is wrong."""
+        if not self._alone:
+            # Another process may be writing the same part.
+            self.write(path, after(iter(())), 0)
+            return
+        full = self._root / path
+        part = Part(self._root / WORK, path, identity)
+        try:
+            with os_errors(full):
+                self._make_parent(full)
+                part.append(after(part.held()))
+                part.move(full)
+        except Exception as error:
+            if not isinstance(error, StoreUnavailable):
+                part.remove()
+            raise
+
+    def write_small(self, path: str, data: bytes) -> None:
+        """See `Store.write_small`."""
+        self._sync()
+        self.write(path, [data], len(data))
+        self._sync()
+
+    def delete(self, path: str) -> None:
+        """See `Store.delete`; directories that become empty stay."""
+        full = self._root / path
+        self._confine(full.parent)
+        with os_errors(full), suppress(FileNotFoundError):
+            full.unlink()
+            self._unsynced.add(full.parent)
+        self._sync()
+
+    @contextmanager
+    def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
+        """See `Store.begin`: one writer at a time, by a lock that ends with its process."""
+        work = self._root / WORK
+        while True:
+            with os_errors(work):
+                if self._root.is_file():
+                    raise ConfigurationError(f"{self._root} is a file; the target has to be a directory")
+                try:
+                    work.mkdir(parents=True, exist_ok=True)
+                    file = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                except (FileExistsError, FileNotFoundError):
+                    # The writer before us finished and removed the directory, perhaps while `mkdir` looked at it.
+                    if _is_something_else(work):
+                        raise
+                    continue
+            try:
+                alone = _lock(file, lambda: notify(f"waiting for another process that writes {self._root}"))
+                if not _same(file, work / "lock"):
+                    continue
+                self._remove_parts()
+                self._alone = alone
+                yield
+                return
+            finally:
+                self._alone = False
+                os.close(file)
+
+    def finish(self) -> None:
+        """See `Store.finish`."""
+        work = self._root / WORK
+        with os_errors(work):
+            for path in work.iterdir():
+                if path.name != "lock":
+                    path.unlink()
+            # The lock goes last: who waits for it sees that it was replaced, and takes a new one.
+            (work / "lock").unlink()
+            with suppress(OSError):
+                work.rmdir()  # not empty: the next writer is already there
+
+    def _remove_parts(self) -> None:
+        """What writers that were killed left behind."""
+        work = self._root / WORK
+        with os_errors(work):
+            for part in work.glob("*.part"):
+                part.unlink(missing_ok=True)
+
+    def _make_parent(self, full: Path) -> None:
+        parent = full.parent
+        self._confine(parent)
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            self._unsynced.add(parent)
+            if parent in (self._root, parent.parent):
+                break
+            parent = parent.parent
+
+    def _confine(self, folder: Path) -> None:
+        root, real = self._root.resolve(), folder.resolve()
+        if real != root and root not in real.parents:
+            raise UnsafePath(f"{folder} leads out of {self._root} by a link; remove the link")
+
+    def _sync(self) -> None:
+        """Make renames durable: a file's own fsync does not cover its name."""
+        while self._unsynced:
+            folder = self._unsynced.pop()
+            with os_errors(folder):
+                file = os.open(folder, os.O_RDONLY)
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+
+    def _entry(self, full: Path, path: str) -> Entry:
+        status = full.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafePath(f"{full} is neither a file nor a directory; exclude it")
+        return Entry(path, status.st_size, _etag(status))
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _lock(file: int, waiting: Callable[[], None]) -> bool:
+    """Take the lock; False where there are none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waiting()
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        # Some network file systems know no locks. Writers of the same content still write the same bytes, each file
+        # appears whole, and the manifest tells a mixture of different contents from either.
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
+
+
+def _same(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_something_else(folder: Path) -> bool:
+    try:
+        return not stat.S_ISDIR(folder.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _raise(error: OSError) -> None:
+    # os.walk says nothing of a directory that it cannot read, and part of a dataset would be missing.
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+@contextmanager
+def os_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says into our errors."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceNotFound(f"{path} does not exist") from None
+    except PermissionError as error:
+        raise ConfigurationError(f"no permission for {error.filename or path}") from None
+    except (IsADirectoryError, NotADirectoryError, FileExistsError):
+        raise UnsafePath(f"{path} is in the way: a file and a directory have the same name") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(f"no space left for {path}; free some, or use a larger volume") from None
+        if error.errno == errno.EROFS:
+            raise ConfigurationError(f"{path} is on a read-only file system") from None
+        raise StoreUnavailable(f"{path}: {error.strerror or error}") from None

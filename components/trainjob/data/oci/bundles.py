@@ -1,0 +1,61 @@
+"""Small files, kept until it is known which of them become a layer together."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from threading import Lock
+
+from trainjob.data.stores import CHUNK
+
+_IN_MEMORY = 16 * CHUNK
+
+
+class Small:
+    """Contents of small files: in memory, and in a temporary file without a name once they are many."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - lives as long as this
+        weakref.finalize(self, self._file.close)
+        self._places: dict[str, tuple[int, int]] = {}
+        self._lock = Lock()
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._places
+
+    def add(self, path: str, data: bytes) -> None:
+        """Keep a file; in the place of one of the same path."""
+        with self._lock:
+            at = self._file.seek(0, os.SEEK_END)
+            self._file.write(data)
+            self._places[path] = (at, len(data))
+
+    def remove(self, path: str) -> None:
+        """Forget a file, if it is there."""
+        with self._lock:
+            self._places.pop(path, None)
+
+    def payload(self, path: str) -> _Kept:
+        """What was kept; KeyError if it was not."""
+        return _Kept(self, *self._places[path])
+
+    def read(self, at: int, length: int) -> bytes:
+        """Bytes of the temporary file."""
+        with self._lock:
+            self._file.seek(at)
+            return self._file.read(length)
+
+
+class _Kept:
+    """A `Payload`."""
+
+    def __init__(self, small: Small, at: int, size: int) -> None:
+        self._small, self._at = small, at
+        self.size = size
+
+    def open(self, start: int, length: int) -> Iterator[bytes]:
+        """See `Payload.open`."""
+        if start < self.size:
+            yield self._small.read(self._at + start, min(length, self.size - start))

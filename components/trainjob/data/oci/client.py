@@ -1,0 +1,251 @@
+"""HTTP to one registry: single tries of single requests, with credentials."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from ipaddress import ip_address
+from typing import Any
+
+import httpx
+
+from trainjob.data.oci.access import Access
+from trainjob.data.oci.retries import Interrupted, retry_after
+from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, TrainJobError
+from trainjob.settings import Settings
+
+CONNECT, READ, FINISH = 10.0, 60.0, 600.0
+"""Seconds to connect; between two bytes; for a registry to check the digest of what it was sent, which takes it a
+second per GiB at best."""
+_MANIFEST_LIMIT = 16 * 1024 * 1024  # distribution-spec asks registries to take 4 MiB
+_ERROR_LIMIT = 64 * 1024
+_REDIRECTS = 5
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Docker Hub's images are named by another host than its registry has.
+_HOSTS = {"docker.io": "registry-1.docker.io"}
+Content = bytes | Iterator[bytes] | None
+
+# httpx notes every URL at level INFO, httpcore every reply's headers at DEBUG: those of uploads and of redirects to
+# object stores are signed, and so are credentials.
+_ours: ContextVar[bool] = ContextVar("trainjob-oci", default=False)
+for _name in ("httpx", *(f"httpcore.{part}" for part in ("connection", "http11", "proxy"))):
+    logging.getLogger(_name).addFilter(lambda _: not _ours.get())
+
+
+class Client:
+    """Speaks to one registry. Safe to be used by several threads.
+
+    Args:
+        host: ``host[:port]``. Plain HTTP is for this machine, and for hosts that ``TRAINJOB_OCI_PLAIN_HTTP`` names.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._http = httpx.Client(
+            verify=_tls(),
+            timeout=httpx.Timeout(READ, connect=CONNECT, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            headers={"user-agent": "trainjob", "accept-encoding": "identity"},
+        )
+        self._plain = host in {each.strip() for each in Settings().oci_plain_http.split(",")}
+        self._base: httpx.URL | None = None
+        self._access = Access(host, self._fetch, self._may_ask)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    @property
+    def base(self) -> httpx.URL:
+        """Where the registry is."""
+        if self._base is None:
+            secure = not self._plain and not (_loopback(self.host) and not self._speaks_tls())
+            address = _HOSTS.get(self.host, self.host)
+            self._base = httpx.URL(f"{'https' if secure else 'http'}://{address}/v2/")
+        return self._base
+
+    def url(self, repository: str, rest: str) -> str:
+        """URL of what a repository has."""
+        return str(self.base.join(f"{repository}/{rest}"))
+
+    def location(self, response: httpx.Response) -> str:
+        """Where a reply says to go on; empty if it does not."""
+        text = response.headers.get("location", "")
+        if not text:
+            return ""
+        url = response.request.url.join(text)
+        if url.host == self.base.host and url.scheme == "http" and self.base.scheme == "https":
+            # What is behind a proxy that ends TLS often does not know of it.
+            url = url.copy_with(scheme="https", port=self.base.port)
+        if url.scheme != "https" and self.base.scheme == "https":
+            raise ConfigurationError(f"{self.host} leads from https to {url.scheme}; not followed")
+        return str(url)
+
+    @contextmanager
+    def open(
+        self,
+        method: str,
+        url: str,
+        scopes: tuple[str, ...],
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: Content = None,
+        read: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """One request; its reply, whose body has not been read yet. Redirects of reading requests are followed.
+
+        Raises:
+            Interrupted: Another try may succeed.
+            ConfigurationError: Access was denied.
+        """
+        once = content is not None and not isinstance(content, bytes)
+        with self._errors():
+            for final in (False, True):
+                sent = self._access.header(scopes)
+                response = self._send(method, url, {**(headers or {})}, content, read, sent)
+                try:
+                    if response.status_code == 401:
+                        self._access.challenged(response.headers.get("www-authenticate", ""), scopes, sent)
+                        if final:
+                            raise self._access.denied(scopes)
+                        if once:
+                            raise Interrupted("the credential had to be renewed")
+                        continue
+                    if response.status_code == 403:
+                        raise self._access.denied(scopes)
+                    if response.status_code in _AGAIN:
+                        wait = retry_after(response.headers.get("retry-after"))
+                        raise Interrupted(f"it answers {self.reason(response)}", wait)
+                    yield response
+                    return
+                finally:
+                    response.close()
+
+    def read(self, response: httpx.Response, limit: int = _MANIFEST_LIMIT) -> bytes:
+        """The body.
+
+        Raises:
+            CorruptData: It has more than ``limit`` bytes.
+        """
+        data = bytearray()
+        for chunk in response.iter_raw():
+            data += chunk
+            if len(data) > limit:
+                raise CorruptData(f"{self.host} sent more than {limit} bytes where a small document was asked for")
+        return bytes(data)
+
+    def refused(self, response: httpx.Response, where: str) -> TrainJobError:
+        """The error for a status that is no success and not worth another try."""
+        text = f"{where}: the registry answers {self.reason(response)}"
+        if response.status_code == 404:
+            return SourceNotFound(f"{where} does not exist")
+        if response.status_code == 507:
+            return OutOfSpace(text)
+        if response.status_code in (405, 413, 415):
+            return ConfigurationError(text)
+        return StoreUnavailable(text)
+
+    def reason(self, response: httpx.Response) -> str:
+        """Status of a reply and the codes and messages in its body, in one line without secrets."""
+        text = ""
+        with suppress(ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError, CorruptData):
+            errors = json.loads(self.read(response, _ERROR_LIMIT))["errors"]
+            text = "; ".join(f"{each['code']} {each.get('message', '')}".strip() for each in errors)
+        text = re.sub(r"\?\S*", "?...", " ".join(self._access.scrub(text).split()))
+        return f"{response.status_code}{f' ({text[:300]})' if text else ''}"
+
+    def _send(  # noqa: PLR0917 - what a request consists of
+        self, method: str, url: str, headers: dict[str, str], content: Content, read: float | None, sent: str | None
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(READ, connect=CONNECT, read=read or READ, pool=None)
+        for _ in range(_REDIRECTS):
+            target = httpx.URL(url)
+            allowed = {"authorization": sent} if sent and _origin(target) == _origin(self.base) else {}
+            request = self._http.build_request(
+                method, target, headers={**headers, **allowed}, content=content, timeout=timeout
+            )
+            response = self._quietly(request)
+            if method not in ("GET", "HEAD") or response.status_code not in (301, 302, 303, 307, 308):
+                return response
+            try:
+                url = self.location(response)
+            finally:
+                response.close()
+        raise StoreUnavailable(f"{self.host} redirects without end")
+
+    def _quietly(self, request: httpx.Request) -> httpx.Response:
+        token = _ours.set(True)
+        try:
+            return self._http.send(request, stream=True)
+        finally:
+            _ours.reset(token)
+
+    def _fetch(
+        self, url: str, *, query: Sequence[tuple[str, str]], form: dict[str, str] | None, authorization: str | None
+    ) -> Any:
+        headers = {"authorization": authorization} if authorization else {}
+        target = httpx.URL(url).copy_merge_params(list(query)) if query else httpx.URL(url)
+        request = self._http.build_request("POST" if form else "GET", target, headers=headers, data=form)
+        response = self._quietly(request)
+        try:
+            if response.status_code in _AGAIN:
+                wait = retry_after(response.headers.get("retry-after"))
+                raise Interrupted(f"its token server answers {response.status_code}", wait)
+            if response.status_code != 200:
+                return None
+            return json.loads(self.read(response))
+        except ValueError:
+            raise ConfigurationError(f"the token server of {self.host} answers something that is no JSON") from None
+        finally:
+            response.close()
+
+    def _may_ask(self, realm: str) -> bool:
+        with suppress(httpx.InvalidURL):
+            url = httpx.URL(realm)
+            return bool(url.host) and (url.scheme == "https" or (url.scheme == "http" and self.base.scheme == "http"))
+        return False
+
+    def _speaks_tls(self) -> bool:
+        try:
+            self._quietly(self._http.build_request("GET", f"https://{self.host}/v2/")).close()
+        except httpx.TransportError as error:
+            # A certificate that is not trusted is TLS, too; the next request says so.
+            return "CERTIFICATE_VERIFY_FAILED" in str(error)
+        return True
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, OSError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ConfigurationError(
+                    f"the certificate of {self.host} is not trusted here; set SSL_CERT_FILE to that of its authority"
+                ) from None
+            raise Interrupted(f"{type(error).__name__} {self._access.scrub(str(error))[:200]}".strip()) from None
+        except httpx.InvalidURL:
+            raise ConfigurationError(f"{self.host} leads to something that is no URL") from None
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _loopback(host: str) -> bool:
+    name = httpx.URL(f"http://{host}/").host
+    with suppress(ValueError):
+        return ip_address(name).is_loopback
+    return name == "localhost"
+
+
+def _tls() -> ssl.SSLContext:
+    """The system's authorities, or ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``; those of certifi where there are none."""
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is None and paths.capath is None:
+        return httpx.create_ssl_context()
+    return ssl.create_default_context()

@@ -1,0 +1,172 @@
+"""Layers as they are read: what files they hold, and the bytes of these, each checked against a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+
+from trainjob.data.oci import tars
+from trainjob.data.oci.gzips import Gunzip
+from trainjob.data.oci.payloads import limited
+from trainjob.data.oci.repository import Repository
+from trainjob.data.oci.tars import Member, Reader
+from trainjob.data.stores import CHUNK
+from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
+
+_IMAGE = re.compile(
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.(tar)(?:\+(gzip|zstd))?|docker\.image\.rootfs\.diff\.(tar)(?:\.(gzip))?)"
+)
+_MODEL = re.compile(r"application/vnd\.cncf\.model\.[a-z.]+\.v1\.(raw|tar)(?:\+(gzip|zstd))?")
+_KEPT = 4 * CHUNK  # layers up to this size are kept in memory once they are read: those of many small files
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A file of a layer of which all bytes were seen."""
+
+    offset: int
+    size: int
+    sha256: str
+
+
+class LayerBlob:
+    """One layer of an image or artifact. Safe to be used by several threads.
+
+    Args:
+        repository: Where it is.
+        digest: Of the blob.
+        size: Of the blob.
+        form: ``raw`` (the blob is a file), ``tar`` or ``gzip`` (a compressed tar).
+    """
+
+    def __init__(self, repository: Repository, digest: str, size: int, form: str) -> None:
+        self._repository = repository
+        self.digest, self.size, self.form = digest, size, form
+        self.where = repository.where(digest)
+        self._gunzip = Gunzip(self._packed, self.where)
+        self._lock = Lock()
+        self._checked: dict[str, _Checked] | None = None
+        self._members: list[Member] | None = None
+        self._data: bytes | None = None
+
+    def members(self) -> list[Member]:
+        """What it holds. Of a plain tar only the headers are read, of a compressed one everything.
+
+        Raises:
+            CorruptData: It is no sound archive.
+            UnsafePath: A path in it could lead out of where it is unpacked.
+        """
+        with self._lock:
+            if self._members is None:
+                if self.form == "tar" and self.size > _KEPT:
+                    self._members = list(tars.members(Reader(self._packed(0), self.where, self._packed)))
+                else:
+                    self._check()
+            return self._members or []
+
+    def raw(self, start: int, length: int) -> Iterator[bytes]:
+        """Bytes of a layer that is a file itself; checked where all are asked for."""
+        chunks = self._repository.blob(self.digest, self.size, start=start, length=length)
+        whole = start == 0 and length == self.size
+        return self._verified(chunks, self.digest.removeprefix("sha256:")) if whole else chunks
+
+    def only(self, name: str, size: int) -> Iterator[bytes]:
+        """All of the one file of a plain tar, in one pass that checks the whole layer.
+
+        Raises:
+            ChecksumMismatch: The layer is not what its digest says.
+            CorruptData: It holds something else than that file.
+        """
+        chunks = self._verified(self._repository.blob(self.digest, self.size), self.digest.removeprefix("sha256:"))
+        reader = Reader(chunks, self.where)
+        found = False
+        for member in tars.members(reader):
+            if member.kind == "directory":
+                continue
+            if found or (member.path, member.kind, member.size) != (name, "file", size):
+                raise CorruptData(f"{self.where} holds {member.path!a}, where its manifest says {name!a} only")
+            found = True
+            yield from reader.take(size)
+        reader.drain()
+        if not found:
+            raise CorruptData(f"{self.where} does not hold {name!a}, which its manifest names")
+
+    def file(self, name: str, start: int, length: int) -> Iterator[bytes]:
+        """Bytes of a file of an archive of several; the whole layer is checked before the first is given."""
+        with self._lock:
+            if self._checked is None:
+                self._check()
+            checked = (self._checked or {}).get(name)
+        if checked is None:
+            raise SourceNotFound(f"{self.where} holds no {name!a}")
+        chunks = self._content(checked.offset + start, length)
+        return self._verified(chunks, checked.sha256) if start == 0 and length == checked.size else chunks
+
+    def offset(self, name: str) -> int:
+        """Where the content of a file begins in the archive."""
+        for member in self.members():
+            if member.path == name and member.kind == "file":
+                return member.offset
+        raise SourceNotFound(f"{self.where} holds no {name!a}")
+
+    def part(self, offset: int, length: int) -> Iterator[bytes]:
+        """Bytes of a plain tar, not checked."""
+        return self._repository.blob(self.digest, self.size, start=offset, length=length)
+
+    def _content(self, start: int, length: int) -> Iterator[bytes]:
+        """Bytes of the archive, unpacked."""
+        return limited(self._gunzip.read(start) if self.form == "gzip" else self._packed(start, length), length)
+
+    def _packed(self, start: int, length: int | None = None) -> Iterator[bytes]:
+        """Bytes of the blob."""
+        if self._data is not None:
+            return iter((self._data[start:],))
+        return self._repository.blob(self.digest, self.size, start=start, length=length)
+
+    def _check(self) -> None:
+        """Read everything once: the digest of the layer, and that of each file in it."""
+        data: bytes | None = None
+        packed = self._packed(0)
+        if self.size <= _KEPT:
+            data = b"".join(packed)
+            packed = iter((data,))
+        stream = self._verified(packed, self.digest.removeprefix("sha256:"))
+        reader = Reader(self._gunzip.read(0, stream) if self.form == "gzip" else stream, self.where)
+        found, files = [], {}
+        for member in tars.members(reader):
+            found.append(member)
+            if member.kind == "file":
+                total = hashlib.sha256()
+                for chunk in reader.take(member.size):
+                    total.update(chunk)
+                files[member.path] = _Checked(member.offset, member.size, total.hexdigest())
+        reader.drain()
+        self._members, self._checked, self._data = found, files, data
+
+    def _verified(self, chunks: Iterator[bytes], sha256: str) -> Iterator[bytes]:
+        total = hashlib.sha256()
+        for chunk in chunks:
+            total.update(chunk)
+            yield chunk
+        if total.hexdigest() != sha256:
+            raise ChecksumMismatch(
+                f"{self.where}: the registry sent bytes with SHA-256 {total.hexdigest()}, not {sha256}"
+            )
+
+
+def form_of(media_type: str, where: str) -> str | None:
+    """``raw``, ``tar`` or ``gzip``; None for what is no layer of files.
+
+    Raises:
+        ConfigurationError: It is compressed in a way that cannot be read here.
+    """
+    match = _IMAGE.fullmatch(media_type) or _MODEL.fullmatch(media_type)
+    if match is None:
+        return None
+    words = [group for group in match.groups() if group]
+    if words[-1] == "zstd":
+        raise ConfigurationError(f"{where} has layers compressed with zstd; pack it again with gzip or uncompressed")
+    return words[-1]

@@ -1,0 +1,154 @@
+"""Small artifacts that belong to an image: provenance, signatures (OCI distribution-spec 1.1, "Referrers")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainjob.data import content
+from trainjob.data.locations import Location
+from trainjob.data.oci import manifests
+from trainjob.data.oci.client import Client
+from trainjob.data.oci.manifests import EMPTY_DATA, Document, attachment
+from trainjob.data.oci.payloads import Data
+from trainjob.data.oci.reference import Reference, check_digest
+from trainjob.data.oci.repository import IMAGE, INDEX, Repository, sha256
+from trainjob.data.oci.retries import patiently
+from trainjob.data.oci.uploads import push
+from trainjob.errors import CorruptData, SourceNotFound
+
+IN_TOTO = "application/vnd.in-toto+json"
+"""Artifact type of an in-toto statement, such as SLSA provenance."""
+_TYPES = {content.PROVENANCE: IN_TOTO, content.CARD: "text/markdown"}
+_LIMIT = 4 * 1024 * 1024
+
+
+def attach(location: Location, name: str, data: bytes, artifact_type: str = IN_TOTO) -> str:
+    """Attach a small artifact to what is at ``location``; once, however often it is called.
+
+    Args:
+        location: Tag or digest of an image or artifact.
+        name: File name of the artifact.
+        data: Its content.
+        artifact_type: Media type that says what it is.
+
+    Returns:
+        The digest of its manifest.
+
+    Raises:
+        SourceNotFound: There is nothing at ``location``.
+    """
+    reference = Reference.of(location)
+    client = Client(reference.host)
+    try:
+        repository = Repository(client, reference.repository)
+        subject = repository.manifest(reference.name)
+        if subject is None:
+            raise SourceNotFound(f"{location} does not exist")
+        descriptor = {"mediaType": subject.media_type, "digest": subject.digest, "size": subject.size}
+        return attach_to(repository, descriptor, name, data, artifact_type)
+    finally:
+        client.close()
+
+
+def attached(location: Location, artifact_type: str = IN_TOTO) -> dict[str, bytes]:
+    """Contents of the artifacts of a type that belong to what is at ``location``, by file name.
+
+    Raises:
+        SourceNotFound: There is nothing at ``location``.
+    """
+    reference = Reference.of(location)
+    client = Client(reference.host)
+    try:
+        repository = Repository(client, reference.repository)
+        subject = repository.manifest(reference.name)
+        if subject is None:
+            raise SourceNotFound(f"{location} does not exist")
+        found: dict[str, bytes] = {}
+        for entry in listed(repository, subject.digest):
+            if entry.get("artifactType") == artifact_type:
+                found |= _contents(repository, check_digest(entry.get("digest"), str(location)))
+        return found
+    finally:
+        client.close()
+
+
+def type_of(name: str) -> str:
+    """Artifact type of a file that is written beside a model."""
+    return _TYPES.get(name, "application/octet-stream")
+
+
+def beside(repository: Repository, digest: str, name: str) -> bytes | None:
+    """The file ``name`` that `attach_to` has put beside a manifest; the last of them, None if there is none."""
+    for entry in reversed(listed(repository, digest)):
+        if entry.get("artifactType") == type_of(name):
+            found = _contents(repository, check_digest(entry.get("digest"), repository.where(digest)))
+            if name in found:
+                return found[name]
+    return None
+
+
+def attach_to(repository: Repository, subject: dict[str, Any], name: str, data: bytes, artifact_type: str) -> str:
+    """Attach ``data`` to the manifest that ``subject`` describes; the digest of the attachment."""
+    digest = sha256(data)
+    described = {"mediaType": artifact_type, "digest": digest, "size": len(data)}
+    document = attachment(subject, artifact_type, described, name)
+    push(repository, Data(data), digest)
+    push(repository, Data(EMPTY_DATA), sha256(EMPTY_DATA))
+    repository.put_manifest(document.digest, document.data, IMAGE)
+    if not any(entry.get("digest") == document.digest for entry in listed(repository, subject["digest"])):
+        # A registry without the referrers API: clients keep the list, under a tag.
+        _note(repository, subject["digest"], document, artifact_type)
+    return document.digest
+
+
+def listed(repository: Repository, digest: str) -> list[Mapping[str, Any]]:
+    """Descriptors of what refers to a manifest."""
+    found = patiently(repository.where(digest), lambda: _asked(repository, digest))
+    if found is None:
+        tagged = repository.manifest(_tag(digest))
+        found = tagged.value if tagged is not None else {}
+    entries = found.get("manifests")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _asked(repository: Repository, digest: str) -> Mapping[str, Any] | None:
+    """The answer of the referrers API; None where there is none."""
+    with repository.client.open("GET", repository.url(f"referrers/{digest}"), repository.pull) as response:
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        if response.status_code != 200 or kind != INDEX:
+            return None
+        try:
+            value = json.loads(repository.client.read(response))
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        raise CorruptData(f"{repository.where(digest)}: the registry's list of referrers is no index")
+    return value
+
+
+def _note(repository: Repository, subject: str, document: Document, artifact_type: str) -> None:
+    held = repository.manifest(_tag(subject))
+    entries = list(held.value.get("manifests") or []) if held is not None else []
+    entries.append({**document.descriptor, "artifactType": artifact_type})
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
+    repository.put_manifest(_tag(subject), manifests.canonical(index), INDEX)
+
+
+def _tag(digest: str) -> str:
+    """distribution-spec, "Referrers Tag Schema"."""
+    return digest.replace(":", "-")
+
+
+def _contents(repository: Repository, digest: str) -> dict[str, bytes]:
+    manifest = repository.manifest(digest)
+    layers = manifest.value.get("layers") if manifest is not None else None
+    found = {}
+    for layer in layers if isinstance(layers, list) else ():
+        name = (layer.get("annotations") or {}).get(manifests.TITLE)
+        if isinstance(name, str) and isinstance(layer.get("size"), int):
+            found[name] = repository.small(
+                check_digest(layer.get("digest"), repository.where(digest)), layer["size"], _LIMIT
+            )
+    return found

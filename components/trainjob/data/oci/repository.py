@@ -1,0 +1,215 @@
+"""Manifests and blobs of one repository (OCI distribution-spec 1.1), with patience."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob.data.oci.client import Client
+from trainjob.data.oci.reference import check_digest
+from trainjob.data.oci.retries import Interrupted, Patience, patiently
+from trainjob.data.stores import CHUNK
+from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, StoreUnavailable
+
+IMAGE = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+DOCKER_IMAGE = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+_ACCEPT = ", ".join((INDEX, IMAGE, DOCKER_INDEX, DOCKER_IMAGE))
+_UNKNOWN = re.compile(r"\b(?:MANIFEST_|MANIFEST_BLOB_|BLOB_)UNKNOWN\b")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def sha256(data: bytes) -> str:
+    """The digest of ``data`` in OCI's notation."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest or index as it is stored.
+
+    Attributes:
+        digest: Of its bytes.
+        value: What they say.
+        size: Their number.
+    """
+
+    digest: str
+    value: Mapping[str, Any]
+    size: int
+
+    @property
+    def media_type(self) -> str:
+        """As it says itself, or as it looks: the field is optional in OCI's first version."""
+        said = self.value.get("mediaType")
+        return said if isinstance(said, str) else INDEX if "manifests" in self.value else IMAGE
+
+
+class Repository:
+    """One repository of a registry. Safe to be used by several threads."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client, self.name = client, name
+        self.pull = (f"repository:{name}:pull",)
+        self.push = (f"repository:{name}:pull,push",)
+        self._where = f"oci://{client.host}/{name}"
+
+    def where(self, name: str) -> str:
+        """A tag or digest, for errors."""
+        return f"{self._where}@{name}" if ":" in name else f"{self._where}:{name}"
+
+    def url(self, rest: str) -> str:
+        """Of something in it."""
+        return self.client.url(self.name, rest)
+
+    # ------------------------------------------------------------ manifests
+
+    def manifest(self, name: str) -> Manifest | None:
+        """The manifest of a tag or digest; None if there is none.
+
+        Raises:
+            ChecksumMismatch: The bytes are not those of the digest.
+            CorruptData: They are no JSON object.
+        """
+        data = patiently(self.where(name), lambda: self._manifest(name))
+        if data is None:
+            return None
+        digest = sha256(data)
+        if ":" in name and name != digest:
+            raise ChecksumMismatch(f"{self.where(name)}: the registry sent a manifest with digest {digest}")
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise CorruptData(f"{self.where(name)} is no manifest")
+        return Manifest(digest, value, len(data))
+
+    def _manifest(self, name: str) -> bytes | None:
+        with self.client.open("GET", self.url(f"manifests/{name}"), self.pull, headers={"accept": _ACCEPT}) as response:
+            if response.status_code == 404:
+                return None
+            if response.status_code != 200:
+                raise self.client.refused(response, self.where(name))
+            return self.client.read(response)
+
+    def has_manifest(self, name: str, digest: str) -> bool:
+        """Whether a tag or digest is that manifest, as far as the registry tells."""
+
+        def head() -> bool:
+            url, headers = self.url(f"manifests/{name}"), {"accept": _ACCEPT}
+            with self.client.open("HEAD", url, self.push, headers=headers) as response:
+                held = response.headers.get("docker-content-digest")
+                return response.status_code == 200 and held == digest
+
+        return patiently(self.where(name), head)
+
+    def put_manifest(self, name: str, data: bytes, media_type: str) -> bool:
+        """Store a manifest under a tag or its digest, unless it is there; whether the registry keeps its referrers."""
+        if self.has_manifest(name, sha256(data)):
+            return False
+
+        def put() -> bool:
+            headers = {"content-type": media_type}
+            url = self.url(f"manifests/{name}")
+            with self.client.open("PUT", url, self.push, headers=headers, content=data) as response:
+                if response.status_code in (400, 404):
+                    # What it names is there. But docker-registry empties a link before it writes it anew, as it does
+                    # when somebody pushes the same; and others do not know at once what they have been sent.
+                    said = self.client.reason(response)
+                    if _UNKNOWN.search(said):
+                        raise Interrupted(f"the registry answers {said}")
+                    error = SourceNotFound if response.status_code == 404 else StoreUnavailable
+                    raise error(f"{self.where(name)}: the registry answers {said}")
+                if response.status_code not in (200, 201, 202):
+                    raise self.client.refused(response, self.where(name))
+                return "oci-subject" in response.headers
+
+        return patiently(self.where(name), put)
+
+    # ------------------------------------------------------------ blobs
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether a blob is there."""
+
+        def head() -> bool:
+            with self.client.open("HEAD", self.url(f"blobs/{digest}"), self.push) as response:
+                return response.status_code == 200
+
+        return patiently(self.where(digest), head)
+
+    def mount(self, digest: str, origin: str) -> bool:
+        """Take over a blob from another repository of the registry; False if it cannot be had so."""
+        scopes = (*self.push, f"repository:{origin}:pull")
+
+        def post() -> bool:
+            url = self.url(f"blobs/uploads/?mount={digest}&from={origin}")
+            with self.client.open("POST", url, scopes, content=b"") as response:
+                location = self.client.location(response)
+                if response.status_code == 202 and location:
+                    # An upload has been begun instead; the real one follows when it is known what is to be sent.
+                    with self.client.open("DELETE", location, self.push):
+                        pass
+                return response.status_code == 201
+
+        return patiently(self.where(digest), post)
+
+    def blob(self, digest: str, size: int, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The bytes of a blob of ``size``, not checked; resumed where the connection is cut.
+
+        Raises:
+            SourceNotFound: There is no such blob.
+        """
+        check_digest(digest, self._where)
+        end = size if length is None else min(size, start + length)
+        patience = Patience(self.where(digest))
+        while start < end:
+            try:
+                for chunk in self._blob(digest, start, end):
+                    start += len(chunk)
+                    patience.progress()
+                    yield chunk
+                if start < end:
+                    raise Interrupted(f"its blob ended after {start} of {end} bytes")
+            except Interrupted as error:
+                patience.failed(error)
+
+    def small(self, digest: str, size: int, limit: int = 16 * CHUNK) -> bytes:
+        """A small blob, checked.
+
+        Raises:
+            CorruptData: It says that it is larger than ``limit``.
+            ChecksumMismatch: The bytes are not those of the digest.
+        """
+        if size > limit:
+            raise CorruptData(f"{self.where(digest)} has {size} bytes where a small document is expected")
+        data = b"".join(self.blob(digest, size))
+        if sha256(data) != digest:
+            raise ChecksumMismatch(f"{self.where(digest)} has digest {sha256(data)}")
+        return data
+
+    def _blob(self, digest: str, start: int, end: int) -> Iterator[bytes]:
+        headers = {"range": f"bytes={start}-{end - 1}"}
+        with self.client.open("GET", self.url(f"blobs/{digest}"), self.pull, headers=headers) as response:
+            if response.status_code == 404:
+                raise SourceNotFound(f"{self.where(digest)} does not exist")
+            if response.status_code not in (200, 206):
+                raise self.client.refused(response, self.where(digest))
+            skip = start if response.status_code == 200 else 0  # a server may ignore the range
+            if response.status_code == 206:
+                said = _RANGE.fullmatch(response.headers.get("content-range", ""))
+                if said is None or int(said[1]) != start:
+                    raise StoreUnavailable(f"{self.where(digest)}: the registry sent another range than was asked for")
+            left = end - start
+            for chunk in response.iter_raw(CHUNK):
+                piece, skip = chunk[skip:], max(0, skip - len(chunk))
+                if piece := piece[:left]:
+                    left -= len(piece)
+                    yield piece
+                if not left:
+                    return

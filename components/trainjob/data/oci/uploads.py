@@ -1,0 +1,177 @@
+"""Blobs on their way to a registry: in one request where they are small, else in parts that can be resumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+
+from trainjob.data.oci.client import FINISH
+from trainjob.data.oci.payloads import Hashing, Once, Payload
+from trainjob.data.oci.repository import Repository
+from trainjob.data.oci.retries import Interrupted, Patience
+from trainjob.data.stores import CHUNK
+from trainjob.errors import CorruptData
+
+PART = 64 * CHUNK
+"""Bytes of one PATCH. A part is not held in memory: after a cut it is read again. Proxies in front of registries often
+limit a request to some 100 MB."""
+SINGLE = 4 * CHUNK
+"""Up to so many bytes POST and PUT suffice."""
+
+_ACKNOWLEDGED = re.compile(r"(?:bytes=)?0-(\d+)")
+
+
+class _Lost(Exception):
+    """The registry has forgotten an upload: it has to begin anew."""
+
+
+def push(repository: Repository, payload: Payload, digest: str, origins: tuple[str, ...] = ()) -> None:
+    """Make sure that a blob of known digest is there; nothing is sent if it is.
+
+    Args:
+        repository: Where.
+        payload: Its content.
+        digest: Its digest, which the registry checks.
+        origins: Repositories of the same registry that may have it.
+    """
+    if not present(repository, digest, origins):
+        _upload(repository, payload, digest, None, None)
+
+
+def present(repository: Repository, digest: str, origins: tuple[str, ...] = ()) -> bool:
+    """Whether a blob is there, if need be by taking it over from one of ``origins``."""
+    return repository.has_blob(digest) or any(repository.mount(digest, origin) for origin in origins)
+
+
+def push_once(repository: Repository, payload: Payload, once: Once) -> str:
+    """Send a blob whose digest is known only when all of it has passed; the digest.
+
+    Args:
+        repository: Where.
+        payload: Its content.
+        once: The part of it that has to be asked at its end whether all was right.
+    """
+    hashing = Hashing(payload)
+    _upload(repository, hashing, None, hashing, once)
+    return hashing.digest
+
+
+def _upload(
+    repository: Repository, payload: Payload, digest: str | None, hashing: Hashing | None, once: Once | None
+) -> None:
+    where = repository.where(digest or "")
+    patience = Patience(where if digest else f"oci://{repository.client.host}/{repository.name}")
+    while True:
+        try:
+            session = _Session(repository, patience)
+            if digest is not None and payload.size <= SINGLE:
+                session.finish(digest, payload)
+                return
+            session.send(payload)
+            if once is not None:
+                once.finish()
+            session.finish(digest or (hashing.digest if hashing is not None else ""), None)
+        except (_Lost, Interrupted) as error:
+            patience.failed(error if isinstance(error, Interrupted) else Interrupted(str(error)))
+        else:
+            return
+
+
+class _Session:
+    """One upload that a registry keeps open."""
+
+    def __init__(self, repository: Repository, patience: Patience) -> None:
+        self._repository, self._client, self._patience = repository, repository.client, patience
+        url = repository.url("blobs/uploads/")
+        with self._client.open("POST", url, repository.push, content=b"") as response:
+            if response.status_code != 202:
+                raise self._client.refused(response, repository.url(""))
+            self._moved(response)
+            self._least = _number(response.headers.get("oci-chunk-min-length"))
+
+    def send(self, payload: Payload) -> None:
+        """All of it, part by part."""
+        at = 0
+        while at < payload.size:
+            end = min(payload.size, at + max(PART, self._least))
+            try:
+                at = self._part(payload.open(at, end - at), at, end)
+                self._patience.progress()
+            except Interrupted as error:
+                self._patience.failed(error)
+                at = self._acknowledged(end)
+
+    def finish(self, digest: str, payload: Payload | None) -> None:
+        """Close the upload, with all of its bytes where it is a small one.
+
+        Raises:
+            _Lost: The registry has none of it.
+        """
+        url = str(httpx.URL(self._url).copy_merge_params({"digest": digest}))
+        data = b"".join(payload.open(0, payload.size)) if payload is not None else b""
+        headers = {"content-type": "application/octet-stream", "content-length": str(len(data))}
+        # Of a small one the digest is computed at once.
+        read = FINISH if payload is None else None
+        try:
+            with self._client.open(
+                "PUT", url, self._repository.push, headers=headers, content=data, read=read
+            ) as response:
+                if response.status_code in (201, 204):
+                    return
+                if response.status_code == 400 and "DIGEST_INVALID" in (said := self._client.reason(response)):
+                    raise CorruptData(f"{self._repository.where(digest)}: the content changed on its way: {said}")
+                if response.status_code not in (400, 404, 416):
+                    raise self._client.refused(response, self._repository.where(digest))
+                lost = f"it answers {self._client.reason(response)}"
+        except Interrupted:
+            # The reply may have been lost only.
+            if self._repository.has_blob(digest):
+                return
+            raise
+        if not self._repository.has_blob(digest):
+            raise _Lost(lost)
+
+    def _part(self, content: Iterator[bytes], at: int, end: int) -> int:
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(end - at),
+            "content-range": f"{at}-{end - 1}",
+        }
+        with self._client.open("PATCH", self._url, self._repository.push, headers=headers, content=content) as response:
+            if response.status_code == 416:
+                raise Interrupted("it expects another part of the blob")
+            if response.status_code in (400, 404):
+                raise _Lost(f"it answers {self._client.reason(response)}")
+            if response.status_code not in (201, 202, 204):
+                raise self._client.refused(response, self._repository.url(""))
+            self._moved(response)
+            return end
+
+    def _acknowledged(self, sent: int) -> int:
+        """How many bytes the registry has, of at most ``sent``."""
+        while True:
+            try:
+                with self._client.open("GET", self._url, self._repository.push) as response:
+                    if response.status_code not in (200, 204):
+                        # distribution up to 3.0 drops an upload of which it has more than it has acknowledged.
+                        raise _Lost(f"the upload cannot be resumed: it answers {self._client.reason(response)}")
+                    self._moved(response)
+                    said = _ACKNOWLEDGED.fullmatch(response.headers.get("range", ""))
+                    # "0-0" is one byte or none; a part is never that short, so it is none.
+                    held = int(said[1]) + 1 if said is not None and int(said[1]) else 0
+                    if held > sent:
+                        raise _Lost(f"it has {held} bytes of an upload of which {sent} were sent")
+                    return held
+            except Interrupted as error:
+                self._patience.failed(error)
+
+    def _moved(self, response: httpx.Response) -> None:
+        """Each reply names the URL of the next request."""
+        if location := self._client.location(response):
+            self._url = location
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0

@@ -1,0 +1,59 @@
+"""Which store a location is of: the choice by scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainjob.data.files import FileStore
+from trainjob.data.locations import Location
+from trainjob.data.stores import Closing, Store
+from trainjob.errors import ConfigurationError
+
+
+def open_store(location: Location) -> Store:
+    """The store at ``location``.
+
+    Raises:
+        ConfigurationError: The extra ``trainjob[storage]`` is needed and not installed, or its settings are wrong.
+    """
+    if location.scheme == "file":
+        return FileStore(location)
+    if location.scheme in ("http", "https"):
+        try:
+            from trainjob.data.web import WebStore  # noqa: PLC0415 - an extra, for those who need it
+        except ImportError:
+            raise ConfigurationError(
+                f"{location.scheme}:// needs httpx: install trainjob[storage], or use an image that has it"
+            ) from None
+        return WebStore(location)
+    if location.scheme == "hf":
+        try:
+            from trainjob.data.hub import HubStore  # noqa: PLC0415 - likewise
+        except ImportError:
+            raise ConfigurationError(
+                "hf:// needs huggingface-hub and httpx: install trainjob[hf], or use an image that has them"
+            ) from None
+        return HubStore(location)
+    if location.scheme == "oci":
+        try:
+            from trainjob.data.oci import OciStore  # noqa: PLC0415 - likewise
+        except ImportError:
+            raise ConfigurationError(
+                "oci:// needs httpx: install trainjob[storage], or use an image that has it"
+            ) from None
+        return OciStore(location)
+    from trainjob.data.object_stores import ObjectStore  # noqa: PLC0415 - likewise
+
+    return ObjectStore(location)
+
+
+@contextmanager
+def opened(location: Location) -> Iterator[Store]:
+    """`open_store`, for the length of a block: then its connections are closed."""
+    store = open_store(location)
+    try:
+        yield store
+    finally:
+        if isinstance(store, Closing):
+            store.close()

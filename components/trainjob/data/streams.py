@@ -1,0 +1,122 @@
+"""The files of a source as they are read: by ranges, on after a cut, and checked as they pass."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+from trainjob.data import content, ranges, retries
+from trainjob.data.content import File, matches
+from trainjob.data.gzips import GzipCheck
+from trainjob.data.locations import public
+from trainjob.data.meter import Meter
+from trainjob.data.selection import Selection
+from trainjob.data.stores import Bridging, Entry, Store
+from trainjob.errors import ChecksumMismatch, CorruptData
+
+AT_A_TIME = 4
+"""Files; with the buffers of an upload (4 parts of 5 MiB each) 80 MiB at most, and `ranges.AT_ONCE` ranges."""
+
+
+class Source:
+    """How the files of a selection are read: large ones by several ranges at once, all of them on after a cut."""
+
+    def __init__(self, store: Store, selection: Selection, meter: Meter) -> None:
+        self.store, self._selection, self._meter = store, selection, meter
+        large = sum(ranges.worth_it(store, selection.key(entry), entry) for entry in selection.entries)
+        self._ahead = max(2, ranges.AT_ONCE // max(1, min(large, AT_A_TIME)))
+        self._pool = ThreadPoolExecutor(self._ahead * AT_A_TIME, thread_name_prefix="trainjob-range")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def read(self, entry: Entry, start: int) -> Iterator[bytes]:
+        """The bytes of a file from ``start`` on."""
+        key, stopped = self._selection.key(entry), self._meter.stopped
+        if isinstance(self.store, Bridging):
+            return self.store.read(key, start=start, etag=entry.etag)
+        if ranges.worth_it(self.store, key, entry):
+            return ranges.read(self.store, key, start, entry, self._ahead, self._pool, stopped)
+        return retries.read(self.store, key, start, entry.size, entry.etag, stopped)
+
+    def stream(self, entry: Entry, expected: str) -> Stream:
+        """All of a file, checked."""
+        location = self.store.location
+        where = public(location if self._selection.single else location.child(entry.path))
+        return Stream(self.store, where, entry, expected, self._meter, lambda start: self.read(entry, start))
+
+
+class Stream:
+    """The bytes of one file, checked as they pass. Ends with an error, never silently, if they are not right."""
+
+    def __init__(  # noqa: PLR0917 - what `Source` knows of a file
+        self,
+        source: Store,
+        where: str,
+        entry: Entry,
+        expected: str,
+        meter: Meter,
+        read: Callable[[int], Iterator[bytes]],
+    ) -> None:
+        self.source, self._where, self._entry = source, where, entry
+        self._expected, self._meter, self._read = expected, meter, read
+        self._sha256 = hashlib.sha256()
+        self.counted = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.after(iter(()))
+
+    def preview(self) -> Iterator[bytes]:
+        """See `Reread.preview`."""
+        return self._checked(iter(()), lambda _: self._count(0))
+
+    def again(self, start: int) -> Iterator[bytes]:
+        """See `Reread.again`."""
+        for chunk in self._read(start):
+            self._count(len(chunk))
+            yield chunk
+
+    def after(self, held: Iterator[bytes]) -> Iterator[bytes]:
+        """The bytes that follow those that are ``held`` already; these are checked too."""
+        return self._checked(held, self._count)
+
+    def _count(self, count: int) -> None:
+        self.counted += count
+        self._meter.add(count)
+
+    def _checked(self, held: Iterator[bytes], count: Callable[[int], None]) -> Iterator[bytes]:
+        self._sha256 = hashlib.sha256()
+        gzip = GzipCheck(self._where) if self._entry.path.endswith((".gz", ".tgz")) else None
+        size = 0
+
+        def check(chunk: bytes) -> None:
+            nonlocal size
+            size += len(chunk)
+            self._sha256.update(chunk)
+            if gzip is not None:
+                gzip.feed(chunk)
+            count(len(chunk))
+
+        for chunk in held:
+            check(chunk)
+        for chunk in self._read(size) if size < self._entry.size or not size else ():
+            check(chunk)
+            yield chunk
+        if size != self._entry.size:
+            raise CorruptData(
+                f"{self._where} gave {size} of {self._entry.size} bytes: cut, or changed while being read"
+            )
+        if gzip is not None:
+            gzip.finish()
+        if self._expected and not matches(content.build([self.file]), self._expected):
+            raise ChecksumMismatch(f"{self._where} has SHA-256 {self._sha256.hexdigest()}, not {self._expected}")
+
+    @property
+    def file(self) -> File:
+        """What passed; only after the last byte."""
+        return File(self._entry.path, self._entry.size, self._sha256.hexdigest())

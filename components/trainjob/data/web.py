@@ -1,0 +1,239 @@
+"""Files of web servers, through httpx: ranges, going on after a cut, and answers that say when to come again."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+import httpx
+
+from trainjob import __version__
+from trainjob.data import retries
+from trainjob.data.locations import Location, public
+from trainjob.data.stores import CHUNK, Entry
+from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
+
+_TIMEOUT = httpx.Timeout(60, connect=10)  # of a stall; a body may take as long as it takes
+_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+_LONGEST = 3600.0  # seconds that a server may ask to wait; more is no answer to a transfer
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a server says of a file.
+
+    Attributes:
+        size: Bytes.
+        tag: Its entity tag, else its date and size; empty where it says neither.
+        ranges: Whether parts of it can be asked for.
+    """
+
+    size: int
+    tag: str
+    ranges: bool
+
+
+class Web:
+    """GET, with errors in the terms of stores. Safe to be used by several threads.
+
+    Args:
+        headers: Sent with every request; not to another host after a redirect if they authorize.
+        tag: Reads the entity tag of an answer, for servers that have their own header for it; None where it has none.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str] | None = None, tag: Callable[[httpx.Response], str | None] | None = None
+    ) -> None:
+        own = {"User-Agent": f"trainjob/{__version__}", "Accept-Encoding": "identity"}
+        # Certificates are those of the system, or of SSL_CERT_FILE; proxies are those of the environment.
+        self._client = httpx.Client(headers={**own, **(headers or {})}, timeout=_TIMEOUT, follow_redirects=True)
+        self._tag = tag or _tag
+        # For those who open a store and do not close it.
+        weakref.finalize(self, self._client.close)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._client.close()
+
+    def facts(self, url: str, where: str) -> Facts:
+        """What the server says of a file. By GET of its first byte: many web applications answer no HEAD."""
+        with _errors(where), self._client.stream("GET", url, headers={"Range": "bytes=0-0"}) as response:
+            if response.status_code == 416 and (match := _RANGE.fullmatch(response.headers.get("Content-Range", ""))):
+                return Facts(int(match[3]), self._tag(response) or "", ranges=False)
+            _check(response, where)
+            size, partial = _size(response), response.status_code == 206
+            if size is None:
+                raise ConfigurationError(f"{where}: the server does not say how long the file is; copy it elsewhere")
+            return Facts(size, self._tag(response) or "", ranges=partial)
+
+    def read(self, url: str, where: str, start: int, length: int | None, tag: str) -> Iterator[bytes]:
+        """The bytes from ``start`` on; see `Store.read`. A server without ranges is made to send the rest twice."""
+        if length == 0:
+            return
+        headers = {}
+        if start or length is not None:
+            headers["Range"] = f"bytes={start}-" + (str(start + length - 1) if length is not None else "")
+            if tag.startswith('"'):  # a weak tag, or a date that we put together, is not for If-Range
+                headers["If-Range"] = tag
+        with _errors(where), self._client.stream("GET", url, headers=headers) as response:
+            if response.status_code in (412, 416):
+                raise CorruptData(f"{where} changed while it was read; run the step again")
+            _check(response, where)
+            if tag and self._tag(response) not in (tag, None):
+                raise CorruptData(f"{where} changed while it was read; run the step again")
+            skip, left = start, length
+            if response.status_code == 206:
+                match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                if match is None or match[1] is None or int(match[1]) != start:
+                    raise StoreUnavailable(f"{where}: the server sent another part than was asked for")
+                skip = 0
+            for chunk in response.iter_raw(CHUNK):
+                data = chunk[skip:] if skip else chunk
+                skip -= len(chunk) - len(data)
+                if left is not None:
+                    data = data[:left]
+                    left -= len(data)
+                if data:
+                    yield data
+                if left == 0:
+                    return
+
+
+class WebStore:
+    """One file of a web server."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._web = Web()
+        self._ranges = False
+
+    def close(self) -> None:
+        """See `Closing.close`."""
+        self._web.close()
+
+    @property
+    def location(self) -> Location:
+        """Where it was opened."""
+        return self._location
+
+    def ranged(self, path: str, entry: Entry) -> bool:
+        """See `Ranged.ranged`."""
+        del path
+        return self._ranges and entry.etag.startswith('"')
+
+    def list(self) -> Iterator[Entry]:
+        """See `Store.list`; a web server has no listing."""
+        self._refuse("list")
+
+    def stat(self, path: str) -> Entry:
+        """See `Store.stat`."""
+        at = self._at(path)
+        facts = retries.call(lambda: self._web.facts(at.uri, public(at)))
+        self._ranges = facts.ranges
+        return Entry(path, facts.size, facts.tag)
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
+        """See `Store.read`."""
+        return self._web.read(self._at(path).uri, public(self._at(path)), start, length, etag)
+
+    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
+        """See `Store.write`; a web server is no target."""
+        del path, chunks, size
+        self._refuse("write to")
+
+    def write_small(self, path: str, data: bytes) -> None:
+        """See `Store.write_small`; a web server is no target."""
+        del path, data
+        self._refuse("write to")
+
+    def delete(self, path: str) -> None:
+        """See `Store.delete`; a web server is no target."""
+        del path
+        self._refuse("write to")
+
+    @contextmanager
+    def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
+        """See `Store.begin`; a web server is no target."""
+        del notify
+        self._refuse("write to")
+        yield
+
+    def finish(self) -> None:
+        """See `Store.finish`; a web server is no target."""
+        self._refuse("write to")
+
+    def _at(self, path: str) -> Location:
+        return self._location.child(path) if path else self._location
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigurationError(
+            f"cannot {what} {public(self._location)}: a web server holds single files to read;"
+            " name one file, or use an object store or file://"
+        )
+
+
+def _tag(response: httpx.Response) -> str:
+    tag: str = response.headers.get("ETag", "")
+    date, size = response.headers.get("Last-Modified", ""), _size(response)
+    return tag or (f"{date}-{size}" if date else "")
+
+
+def _size(response: httpx.Response) -> int | None:
+    """Bytes of the whole file."""
+    if match := _RANGE.fullmatch(response.headers.get("Content-Range", "")):
+        return int(match[3])
+    text = response.headers.get("Content-Length", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _check(response: httpx.Response, where: str) -> None:
+    status = response.status_code
+    if status in (200, 206):
+        return
+    if status in (404, 410):
+        raise SourceNotFound(f"{where} does not exist")
+    if status in (401, 403, 407):
+        raise ConfigurationError(f"access to {where} was denied (HTTP {status})")
+    if status in (408, 425, 429) or status >= 500:
+        error = StoreUnavailable(f"{where}: the server answered HTTP {status}")
+        error.retry_after = retry_after(response.headers.get("Retry-After", ""))
+        raise error
+    raise ConfigurationError(f"{where}: the server answered HTTP {status}")
+
+
+def retry_after(text: str) -> float | None:
+    """Seconds of a ``Retry-After`` header (RFC 9110 10.2.3), None if it says nothing of use."""
+    if text.isdecimal():
+        return min(float(text), _LONGEST)
+    try:
+        return min(max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time()), _LONGEST)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+@contextmanager
+def _errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        what = "cannot be reached" if isinstance(error, httpx.ConnectTimeout) else "sent nothing for too long"
+        raise StoreUnavailable(f"{where}: the server {what}") from None
+    except httpx.ConnectError as error:
+        text = str(error)
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            raise ConfigurationError(
+                f"{where}: the certificate of the server is not trusted here; set SSL_CERT_FILE to a file with its CA"
+            ) from None
+        raise StoreUnavailable(f"{where}: the server cannot be reached: {text[:200]}") from None
+    except (httpx.TransportError, httpx.StreamError):
+        raise StoreUnavailable(f"{where}: the connection was cut") from None
+    except httpx.TooManyRedirects:
+        raise ConfigurationError(f"{where}: the server redirects in a circle") from None
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"{where} is no valid address: {error}") from None

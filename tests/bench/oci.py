@@ -1,0 +1,111 @@
+"""Models to and from a container registry, beside oras-py in the same run.
+
+::
+
+    python tests/bench/oci.py [--runs N] [--mebibytes N] [--oras PYTHON | --no-oras]
+
+Starts Debian's docker-registry on this machine and pushes a model of four files of random bytes, then pulls it into an
+empty directory: each a process of its own, each time into a new repository, ours and oras-py in turns. oras-py is in an
+environment of its own (``make .venv-oci/stamp``). Seconds are those of the call, memory is the process's largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.oci.registry import PROGRAM, registry  # noqa: E402
+
+ORAS = ROOT / ".venv-oci" / "bin" / "python"
+CLIENT = Path(__file__).parent / "clients" / "oci.py"
+FILES = 4
+
+
+def say(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
+    ratio = float(f"{value / peer:.3g}") if isinstance(value, float | int) and peer else None
+    print(
+        json.dumps({"bench": "oci", "metric": metric, "value": value, "unit": unit, "peer": peer, "ratio": ratio}),
+        flush=True,
+    )
+
+
+def once(python: Path, client: str, verb: str, folder: Path, name: str) -> dict[str, float]:
+    command = [str(python), str(CLIENT), client, verb, str(folder), name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode != 0:
+        raise SystemExit(f"{client} {verb}: {done.stderr[-2000:]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def same(one: Path, other: Path) -> bool:
+    command = ["diff", "-rq", "--exclude=MANIFEST.json", str(one), str(other)]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--mebibytes", type=int, default=1024, help="size of the model (%(default)s)")
+    parser.add_argument("--oras", type=Path, default=ORAS, help="a Python that has oras-py (%(default)s)")
+    parser.add_argument("--no-oras", action="store_true")
+    arguments = parser.parse_args()
+    if shutil.which(PROGRAM) is None:
+        say("not measured", f"{PROGRAM} is not installed")
+        return
+    if not arguments.no_oras and not arguments.oras.exists():
+        raise SystemExit(f"{arguments.oras} is missing: make .venv-oci/stamp, or --no-oras")
+    clients = {"ours": Path(sys.executable)} | ({} if arguments.no_oras else {"oras": arguments.oras})
+    say("load average before", os.getloadavg()[0])
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    again: list[float] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory,
+        registry(Path(directory, "registry")) as server,
+    ):
+        model = Path(directory, "model")
+        model.mkdir()
+        for number in range(FILES):
+            with (model / f"model-{number}.safetensors").open("wb") as file:
+                for _ in range(arguments.mebibytes // FILES):
+                    file.write(os.urandom(1024 * 1024))
+        for run in range(arguments.runs):
+            for client, python in clients.items():
+                name = f"{server.host}/{client}/{run}:1"
+                found.setdefault((client, "push"), []).append(once(python, client, "push", model, name))
+                target = Path(directory, "pulled")
+                found.setdefault((client, "pull"), []).append(once(python, client, "pull", target, name))
+                if not same(model, target):
+                    raise SystemExit(f"{client} pulled something else than it pushed")
+                shutil.rmtree(target)
+                if client == "ours":
+                    again.append(once(python, client, "push", model, name)["seconds"])
+            shutil.rmtree(server.folder / "data")
+    for verb in ("push", "pull"):
+        for figure, unit, scale in (("seconds", "s", 1.0), ("memory", "MB", 1e6), ("cpu", "s", 1.0)):
+            ours, oras = (
+                [each[figure] / scale for each in found.get((client, verb), [])] for client in ("ours", "oras")
+            )
+            peer = round(statistics.median(oras), 2) if oras else None
+            say(
+                f"{verb} of {arguments.mebibytes} MiB: {figure}, median of {len(ours)}",
+                round(statistics.median(ours), 2),
+                unit,
+                peer,
+            )
+    say("the same model pushed again: seconds", round(statistics.median(again), 2), "s")
+    say("load average after", os.getloadavg()[0])
+
+
+if __name__ == "__main__":
+    main()

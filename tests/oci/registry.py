@@ -1,0 +1,180 @@
+"""Debian's docker-registry, and a token server as registries of companies have one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import jwt
+import pytest
+import yaml
+from tests.cluster.certificates import Authority, Pair
+
+PROGRAM = "docker-registry"
+needs_registry = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"needs {PROGRAM} (Debian: {PROGRAM})")
+needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo (Debian: skopeo)")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A registry that runs.
+
+    Attributes:
+        host: ``127.0.0.1:port``.
+        folder: Where it keeps everything.
+    """
+
+    host: str
+    folder: Path
+
+    def uri(self, name: str) -> str:
+        return f"oci://{self.host}/{name}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def registry(
+    folder: Path, *, tls: Pair | None = None, authority: Authority | None = None, **auth: Any
+) -> Iterator[Server]:
+    """Run a registry; ``auth`` is that of its configuration."""
+    port = free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {
+        "version": "0.1",
+        "log": {"level": "warn", "accesslog": {"disabled": True}},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}, "delete": {"enabled": True}},
+        "http": {"addr": f"127.0.0.1:{port}", "secret": "a secret of this test"},
+    }
+    if tls is not None:
+        config["http"]["tls"] = {"certificate": str(tls.certificate), "key": str(tls.key)}
+    if auth:
+        config["auth"] = auth
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+    context = ssl.create_default_context(cafile=str(authority.certificate)) if authority else None
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([PROGRAM, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 30
+        while not _answers(f"{'https' if tls else 'http'}://127.0.0.1:{port}/v2/", context):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "the registry does not answer"
+            time.sleep(0.05)
+        yield Server(f"127.0.0.1:{port}", folder)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _answers(url: str, context: ssl.SSLContext | None) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5, context=context).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code == 401
+    except OSError:
+        return False
+    return True
+
+
+def hashed(password: str) -> str:
+    """bcrypt, as htpasswd files have it; libcrypt does it, and Perl asks libcrypt."""
+    script = "print crypt($ARGV[0], '$2y$05$' . 'trainjobtrainjobtrainj')"
+    return subprocess.run(["perl", "-e", script, password], capture_output=True, text=True, check=True).stdout
+
+
+@dataclass
+class TokenServer:
+    """Gives tokens to whom it knows, and notes what it was asked.
+
+    Attributes:
+        pair: What it signs with.
+        users: Passwords by name; identity tokens are theirs, too.
+        seconds: Life of a token.
+        rights: Actions that are granted at all.
+        failures: Statuses that it answers first.
+    """
+
+    pair: Pair
+    users: dict[str, str]
+    seconds: int = 60
+    rights: frozenset[str] = frozenset({"pull", "push"})
+    failures: list[int] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                query = parse_qs(urlsplit(self.path).query)
+                given = base64.b64decode(self.headers.get("authorization", "").removeprefix("Basic ")).decode()
+                user, _, password = given.partition(":")
+                self.answer("GET", user, owner.users.get(user, "\0") == password, query.get("scope", []))
+
+            def do_POST(self) -> None:
+                form = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
+                known = form["refresh_token"][0] in owner.users.values() and form["grant_type"] == ["refresh_token"]
+                self.answer("POST", "identity", known, form["scope"][0].split())
+
+            def answer(self, method: str, user: str, known: bool, scopes: list[str]) -> None:
+                owner.asked.append({"method": method, "user": user, "scopes": scopes})
+                status = owner.failures.pop(0) if owner.failures else 200 if known else 401
+                body = json.dumps({"token": owner.token(user, scopes), "expires_in": owner.seconds}).encode()
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body if status == 200 else b"{}")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{server.server_port}/token"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def token(self, user: str, scopes: list[str]) -> str:
+        access = []
+        for scope in scopes:
+            kind, name, actions = scope.split(":")
+            access.append({"type": kind, "name": name, "actions": sorted(set(actions.split(",")) & self.rights)})
+        now = int(time.time())
+        claims = {
+            "iss": "tests",
+            "aud": "registry",
+            "sub": user,
+            "nbf": now - 60,
+            "iat": now,
+            "exp": now + self.seconds,
+        }
+        chain = ssl.PEM_cert_to_DER_cert(self.pair.certificate.read_text())
+        headers = {"x5c": [base64.b64encode(chain).decode()]}
+        return jwt.encode({**claims, "access": access}, self.pair.key.read_bytes(), "ES256", headers=headers)

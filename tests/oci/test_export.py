@@ -1,0 +1,86 @@
+"""A trained model into a container registry, and from there into the next training."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.oci.conftest import files
+from tests.oci.registry import Server
+
+from trainjob.data import export, initialize
+from trainjob.data.locations import parse_store
+from trainjob.data.oci import attached
+from trainjob.errors import ChecksumMismatch, ConfigurationError, RegistryConflict
+from trainjob.registry import connect
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    header = json.dumps({"w": {"dtype": "U8", "shape": [3_000_000], "data_offsets": [0, 3_000_000]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(3_000_000))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_export_and_next_training(server: Server, name: str, model: Path, tmp_path: Path) -> None:
+    registry = connect(f"mlflow+sqlite:///{tmp_path}/registry.db")
+    for _ in range(2):
+        exported = export(
+            str(model), server.uri(name), name="Digits", export_id="run-1", registry=registry, metrics={"acc": 0.9},
+            alias="champion", metric="acc", provenance={"run": "7"},
+        )  # fmt: skip
+        assert (exported.version, exported.parameters) == ("1", 3_000_000)
+        assert exported.uri.startswith(server.uri(f"{name}/digits@sha256:"))
+    assert [version.uri for version in registry.list("Digits")] == [exported.uri]
+    statement = json.loads(attached(parse_store(exported.uri))["provenance.json"])
+    assert statement["subject"][0]["digest"]["sha256"] == exported.digest.removeprefix("sha256:")
+    brought = initialize("models:/Digits@champion", str(tmp_path / "next"), registry=registry)
+    assert (brought.digest, brought.version) == (exported.digest, "1")
+    assert files(tmp_path / "next") == files(model)
+    # From an image on to an export of another model: checked by ranges, without a copy on disk.
+    again = export(brought.source and exported.uri, server.uri(name), name="copy", export_id="1", registry=registry)
+    assert again.digest == exported.digest
+    (model / "config.json").write_text("[]")
+    with pytest.raises(RegistryConflict, match="is another one"):
+        export(str(model), server.uri(name), name="Digits", export_id="run-1", registry=registry)
+
+
+def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing", reason="the extra trainjob[sign] is not installed")
+    key, public = _keys(tmp_path, "mine")
+    registry = connect(f"mlflow+sqlite:///{tmp_path}/registry.db")
+    for _ in range(2):
+        exported = export(str(model), server.uri(name), name="m", export_id="1", registry=registry, sign=key)
+        assert exported.version == "1"
+    initialize("models:/m/1", str(tmp_path / "next"), registry=registry, verify_key=public)
+    assert files(tmp_path / "next") == files(model)
+    with pytest.raises(ChecksumMismatch, match="does not hold"):
+        initialize(exported.uri, str(tmp_path / "no"), verify_key=_keys(tmp_path, "other")[1])
+    (model / "config.json").write_text("[]")
+    plain = export(str(model), server.uri(name), name="m", export_id="2", registry=registry)
+    with pytest.raises(ChecksumMismatch, match="is not signed"):
+        initialize(plain.uri, str(tmp_path / "no"), verify_key=public)
+    with pytest.raises(RegistryConflict, match="unsigned"):
+        export(str(model), server.uri(name), name="m", export_id="2", registry=registry, sign=key)
+
+
+def _keys(folder: Path, name: str) -> tuple[str, str]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    form, pem = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
+    (folder / f"{name}.key").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    shown = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / f"{name}.pub").write_bytes(shown)
+    return str(folder / f"{name}.key"), str(folder / f"{name}.pub")
+
+
+def test_where_an_export_cannot_go(server: Server, name: str, model: Path, tmp_path: Path) -> None:
+    for target in (server.uri(f"{name}:1"), server.uri(f"{name}@sha256:{'0' * 64}")):
+        with pytest.raises(ConfigurationError, match="is not a place in a registry"):
+            export(str(model), target, name="m", export_id="1", registry=f"mlflow+sqlite:///{tmp_path}/r.db")

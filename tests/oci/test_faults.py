@@ -1,0 +1,323 @@
+"""What goes wrong between a client and a registry, and pushes that are killed.
+
+``TRAINJOB_CHAOS_RUNS`` sets the number of kills and of random schedules (5 each), ``TRAINJOB_CHAOS_SEED`` repeats a
+run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.oci.conftest import MEBI, files
+from tests.oci.proxy import Fault, Kind, Proxy, Seen
+
+from trainjob.data import copy, read_manifest
+from trainjob.data.oci import client, retries, uploads
+from trainjob.data.stores import CHUNK
+from trainjob.data.transfer import scan
+from trainjob.errors import ConfigurationError, SourceNotFound, StoreUnavailable
+
+RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "5"))
+SEED = int(os.environ.get("TRAINJOB_CHAOS_SEED", str(random.randrange(2**32))))
+
+
+PART = MEBI
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, bytes]:
+    """As much as has several parts in each of two files, and a bundle: it is sent more than a hundred times."""
+    chance = random.Random(8)
+    return {
+        "model-00001-of-00002.safetensors": chance.randbytes(4 * PART + 17),
+        "model-00002-of-00002.safetensors": chance.randbytes(5 * PART // 2),
+        "tokenizer.model": chance.randbytes(70_000),
+        "config.json": b"{}",
+        "README.md": b"# A model\n",
+        "empty": b"",
+    }
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    print(f"TRAINJOB_CHAOS_SEED={SEED}")
+    return random.Random(SEED)
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small parts instead of few large ones."""
+    monkeypatch.setattr(uploads, "PART", PART)
+    monkeypatch.setattr(uploads, "SINGLE", 2 * PART)
+    monkeypatch.setattr(client, "READ", 1.0)
+    monkeypatch.setattr(uploads, "FINISH", 1.0)
+
+
+def nth(method: str, number: int, fault: Fault, part: str = "") -> Callable[[Seen], Fault | None]:
+    """Do something to the n-th request of a method; counted over all threads."""
+    lock, count = threading.Lock(), 0
+
+    def plan(seen: Seen) -> Fault | None:
+        nonlocal count
+        if seen.method != method or part not in seen.target:
+            return None
+        with lock:
+            count += 1
+            return fault if count == number else None
+
+    return plan
+
+
+UPLOADS = [
+    (method, number, fault)
+    for method, numbers in {"POST": (1,), "PATCH": (1, 4), "PUT": (1,), "HEAD": (2,)}.items()
+    for number in numbers
+    for fault in (
+        Fault(Kind.REFUSE),
+        Fault(Kind.DROP),
+        Fault(Kind.STALL),
+        Fault(Kind.ANSWER, status=500),
+        Fault(Kind.ANSWER, status=503, retry_after="0"),
+        Fault(Kind.ANSWER, status=429, retry_after="1"),
+    )
+] + [("PATCH", 2, Fault(Kind.CUT, after=after)) for after in (0, 1, PART // 2, PART - 1)]
+
+
+@pytest.mark.parametrize(("method", "number", "fault"), UPLOADS, ids=lambda each: str(getattr(each, "kind", each)))
+def test_a_push_survives(
+    proxy: Proxy,
+    name: str,
+    source: Path,
+    content: dict[str, bytes],
+    tmp_path: Path,
+    method: str,
+    number: int,
+    fault: Fault,
+) -> None:
+    proxy.plan = nth(method, number, fault)
+    uri = f"oci://{proxy.host}/{name}:1"
+    began = time.monotonic()
+    pushed = copy(str(source), uri)
+    if fault.retry_after == "1":
+        assert time.monotonic() - began > 1
+    assert len(proxy.injected) == 1
+    proxy.plan = lambda _: None
+    copy(uri, str(tmp_path / "back"), digest=pushed.digest)
+    assert files(tmp_path / "back") == content
+
+
+@pytest.mark.parametrize("fault", [Fault(Kind.REFUSE), Fault(Kind.ANSWER, status=503)])
+def test_what_the_registry_has_is_not_sent_again(proxy: Proxy, name: str, source: Path, fault: Fault) -> None:
+    """The upload goes on at its last acknowledged byte."""
+    copy(str(source), f"oci://{proxy.host}/{name}/reference:1")
+    without = proxy.sent
+    proxy.requests.clear()
+    proxy.plan = nth("PATCH", 5, fault)
+    copy(str(source), f"oci://{proxy.host}/{name}/other:1")
+    assert len(proxy.injected) == 1
+    assert len([each for each in proxy.seen("GET", "/blobs/uploads/") if each.status == 204]) == 1
+    assert proxy.sent == without
+
+
+def test_a_stream_that_has_no_digest_yet_survives(
+    proxy: Proxy, server: object, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    """From another store, in one pass: what was lost is read again there."""
+    origin = f"oci://{proxy.upstream}/{name}/a:1"
+    copy(str(source), origin)
+    for number, fault in enumerate((Fault(Kind.CUT, after=PART // 2), Fault(Kind.DROP), Fault(Kind.REFUSE))):
+        proxy.plan = nth("PATCH", 3, fault)
+        uri = f"oci://{proxy.host}/{name}/b{number}:1"
+        copy(origin, uri)
+        assert scan(uri).digest == scan(str(source)).digest
+    assert len(proxy.injected) == 3
+
+
+PULLS = [
+    Fault(Kind.REFUSE),
+    Fault(Kind.DROP),
+    Fault(Kind.STALL),
+    Fault(Kind.BREAK, after=0),
+    Fault(Kind.BREAK, after=100_000),
+    Fault(Kind.ANSWER, status=500),
+    Fault(Kind.ANSWER, status=429, retry_after="1"),
+]
+
+
+@pytest.mark.parametrize("fault", PULLS, ids=lambda each: f"{each.kind}-{each.after}-{each.status}")
+@pytest.mark.parametrize("part", ["/manifests/", "/blobs/"])
+def test_a_pull_survives(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, fault: Fault, part: str
+) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    proxy.requests.clear()
+    proxy.plan = nth("GET", 2, fault, part)
+    copy(uri, str(tmp_path / "back"))
+    assert len(proxy.injected) == 1
+    assert files(tmp_path / "back") == content
+
+
+def test_a_pull_goes_on_where_it_was_cut(
+    proxy: Proxy, name: str, source: Path, tmp_path: Path, content: dict[str, bytes]
+) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    proxy.requests.clear()
+    # A multiple of CHUNK: what a cut leaves of a chunk is asked for again.
+    proxy.plan = lambda seen: Fault(Kind.BREAK, after=2 * CHUNK) if "/blobs/" in seen.target else None
+    copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+    assert sum(each.received for each in proxy.requests) < sum(map(len, content.values())) + 100_000
+
+
+def test_an_outage_without_end_ends_the_copy(
+    proxy: Proxy, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "LONGEST", 0.1)
+    uri = f"oci://{proxy.host}/{name}:1"
+    for method, fault in (
+        ("PATCH", Fault(Kind.CUT, after=1000)),
+        ("PATCH", Fault(Kind.ANSWER)),
+        ("HEAD", Fault(Kind.REFUSE)),
+    ):
+        proxy.plan = lambda seen, method=method, fault=fault: fault if seen.method == method else None  # type: ignore[misc]
+        with pytest.raises(StoreUnavailable):
+            copy(str(source), uri)
+        proxy.plan = lambda _: None
+        assert read_manifest(uri) is None
+    copy(str(source), uri)
+    assert read_manifest(uri) is not None
+
+
+def test_refusals_are_not_tried_again(proxy: Proxy, name: str, source: Path) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    for status, error in (
+        (403, ConfigurationError),
+        (405, ConfigurationError),
+        (413, ConfigurationError),
+        (400, StoreUnavailable),
+    ):
+        proxy.requests.clear()
+        fault = Fault(Kind.ANSWER, status=status)
+        proxy.plan = lambda seen, fault=fault: fault if seen.method == "POST" else None  # type: ignore[misc]
+        with pytest.raises(error):
+            copy(str(source), uri)
+        assert len(proxy.injected) <= 4  # one a file that is under way
+
+
+def test_a_cut_in_the_reply_to_the_tag_is_no_failure(proxy: Proxy, name: str, source: Path) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    proxy.plan = nth("PUT", 1, Fault(Kind.DROP), "/manifests/1")
+    copy(str(source), uri)
+    assert len(proxy.injected) == 1
+    assert scan(uri).digest == scan(str(source)).digest
+
+
+@pytest.mark.timeout(900)
+def test_random_schedules(
+    proxy: Proxy,
+    name: str,
+    source: Path,
+    content: dict[str, bytes],
+    tmp_path: Path,
+    chance: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenth of all requests goes wrong in some way: the copy succeeds, or says that it did not."""
+    monkeypatch.setattr(retries, "LONGEST", 0.1)
+    monkeypatch.setattr(client, "READ", 1.0)
+    kinds = [Kind.REFUSE, Kind.DROP, Kind.CUT, Kind.BREAK, Kind.ANSWER, Kind.STALL]
+    lock = threading.Lock()
+
+    def plan(seen: Seen) -> Fault | None:
+        with lock:
+            if chance.random() > 0.1:
+                return None
+            kind = chance.choices(kinds, weights=[4, 4, 4, 4, 4, 1])[0]
+            return Fault(kind, after=chance.randrange(PART), status=chance.choice([429, 500, 502, 503, 504]))
+
+    failed = 0
+    for run in range(RUNS):
+        proxy.plan = plan
+        uri = f"oci://{proxy.host}/{name}/{run}:1"
+        try:
+            copy(str(source), uri)
+            copy(uri, str(tmp_path / str(run)))
+        except StoreUnavailable:
+            failed += 1
+            proxy.plan = lambda _: None
+            copy(str(source), uri)
+            copy(uri, str(tmp_path / str(run)))
+        assert files(tmp_path / str(run)) == content
+    print(f"{RUNS} copies and back, {len(proxy.injected)} faults, {failed} gave up and were done again")
+    assert failed <= RUNS // 2
+    assert len(proxy.injected) > RUNS
+
+
+@pytest.mark.timeout(900)
+def test_kills(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, chance: random.Random
+) -> None:
+    """SIGKILL at random instants of a push: nothing is seen of it, and the next one finishes."""
+    total = sum(map(len, content.values()))
+    seen_half = 0
+    for run in range(RUNS):
+        uri = f"oci://{proxy.host}/{name}/{run}:1"
+        script = f"from trainjob.data import copy; copy({str(source)!r}, {uri!r})"
+        until = chance.randrange(total)
+        proxy.requests.clear()
+        process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while proxy.sent < until and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        tagged = [
+            each for each in proxy.seen("PUT", "/manifests/1") if each.status == 201 and each.target.endswith("/1")
+        ]
+        if not tagged:
+            seen_half += proxy.sent > 0
+            with pytest.raises(SourceNotFound):
+                scan(uri)
+        copy(str(source), uri)
+        copy(uri, str(tmp_path / str(run)))
+        assert files(tmp_path / str(run)) == content
+    print(f"{seen_half} of {RUNS} kills left half a push")
+    assert seen_half or RUNS < 5
+
+
+def test_what_a_killed_push_finished_is_not_sent_again(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes]
+) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    proxy.plan = lambda seen: (
+        Fault(Kind.ANSWER, status=403) if seen.method == "PUT" and "/manifests/" in seen.target else None
+    )
+    with pytest.raises(ConfigurationError):
+        copy(str(source), uri)
+    proxy.plan = lambda _: None
+    proxy.requests.clear()
+    copy(str(source), uri)
+    assert proxy.sent < 20_000  # manifests
+
+
+def test_two_pushes_at_the_same_time(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    """docker-registry has links empty for a moment then, and takes what they name for unknown."""
+    for run in range(max(1, RUNS // 2)):
+        uri = f"oci://{proxy.host}/{name}/{run}:1"
+        with ThreadPoolExecutor() as threads:
+            assert len({done.digest for done in threads.map(lambda _, uri=uri: copy(str(source), uri), range(3))}) == 1
+        copy(uri, str(tmp_path / str(run)))
+        assert files(tmp_path / str(run)) == content

@@ -1,0 +1,258 @@
+"""Registries that ask who comes: Basic, tokens, certificates."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.certificates import Authority
+from tests.oci.conftest import MEBI, files
+from tests.oci.proxy import Fault, Kind, Proxy, Seen
+from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
+
+from trainjob.data import copy
+from trainjob.data.oci import client, uploads
+from trainjob.errors import ConfigurationError, StoreUnavailable
+
+pytestmark = needs_registry
+PASSWORD = "hunter2-hunter2"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority") / "ca")
+
+
+@pytest.fixture(scope="module")
+def basic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("basic")
+    (folder / "htpasswd").write_text(f"somebody:{hashed(PASSWORD)}\n")
+    with registry(folder, htpasswd={"realm": "tests", "path": str(folder / "htpasswd")}) as server:
+        yield server
+
+
+@pytest.fixture
+def tokens(authority: Authority) -> Iterator[TokenServer]:
+    server = TokenServer(authority.issue("tokens"), {"somebody": PASSWORD})
+    with server.running():
+        yield server
+
+
+@pytest.fixture
+def guarded(tokens: TokenServer, authority: Authority, tmp_path: Path) -> Iterator[Server]:
+    settings = {
+        "realm": tokens.url,
+        "service": "registry",
+        "issuer": "tests",
+        "rootcertbundle": str(authority.certificate),
+    }
+    with registry(tmp_path / "guarded", token=settings) as server:
+        yield server
+
+
+def log_in(folder: Path, monkeypatch: pytest.MonkeyPatch, host: str, password: str = PASSWORD, **entry: str) -> None:
+    auth = {"auth": base64.b64encode(f"somebody:{password}".encode()).decode()}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"auths": {host: entry or auth}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+
+
+def test_basic(
+    basic: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = basic.uri(f"{name}:1")
+    with pytest.raises(ConfigurationError, match="no credential for it was found"):
+        copy(str(source), uri)
+    log_in(tmp_path / "wrong", monkeypatch, basic.host, "wrong-password")
+    with pytest.raises(ConfigurationError, match="check the rights") as caught:
+        copy(str(source), uri)
+    assert "wrong-password" not in str(caught.value)
+    log_in(tmp_path / "right", monkeypatch, basic.host)
+    copy(str(source), uri)
+    copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+
+
+def test_tokens(
+    guarded: Server,
+    tokens: TokenServer,
+    name: str,
+    source: Path,
+    content: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri = guarded.uri(f"{name}:1")
+    with pytest.raises(ConfigurationError, match="no credential"):
+        copy(str(source), uri)
+    log_in(tmp_path / "docker", monkeypatch, guarded.host)
+    tokens.failures += [503, 429]
+    copy(str(source), uri)
+    copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+    copy(uri, guarded.uri(f"{name}/b:1"))
+    scopes = {tuple(each["scopes"]) for each in tokens.asked}
+    assert (f"repository:{name}/b:pull,push", f"repository:{name}:pull") in scopes
+    tokens.rights = frozenset({"pull"})
+    with pytest.raises(ConfigurationError, match=f"denied access .*{name}:pull,push.* check the rights"):
+        copy(str(source), guarded.uri(f"{name}:2"))
+
+
+def test_an_identity_token(
+    guarded: Server, tokens: TokenServer, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_in(tmp_path / "docker", monkeypatch, guarded.host, identitytoken=PASSWORD)
+    copy(str(source), guarded.uri(f"{name}:1"))
+    assert {each["method"] for each in tokens.asked} == {"POST"}
+
+
+def test_tokens_that_do_not_last(
+    guarded: Server,
+    tokens: TokenServer,
+    name: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: dict[str, bytes],
+) -> None:
+    """A clock that differs: the server takes for expired what the client takes for valid."""
+    log_in(tmp_path / "docker", monkeypatch, guarded.host)
+    real = tokens.token
+    given = 0
+
+    def token(user: str, scopes: list[str]) -> str:
+        nonlocal given
+        given += 1
+        # Not the first: a token that is refused by a request for which it was asked is a refusal.
+        tokens.seconds = -70 if given % 3 == 2 else 60
+        try:
+            return real(user, scopes)
+        finally:
+            tokens.seconds = 60
+
+    monkeypatch.setattr(tokens, "token", token)
+    copy(str(source), guarded.uri(f"{name}:1"))
+    copy(guarded.uri(f"{name}:1"), str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+    assert given > 3
+
+
+def test_every_request_outlives_its_token(
+    guarded: Server,
+    tokens: TokenServer,
+    name: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: dict[str, bytes],
+) -> None:
+    """Nearly each is refused once, with a token that was good for another one, and after its body was sent."""
+    monkeypatch.setattr(uploads, "PART", 2 * MEBI)
+    lock, used, had = threading.Lock(), set[str](), set[tuple[str, ...]]()
+    refusal = Fault(Kind.ANSWER, status=401, challenge=f'Bearer realm="{tokens.url}",service="registry"')
+
+    def plan(seen: Seen) -> Fault | None:
+        given = seen.headers.get("authorization", "")
+        request = seen.method, seen.target.partition("?")[0], seen.headers.get("content-range", "")
+        with lock:
+            old = given in used
+            if given:
+                used.add(given)
+            if request in had or (given and not old):
+                return None
+            had.add(request)  # also where the registry itself asks for a token
+            return refusal if given else None
+
+    proxy = Proxy(guarded.host, plan)
+    with proxy.running():
+        log_in(tmp_path / "docker", monkeypatch, proxy.host)
+        uri = f"oci://{proxy.host}/{name}:1"
+        copy(str(source), uri)
+        copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+    refused = [each.method for each in proxy.injected]
+    assert set(refused) == {"GET", "HEAD", "POST", "PATCH", "PUT"}
+    # Of 5 and 3; less where one file's part is what a token that was renewed for the other one is first used for.
+    assert refused.count("PATCH") >= 4
+
+
+def test_no_secret_is_logged_or_in_a_url(
+    guarded: Server,
+    tokens: TokenServer,
+    name: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_in(tmp_path / "docker", monkeypatch, guarded.host)
+    caplog.set_level(logging.DEBUG)
+    proxy = Proxy(guarded.host)
+    with proxy.running():
+        log_in(tmp_path / "docker", monkeypatch, proxy.host)
+        copy(str(source), f"oci://{proxy.host}/{name}:1")
+    said = caplog.text + "".join(each.target for each in proxy.requests)
+    assert PASSWORD not in said
+    assert base64.b64encode(f"somebody:{PASSWORD}".encode()).decode() not in said
+    assert "eyJ" not in said  # how every token begins
+    assert "_state" not in caplog.text  # of an upload's URL, which whoever has it can write to
+
+
+def test_certificates(
+    authority: Authority,
+    name: str,
+    source: Path,
+    content: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = authority.issue("registry", addresses=["127.0.0.1"])
+    with registry(tmp_path / "tls", tls=pair, authority=authority) as server:
+        uri = server.uri(f"{name}:1")
+        with pytest.raises(ConfigurationError, match="SSL_CERT_FILE"):
+            copy(str(source), uri)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        copy(str(source), uri)
+        copy(uri, str(tmp_path / "back"))
+        assert files(tmp_path / "back") == content
+
+
+def test_plain_http_is_for_this_machine_or_has_to_be_asked_for(
+    server: Server, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A name of this machine that is not seen to be one.
+    monkeypatch.setattr(client, "_loopback", lambda _: False)
+    monkeypatch.setattr("trainjob.data.oci.retries.TRIES", 1)
+    with pytest.raises(StoreUnavailable, match=r"SSL|TLS|ssl"):
+        copy(str(source), server.uri(f"{name}:1"))
+    monkeypatch.setenv("TRAINJOB_OCI_PLAIN_HTTP", f"other:5000, {server.host}")
+    copy(str(source), server.uri(f"{name}:1"))
+
+
+def test_a_token_server_without_tls_is_not_told_a_password(
+    authority: Authority, tokens: TokenServer, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = authority.issue("registry", addresses=["127.0.0.1"])
+    settings = {
+        "realm": tokens.url,
+        "service": "registry",
+        "issuer": "tests",
+        "rootcertbundle": str(authority.certificate),
+    }
+    with registry(tmp_path / "tls", tls=pair, authority=authority, token=settings) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        log_in(tmp_path / "docker", monkeypatch, server.host)
+        with pytest.raises(ConfigurationError, match="not reached by https"):
+            copy(str(source), server.uri(f"{name}:1"))
+    assert tokens.asked == []
+
+
+def test_a_registry_that_is_not_there(name: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.data.oci.retries.TRIES", 2)
+    with pytest.raises(StoreUnavailable, match="ConnectError"):
+        copy(str(source), f"oci://127.0.0.1:1/{name}:1")

@@ -1,0 +1,317 @@
+"""Models to and from a real registry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.oci.conftest import MEBI, files, tree
+from tests.oci.proxy import Proxy
+from tests.oci.registry import Server, needs_skopeo
+
+from trainjob.data import copy, read_manifest
+from trainjob.data.locations import parse_store
+from trainjob.data.oci import OciStore, attach, attached, uploads
+from trainjob.data.transfer import scan
+from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
+
+
+def digest_of(uri: str) -> str:
+    store = OciStore(parse_store(uri))
+    return store.pinned.path.partition("@")[2]
+
+
+def get(server: Server, name: str, rest: str, kind: str = "application/vnd.oci.image.index.v1+json") -> Any:
+    return httpx.get(f"http://{server.host}/v2/{name}/{rest}", headers={"accept": kind}).json()
+
+
+def test_there_and_back(server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path) -> None:
+    uri = server.uri(f"{name}:1")
+    lines: list[str] = []
+    pushed = copy(str(source), uri, progress=lines.append)
+    assert pushed.digest == scan(str(source)).digest
+    assert any("100 %" in line for line in lines)
+    assert read_manifest(uri) is not None
+    for at in (uri, f"{uri}-modelpack", OciStore(parse_store(uri)).pinned.uri):
+        target = tmp_path / hashlib.sha256(at.encode()).hexdigest()
+        pulled = copy(at, str(target), digest=pushed.digest)
+        assert files(target) == content
+        assert pulled.digest == pushed.digest
+        shutil.rmtree(target)
+    assert scan(uri).digest == pushed.digest
+
+
+def test_the_same_content_is_the_same_image(
+    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    other = tree(tmp_path / "elsewhere", dict(reversed(content.items())))
+    for path in other.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    copy(str(source), server.uri(f"{name}/a:1"))
+    copy(str(other), server.uri(f"{name}/b:x"))
+    # From a source with a manifest, and by way of one pass instead of two.
+    copy(server.uri(f"{name}/a:1"), str(tmp_path / "back"))
+    copy(str(tmp_path / "back"), server.uri(f"{name}/c:1"))
+    assert len({digest_of(server.uri(f"{name}/{each}")) for each in ("a:1", "b:x", "c:1")}) == 1
+
+
+def test_pushing_again_transfers_nothing(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    assert proxy.sent > sum(map(len, content.values()))
+    for again in (source, tree(tmp_path / "elsewhere", content)):
+        proxy.requests.clear()
+        copy(str(again), uri)
+        assert {each.method for each in proxy.requests} <= {"HEAD", "GET"}
+        assert (proxy.sent, sum(each.received for each in proxy.requests) < 20_000) == (0, True)
+
+
+def test_another_tag_transfers_manifests_only(proxy: Proxy, name: str, source: Path) -> None:
+    copy(str(source), f"oci://{proxy.host}/{name}:1")
+    proxy.requests.clear()
+    copy(str(source), f"oci://{proxy.host}/{name}:2")
+    puts = proxy.seen("PUT")
+    assert [each.target.rpartition("/")[2] for each in puts] == ["2-modelpack", "2"]
+    assert proxy.seen("POST") == proxy.seen("PATCH") == []
+
+
+def test_one_changed_file_is_one_layer(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    changed = content | {"sub/dir/model-00002-of-00002.safetensors": b"x" * (3 * MEBI)}
+    proxy.requests.clear()
+    copy(str(tree(tmp_path / "changed", changed)), uri)
+    assert 3 * MEBI < proxy.sent < 3 * MEBI + 30_000
+    copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == changed
+
+
+def test_a_source_with_a_manifest_is_compared_file_by_file(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    """What the image has by its own manifest is not even read, large or small."""
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), str(tmp_path / "whole"))
+    copy(str(tmp_path / "whole"), uri)
+    changed = content | {"config.json": b'{"changed": true}'}
+    copy(str(tree(tmp_path / "changed", changed)), str(tmp_path / "whole2"))
+    proxy.requests.clear()
+    copy(str(tmp_path / "whole2"), uri)
+    assert proxy.sent < 200_000
+    copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == changed
+
+
+def test_the_tag_is_put_last(proxy: Proxy, name: str, source: Path) -> None:
+    copy(str(source), f"oci://{proxy.host}/{name}:1")
+    assert proxy.requests[-1].method == "PUT"
+    assert proxy.requests[-1].target == f"/v2/{name}/manifests/1"
+    written = [each for each in proxy.requests if each.method in ("POST", "PATCH", "PUT")]
+    tags = [each.target.rpartition("/")[2] for each in written if "/manifests/" in each.target]
+    assert tags[-2:] == ["1-modelpack", "1"]
+    assert all(tag.startswith("sha256:") for tag in tags[:-2])
+
+
+def test_a_model_that_fails_leaves_the_tag_alone(server: Server, name: str, source: Path, tmp_path: Path) -> None:
+    uri = server.uri(f"{name}:1")
+    before = copy(str(source), uri)
+    bad = tree(tmp_path / "bad", {"a.bin": b"x" * (2 * MEBI), "b.gz": b"no gzip"})
+    with pytest.raises(CorruptData):
+        copy(str(bad), uri)
+    assert scan(uri).digest == before.digest
+    with pytest.raises(ChecksumMismatch):
+        copy(str(source), server.uri(f"{name}:2"), digest="sha256:" + "0" * 64)
+    with pytest.raises(SourceNotFound):
+        scan(server.uri(f"{name}:2"))
+
+
+def test_what_is_pushed(server: Server, name: str, source: Path, content: dict[str, bytes]) -> None:
+    manifest = copy(str(source), server.uri(f"{name}:1"))
+    index = get(server, name, "manifests/1")
+    assert index["annotations"]["dev.trainjob.content.digest"] == manifest.digest
+    image, _, model = (
+        get(server, name, f"manifests/{entry['digest']}", entry["mediaType"]) for entry in index["manifests"]
+    )
+    assert model["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    config = get(server, name, f"blobs/{image['config']['digest']}")
+    assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in image["layers"]]
+    # Two large files, a bundle each of weights, configuration, documents and code, and the manifest.
+    kinds = [layer["mediaType"].split(".")[3:-2] for layer in model["layers"]]
+    assert kinds == [
+        ["weight"],
+        ["weight"],
+        ["weight"],
+        ["weight", "config"],
+        ["doc"],
+        ["code"],
+        ["doc"],
+    ]
+    assert get(server, name, "manifests/1-modelpack", model["mediaType"]) == model
+
+
+def test_large_blobs_go_in_parts(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(uploads, "PART", 2 * MEBI)
+    copy(str(source), f"oci://{proxy.host}/{name}:1")
+    ranges = sorted(each.headers["content-range"] for each in proxy.seen("PATCH"))
+    assert len(ranges) == 5 + 3
+    assert {each.status for each in proxy.seen("PATCH")} == {202}
+    copy(f"oci://{proxy.host}/{name}:1", str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+
+
+def test_from_one_repository_to_another_of_the_registry(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Layers are taken over by the registry; they are read once, to be checked."""
+    pushed = copy(str(source), f"oci://{proxy.host}/{name}/a:1")
+    proxy.requests.clear()
+    copied = copy(f"oci://{proxy.host}/{name}/a:1", f"oci://{proxy.host}/{name}/b:1")
+    assert copied.digest == pushed.digest
+    assert [each.status for each in proxy.seen("POST", "mount=")][:2] == [201, 201]
+    assert proxy.seen("PATCH") == []
+    # Bundles of small files are made anew, of tokenizer.model the most; the rest are manifests.
+    assert proxy.sent < len(content["tokenizer.model"]) + 40_000
+    assert digest_of(f"oci://{proxy.host}/{name}/a:1") == digest_of(f"oci://{proxy.host}/{name}/b:1")
+    copy(f"oci://{proxy.host}/{name}/b:1", str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+
+
+def test_from_another_registry(
+    server: Server, name: str, source: Path, proxy: Proxy, tmp_path: Path, content: dict[str, bytes]
+) -> None:
+    """Another host: nothing is known of its layers, so they are sent while they are read, once."""
+    copy(str(source), server.uri(f"{name}/a:1"))
+    copy(server.uri(f"{name}/a:1"), f"oci://{proxy.host}/{name}/b:1")
+    assert proxy.seen("POST", "mount=") == []
+    assert sum(each.sent for each in proxy.seen("PATCH")) > 14 * MEBI
+    assert digest_of(server.uri(f"{name}/a:1")) == digest_of(server.uri(f"{name}/b:1"))
+    proxy.requests.clear()
+    copy(server.uri(f"{name}/a:1"), f"oci://{proxy.host}/{name}/b:1")
+    assert proxy.sent == 0
+
+
+def test_some_files_of_a_model(server: Server, name: str, source: Path, tmp_path: Path) -> None:
+    copy(str(source), server.uri(f"{name}:1"))
+    copy(server.uri(f"{name}:1"), str(tmp_path / "some"), include=["*.json", "LICENSE"])
+    assert set(files(tmp_path / "some")) == {"config.json", "LICENSE", "n" * 120 + ".json"}
+
+
+def test_what_is_not_there(server: Server, name: str, source: Path, tmp_path: Path) -> None:
+    for uri in (server.uri(f"{name}:none"), server.uri(f"{name}@sha256:{'0' * 64}")):
+        assert read_manifest(uri) is None
+        with pytest.raises(SourceNotFound):
+            copy(uri, str(tmp_path / "x"))
+    with pytest.raises(ConfigurationError, match="has no tag"):
+        copy(str(source), server.uri(name))
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        copy(str(source), server.uri(f"{name}@sha256:{'0' * 64}"))
+    with pytest.raises(ConfigurationError, match="overlaps"):
+        copy(server.uri(f"{name}:1"), server.uri(f"{name}:1"))
+
+
+def test_a_tag_that_moves_is_read_as_it_was(
+    server: Server, name: str, source: Path, tmp_path: Path, content: dict[str, bytes]
+) -> None:
+    uri = server.uri(f"{name}:1")
+    copy(str(source), uri)
+    store = OciStore(parse_store(uri))
+    listed = {entry.path: entry for entry in store.list()}
+    copy(str(tree(tmp_path / "other", {"config.json": b"other"})), uri)
+    assert b"".join(store.read("config.json", etag=listed["config.json"].etag)) == content["config.json"]
+    assert [entry.path for entry in OciStore(parse_store(uri)).list()] == ["config.json", "MANIFEST.json"]
+
+
+# ---------------------------------------------------------------- referrers
+
+
+def test_attachments(server: Server, proxy: Proxy, name: str, source: Path) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    location = parse_store(uri)
+    first = attach(location, "provenance.json", b'{"a": 1}')
+    signature = "application/vnd.dev.sigstore.bundle.v0.3+json"
+    attach(location, "model.sig", b"bundle", signature)
+    proxy.requests.clear()
+    assert attach(location, "provenance.json", b'{"a": 1}') == first
+    assert {each.method for each in proxy.requests} <= {"HEAD", "GET"}
+    assert attached(location) == {"provenance.json": b'{"a": 1}'}
+    assert attached(location, signature) == {"model.sig": b"bundle"}
+    # docker-registry has no referrers API: the fallback tag, as other clients look for it.
+    index = get(server, name, f"manifests/{digest_of(uri).replace(':', '-')}")
+    assert [entry["artifactType"] for entry in index["manifests"]] == ["application/vnd.in-toto+json", signature]
+    subject = get(server, name, f"manifests/{first}", "application/vnd.oci.image.manifest.v1+json")["subject"]
+    assert subject["digest"] == digest_of(uri)
+    with pytest.raises(SourceNotFound):
+        attach(parse_store(server.uri(f"{name}:none")), "x", b"")
+
+
+def test_sidecars_are_attached_and_change_no_digest(server: Server, name: str, source: Path) -> None:
+    copy(str(source), server.uri(f"{name}/a:1"))
+    copy(
+        str(source), server.uri(f"{name}/b:1"), sidecars=lambda manifest: {"provenance.json": manifest.digest.encode()}
+    )
+    assert digest_of(server.uri(f"{name}/a:1")) == digest_of(server.uri(f"{name}/b:1"))
+    held = read_manifest(server.uri(f"{name}/b:1"))
+    assert held is not None
+    assert attached(parse_store(server.uri(f"{name}/b:1"))) == {"provenance.json": held.digest.encode()}
+
+
+# ---------------------------------------------------------------- skopeo
+
+
+def skopeo(*arguments: str) -> str:
+    done = subprocess.run(["skopeo", *arguments], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_skopeo
+def test_skopeo_reads_what_we_push(
+    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    copy(str(source), server.uri(f"{name}:1"))
+    image = f"docker://{server.host}/{name}:1"
+    inspected = json.loads(skopeo("inspect", "--tls-verify=false", image))
+    assert inspected["Digest"] == digest_of(server.uri(f"{name}:1"))
+    assert (inspected["Os"], len(inspected["Layers"])) == ("linux", 7)
+    # Copying checks every digest, and for the image's layers those of their content as well.
+    skopeo("copy", "--src-tls-verify=false", "--all", image, f"oci:{tmp_path}/layout:1")
+    skopeo("copy", "--src-tls-verify=false", image, f"dir:{tmp_path}/dir")
+    manifest = json.loads((tmp_path / "dir/manifest.json").read_bytes())
+    for layer in manifest["layers"]:
+        subprocess.run(
+            ["tar", "-xf", tmp_path / "dir" / layer["digest"].removeprefix("sha256:"), "-C", tmp_path], check=True
+        )
+    assert files(tmp_path / "models") == content
+
+
+@needs_skopeo
+@pytest.mark.parametrize("pack", [False, True])
+def test_we_read_what_skopeo_pushes(
+    server: Server, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, pack: bool
+) -> None:
+    """The image of one platform, in Docker's own format, or packed with gzip."""
+    copy(str(source), server.uri(f"{name}:1"))
+    form = ["--dest-compress", "--format=oci"] if pack else ["--format=v2s2"]
+    between = f"dir:{tmp_path}/between"
+    skopeo("copy", "--src-tls-verify=false", *form, f"docker://{server.host}/{name}:1", between)
+    skopeo("copy", "--dest-tls-verify=false", between, f"docker://{server.host}/{name}:other")
+    copy(server.uri(f"{name}:other"), str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+    # And over it again: what somebody else packed is packed anew.
+    copy(str(tmp_path / "back"), server.uri(f"{name}:other"))
+    assert scan(server.uri(f"{name}:other")).digest == scan(str(source)).digest

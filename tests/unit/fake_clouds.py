@@ -1,0 +1,153 @@
+"""Google Cloud Storage's XML API and Azure Blob Storage in this process: of both what obstore asks of them.
+
+Neither has an emulator in the package index that obstore gets along with. These are as the vendors' references have
+them, and no signature is checked; what obstore itself refuses or misreads here, it would there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import parse_qs, unquote
+from xml.sax.saxutils import escape, unescape
+
+_DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
+
+
+class Clouds(http.server.ThreadingHTTPServer):
+    """Buckets and containers by name; parts of uploads that are not finished."""
+
+    daemon_threads = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.buckets: dict[str, dict[str, bytes]] = {"models": {}}
+        self.parts: dict[tuple[str, str], bytes] = {}
+        self.requests: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 5  # of an idle connection, so that no test hangs
+    server: Clouds
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def _any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path, _, text = self.path.partition("?")
+        query = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
+        name, _, key = unquote(path).lstrip("/").partition("/")
+        self.server.requests.append(f"{self.command} {unquote(path)} {' '.join(sorted(query))}".strip())
+        bucket = self.server.buckets.get(name)
+        if bucket is None:
+            code = "ContainerNotFound" if "x-ms-version" in self.headers else "NoSuchBucket"
+            self._say(404, f"<Error><Code>{code}</Code></Error>".encode())
+        elif self.command == "GET" and not key:
+            self._list(bucket, query)
+        elif self.command in ("GET", "HEAD"):
+            self._get(bucket, key)
+        elif self.command == "DELETE":
+            bucket.pop(key, None)
+            self._say(204)
+        elif query.get("comp") == "batch":
+            self._batch(bucket, body.decode())
+        elif self.command == "POST" and "uploads" in query:
+            self._say(200, b"<R><Bucket>b</Bucket><Key>k</Key><UploadId>up</UploadId></R>")
+        elif part := query.get("partNumber") or query.get("blockid"):
+            self.server.parts[key, part] = body
+            self._say(201 if "blockid" in query else 200, b"", {"ETag": _tag(body)})
+        elif "uploadId" in query or query.get("comp") == "blocklist":
+            text = body.decode()
+            order = re.findall(r"<PartNumber>(\d+)", text) or re.findall(r"<(?:Uncommitted|Latest)>([^<]+)", text)
+            bucket[key] = b"".join(self.server.parts.pop((key, unescape(part))) for part in order)
+            done = f"<R><ETag>{escape(_tag(bucket[key]))}</ETag></R>".encode()
+            self._say(201 if "comp" in query else 200, done, {"ETag": _tag(bucket[key]), "Last-Modified": _DATE})
+        else:
+            bucket[key] = body
+            self._say(201, b"", {"ETag": _tag(body), "Last-Modified": _DATE})
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _any  # noqa: N815 - names of http.server
+
+    def _list(self, bucket: dict[str, bytes], query: dict[str, str]) -> None:
+        found = [(key, data) for key, data in sorted(bucket.items()) if key.startswith(query.get("prefix", ""))]
+        if query.get("comp") == "list":
+            blobs = "".join(
+                f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{_DATE}</Last-Modified>"
+                f"<Etag>{escape(_tag(data))}</Etag><Content-Length>{len(data)}</Content-Length>"
+                "<Content-Type>x/y</Content-Type><ResourceType>file</ResourceType></Properties></Blob>"
+                for key, data in found
+            )
+            text = f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>"
+        else:
+            contents = "".join(
+                f"<Contents><Key>{escape(key)}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
+                f"<ETag>{escape(_tag(data))}</ETag><Size>{len(data)}</Size></Contents>"
+                for key, data in found
+            )
+            text = f"<ListBucketResult>{contents}<IsTruncated>false</IsTruncated></ListBucketResult>"
+        self._say(200, text.encode())
+
+    def _batch(self, bucket: dict[str, bytes], body: str) -> None:
+        """Azure's way to delete: requests and answers as the parts of a body."""
+        parts = []
+        for number, path in re.findall(r"Content-ID: *(\d+).*?DELETE +(\S+)", body, re.DOTALL | re.IGNORECASE):
+            there = bucket.pop(unquote(path.partition("?")[0]).lstrip("/").partition("/")[2], None)
+            missing = "404 The specified blob does not exist.\r\nx-ms-error-code: BlobNotFound"
+            status = "202 Accepted" if there is not None else missing
+            parts.append(
+                f"--batch_1\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\nHTTP/1.1 {status}\r\n"
+                "Content-Length: 0\r\n\r\n"
+            )
+        form = {"Content-Type": "multipart/mixed; boundary=batch_1"}
+        self._say(202, f"{''.join(parts)}--batch_1--\r\n".encode(), form)
+
+    def _get(self, bucket: dict[str, bytes], key: str) -> None:
+        if key not in bucket:
+            self._say(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            return
+        data, headers = bucket[key], {"ETag": _tag(bucket[key]), "Last-Modified": _DATE}
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or self.headers.get("x-ms-range") or "")
+        if span:
+            start, end = int(span[1]), min(int(span[2] or len(data) - 1), len(data) - 1)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
+            self._say(206, data[start : end + 1], headers)
+        else:
+            self._say(200, data, headers)
+
+    def _say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _tag(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+@contextmanager
+def serving() -> Iterator[Clouds]:
+    """The server, in a thread."""
+    server = Clouds()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

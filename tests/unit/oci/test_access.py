@@ -1,0 +1,375 @@
+"""Credentials, challenges and tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.data.oci import challenges, retries
+from trainjob.data.oci.access import Access
+from trainjob.data.oci.challenges import Challenge
+from trainjob.data.oci.credentials import Credential, find
+from trainjob.data.oci.retries import Interrupted, Patience, retry_after
+from trainjob.errors import ConfigurationError, StoreUnavailable
+
+HOST = "registry.example:5000"
+
+
+def _auth(user: str, password: str) -> dict[str, str]:
+    return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    return tmp_path
+
+
+def _write(path: Path, **value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def test_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find(HOST) is None
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "run"))
+    _write(folder / "run/containers/auth.json", auths={HOST: _auth("podman", "1")})
+    assert find(HOST) == Credential("podman", "1")
+    _write(folder / ".dockerconfigjson", auths={HOST: _auth("secret", "1")})
+    assert find(HOST) == Credential("secret", "1")
+    _write(folder / "config.json", auths={HOST: _auth("docker", "1:2")})
+    assert find(HOST) == Credential("docker", "1:2")
+    _write(folder / "other.json", auths={HOST: _auth("named", "1")})
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(folder / "other.json"))
+    assert find(HOST) == Credential("named", "1")
+    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG"):
+        monkeypatch.delenv(name)
+    _write(folder / "home/.docker/config.json", auths={HOST: _auth("home", "1")})
+    assert find(HOST) == Credential("home", "1")
+
+
+@pytest.mark.parametrize("key", [HOST, f"https://{HOST}", f"http://{HOST}/v1/", f"https://{HOST}/v2/"])
+def test_keys_of_auths(folder: Path, key: str) -> None:
+    _write(folder / "config.json", auths={key: _auth("u", "p")})
+    assert find(HOST, "a/b") == Credential("u", "p")
+    assert find("other.example", "a/b") is None
+
+
+def test_the_longest_key_wins(folder: Path) -> None:
+    _write(
+        folder / "config.json",
+        auths={HOST: _auth("host", "1"), f"{HOST}/team": _auth("team", "1"), f"{HOST}/te": _auth("te", "1")},
+    )
+    assert find(HOST, "team/model") == Credential("team", "1")
+    assert find(HOST, "other/model") == Credential("host", "1")
+
+
+def test_forms_of_an_entry(folder: Path) -> None:
+    for entry, expected in (
+        ({"identitytoken": "t", "auth": ""}, Credential("", "", "t")),
+        ({"username": "u", "password": "p"}, Credential("u", "p")),
+        ({}, None),
+    ):
+        _write(folder / "config.json", auths={HOST: entry})
+        assert find(HOST) == expected
+
+
+def test_docker_hub(folder: Path) -> None:
+    _write(folder / "config.json", auths={"https://index.docker.io/v1/": _auth("u", "p")})
+    assert find("docker.io", "library/x") == Credential("u", "p")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"auths"', "hunter2"])
+def test_files_that_cannot_be_read(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ConfigurationError, match="is not the JSON") as caught:
+        find(HOST)
+    assert "hunter2" not in str(caught.value)
+    (folder / "config.json").write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="no text"):
+        find(HOST)
+
+
+@pytest.mark.parametrize("auth", ["hunter2", base64.b64encode(b"hunter2").decode(), "!!!"])
+def test_a_broken_entry_is_not_repeated(folder: Path, auth: str) -> None:
+    _write(folder / "config.json", auths={HOST: {"auth": auth}})
+    with pytest.raises(ConfigurationError, match="base64 of user:password") as caught:
+        find(HOST)
+    assert auth not in str(caught.value)
+
+
+def _helper(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str = "test") -> None:
+    path = folder / "bin" / f"docker-credential-{name}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize("config", [{"credHelpers": {HOST: "test"}}, {"credsStore": "test"}])
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (
+            """read host; echo "{\\"ServerURL\\":\\"$host\\",\\"Username\\":\\"$host\\",\\"Secret\\":\\"s\\"}" """,
+            Credential(HOST, "s"),
+        ),
+        ("""cat >/dev/null; echo '{"Username":"<token>","Secret":"s"}' """, Credential("", "", "s")),
+        ("cat >/dev/null; echo credentials not found in native keychain; exit 1", None),
+    ],
+)
+def test_helpers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], script: str, expected: Credential | None
+) -> None:
+    _helper(folder, monkeypatch, script)
+    _write(folder / "config.json", **config)
+    assert find(HOST) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("cat >/dev/null; echo hunter2; exit 3", "exit code 3"),
+        ('cat >/dev/null; echo \'{"Secret": "hunter2"}\'', "no Username"),
+        ("cat >/dev/null; echo hunter2", "no Username"),
+    ],
+)
+def test_helpers_that_fail(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str) -> None:
+    _helper(folder, monkeypatch, script)
+    _write(folder / "config.json", credsStore="test")
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        find(HOST)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing", "../test", "a/b"])
+def test_helpers_that_are_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    _helper(folder, monkeypatch, "true")
+    _write(folder / "config.json", credHelpers={HOST: name})
+    with pytest.raises(ConfigurationError, match="is not on the PATH"):
+        find(HOST)
+
+
+def test_secrets_are_in_no_text() -> None:
+    assert "hunter2" not in repr(Credential("u", "hunter2", "hunter2"))
+
+
+# ---------------------------------------------------------------- challenges
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (
+            'Bearer realm="https://auth.example/token",service="registry",scope="repository:a/b:pull,push"',
+            [
+                Challenge(
+                    "bearer",
+                    {"realm": "https://auth.example/token", "service": "registry", "scope": "repository:a/b:pull,push"},
+                )
+            ],
+        ),
+        ('Basic realm="a, \\"b\\""', [Challenge("basic", {"realm": 'a, "b"'})]),
+        (
+            'Basic realm=x, BEARER Realm = "y" , service=z',
+            [Challenge("basic", {"realm": "x"}), Challenge("bearer", {"realm": "y", "service": "z"})],
+        ),
+        ("Negotiate", [Challenge("negotiate")]),
+        ("Negotiate abc==, Basic realm=x", [Challenge("negotiate"), Challenge("basic", {"realm": "x"})]),
+        ("", []),
+        ('Bearer realm="unfinished', [Challenge("bearer")]),
+    ],
+)
+def test_challenges(header: str, expected: list[Challenge]) -> None:
+    assert challenges.parse(header)[: len(expected)] == expected
+
+
+@given(st.text())
+def test_no_header_is_an_error(header: str) -> None:
+    challenges.parse(header)
+
+
+# ---------------------------------------------------------------- tokens
+
+SCOPES = ("repository:team/model:pull,push",)
+BEARER = 'Bearer realm="https://auth.example/token",service="reg"'
+
+
+class Server:
+    """A token server that notes what it is asked."""
+
+    def __init__(self, **answer: Any) -> None:
+        self.answer: Any = answer or {"token": "t0"}
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(
+        self, url: str, *, query: Sequence[tuple[str, str]], form: dict[str, str] | None, authorization: str | None
+    ) -> Any:
+        self.asked.append({"url": url, "query": list(query), "form": form, "authorization": authorization})
+        return self.answer
+
+
+def _access(server: Server) -> Access:
+    return Access(HOST, server, lambda url: url.startswith("https://"))
+
+
+def test_nothing_is_sent_before_it_is_asked_for(folder: Path) -> None:
+    _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
+    assert _access(Server()).header(SCOPES) is None
+
+
+def test_basic(folder: Path) -> None:
+    _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
+    access = _access(Server())
+    access.challenged('Basic realm="x"', SCOPES, None)
+    header = access.header(SCOPES)
+    assert header == "Basic " + _auth("u", "hunter2")["auth"]
+    with pytest.raises(ConfigurationError, match="check the rights"):
+        access.challenged('Basic realm="x"', SCOPES, header)
+    assert access.scrub(f"{header} hunter2") == "Basic *** ***"
+
+
+def test_a_token_for_each_scope(folder: Path) -> None:
+    _write(folder / "config.json", auths={HOST: _auth("u", "p")})
+    server = Server(token="t1", expires_in=300)
+    access = _access(server)
+    access.challenged(BEARER, SCOPES, None)
+    for _ in range(2):
+        assert access.header(SCOPES) == "Bearer t1"
+    assert access.header(("repository:other:pull", *SCOPES)) == "Bearer t1"
+    assert server.asked == [
+        {
+            "url": "https://auth.example/token",
+            "query": [("service", "reg"), ("scope", SCOPES[0])],
+            "form": None,
+            "authorization": "Basic " + _auth("u", "p")["auth"],
+        },
+        {
+            "url": "https://auth.example/token",
+            "query": [("service", "reg"), ("scope", "repository:other:pull"), ("scope", SCOPES[0])],
+            "form": None,
+            "authorization": "Basic " + _auth("u", "p")["auth"],
+        },
+    ]
+    assert access.scrub("token=t1;") == "token=***;"
+
+
+def test_without_a_credential_a_token_is_asked_for_all_the_same() -> None:
+    server = Server(access_token="anonymous")
+    access = _access(server)
+    access.challenged(BEARER, SCOPES, None)
+    assert access.header(SCOPES) == "Bearer anonymous"
+    assert server.asked[0]["authorization"] is None
+
+
+def test_an_identity_token_is_exchanged(folder: Path) -> None:
+    _write(folder / "config.json", auths={HOST: {"identitytoken": "refresh"}})
+    server = Server(access_token="t")
+    access = _access(server)
+    access.challenged(BEARER, SCOPES, None)
+    assert access.header(SCOPES) == "Bearer t"
+    assert server.asked[0]["form"] == {
+        "grant_type": "refresh_token",
+        "client_id": "trainjob",
+        "refresh_token": "refresh",
+        "scope": SCOPES[0],
+        "service": "reg",
+    }
+    assert (server.asked[0]["query"], server.asked[0]["authorization"]) == ([], None)
+
+
+def test_tokens_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(token="t", expires_in=100)
+    access = _access(server)
+    access.challenged(BEARER, SCOPES, None)
+    access.header(SCOPES)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 80)
+    access.header(SCOPES)
+    assert len(server.asked) == 1
+    monkeypatch.setattr(time, "monotonic", lambda: now + 90)
+    sent = access.header(SCOPES)
+    assert len(server.asked) == 2
+    access.challenged(BEARER, SCOPES, sent)
+    access.header(SCOPES)
+    assert len(server.asked) == 3
+
+
+def test_what_ends_in_an_error(folder: Path) -> None:
+    _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
+    server = Server()
+    access = _access(server)
+    with pytest.raises(ConfigurationError, match="does not know"):
+        access.challenged("Negotiate", SCOPES, None)
+    access.challenged('Bearer realm="http://auth.example/token"', SCOPES, None)
+    with pytest.raises(ConfigurationError, match="not reached by https"):
+        access.header(SCOPES)
+    assert server.asked == []
+    access.challenged(BEARER, SCOPES, None)
+    for answer, words in (
+        (None, "denied access"),
+        ([], "no token"),
+        ({"token": 5}, "no token"),
+        ({"token": "a\r\nb"}, "no token"),
+    ):
+        server.answer = answer
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            access.header(SCOPES)
+        assert "hunter2" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- patience
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(None, 0), ("", 0), ("7", 7), ("soon", 0), ("-5", 0), (format_datetime(datetime.now(UTC) - timedelta(days=1)), 0)],
+)
+def test_retry_after(value: str | None, seconds: float) -> None:
+    assert retry_after(value) == seconds
+
+
+def test_retry_after_a_date() -> None:
+    assert 50 < retry_after(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)) <= 60
+
+
+def _fail(patience: Patience, times: int, *, progress: bool = False) -> None:
+    for _ in range(times):
+        if progress:
+            patience.progress()
+        patience.failed(Interrupted("cut"))
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    patience = Patience("it")
+    with pytest.raises(StoreUnavailable, match=r"it: cut \(7 failures\)"):
+        _fail(patience, 100)
+    assert len(waits) == retries.TRIES - 1
+    assert waits[0] < 0.5 < waits[-1] <= retries.LONGEST
+
+
+def test_patience_honours_the_server_and_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    patience = Patience("it")
+    patience.failed(Interrupted("busy", 9))
+    patience.failed(Interrupted("busy", 10_000))
+    assert waits == [9, 60]
+    with pytest.raises(StoreUnavailable):
+        _fail(patience, 1000, progress=True)
+    assert len(waits) == retries.TOTAL - 1

@@ -1,0 +1,397 @@
+"""What others have pushed, and what an enemy could."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import random
+import tarfile
+import zlib
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.oci.memory import MemoryRepository, entry, files, image, load, packed, read_all, zipped
+
+from trainjob.data.oci import layers as layers_module
+from trainjob.data.oci import tars
+from trainjob.data.oci.gzips import Gunzip
+from trainjob.data.oci.images import Image
+from trainjob.data.oci.manifests import MODEL, MODEL_LAYER
+from trainjob.data.oci.repository import DOCKER_INDEX, INDEX
+from trainjob.data.oci.tars import Member, Reader
+from trainjob.errors import (
+    ChecksumMismatch,
+    ConfigurationError,
+    CorruptData,
+    DataError,
+    SourceNotFound,
+    UnsafePath,
+)
+
+LARGE = random.Random(1).randbytes(9_000_000)
+
+
+@pytest.fixture
+def repository() -> MemoryRepository:
+    return MemoryRepository()
+
+
+@pytest.fixture(params=["kept", "read again"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers stay in memory; here also as if they were large."""
+    if request.param != "kept":
+        monkeypatch.setattr(layers_module, "_KEPT", 0)
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_image_that_somebody_else_built(repository: MemoryRepository) -> None:
+    base = packed(
+        entry("bin", kind=tarfile.DIRTYPE),
+        entry("bin/sh", b"#!"),
+        entry("bin/ls", kind=tarfile.SYMTYPE, target="/busybox"),
+    )
+    several = packed(
+        entry("models", kind=tarfile.DIRTYPE),
+        entry("./models/sub/a.bin", b"a" * 70_000),
+        entry("models/" + "long/" * 40 + "b", b"b"),
+        entry("models/ünï", b"u"),
+        form=tarfile.GNU_FORMAT,
+    )
+    image(repository, [base, several, zipped(files(c=b"c", d=b"d" * 200_000)), files(large=LARGE)], "1")
+    assert read_all(repository, "1") == {
+        "sub/a.bin": b"a" * 70_000,
+        "long/" * 40 + "b": b"b",
+        "ünï": b"u",
+        "c": b"c",
+        "d": b"d" * 200_000,
+        "large": LARGE,
+    }
+
+
+@pytest.mark.usefixtures("kept")
+def test_parts_of_files(repository: MemoryRepository) -> None:
+    image(
+        repository,
+        [files(large=LARGE), files(a=LARGE[:300_000], b=b"xyz"), zipped(files(z=LARGE[:300_000], y=b"1"))],
+        "1",
+    )
+    loaded = load(repository, "1")
+    for path, content in {"large": LARGE, "a": LARGE[:300_000], "z": LARGE[:300_000]}.items():
+        for start, length in (
+            (0, 10),
+            (5, None),
+            (123_456, 99),
+            (len(content), 5),
+            (0, 10**9),
+            (len(content) + 9, None),
+        ):
+            want = content[start:] if length is None else content[start : start + length]
+            assert b"".join(loaded.read(path, start, length)) == want, (path, start, length)
+
+
+def test_a_large_archive_is_listed_by_its_headers(repository: MemoryRepository) -> None:
+    image(repository, [files(a=LARGE, b=LARGE)], "1")
+    loaded = load(repository, "1")
+    assert {path: placed.size for path, placed in loaded.files.items()} == {"a": len(LARGE), "b": len(LARGE)}
+    assert sum(length for _, length in repository.asked) < 300_000
+
+
+def test_a_single_file_is_read_once(repository: MemoryRepository) -> None:
+    image(repository, [files(large=LARGE)], "1")
+    read_all(repository, "1")
+    assert sum(length for _, length in repository.asked) < len(LARGE) + 300_000
+
+
+def test_later_layers_win_and_whiteouts_remove(repository: MemoryRepository) -> None:
+    upper = packed(
+        entry("models/a", b"new"),
+        entry("models/sub/.wh.b", b""),
+        entry("models/opaque/.wh..wh..opq"),
+        entry("models/opaque/y", b"y"),
+    )
+    lower = packed(
+        entry("models/a", b"old"),
+        entry("models/sub/b", b"b"),
+        entry("models/sub/bb", b"bb"),
+        entry("models/opaque/x", b"x"),
+    )
+    image(repository, [lower, upper], "1")
+    assert read_all(repository, "1") == {"a": b"new", "sub/bb": b"bb", "opaque/y": b"y"}
+
+
+def test_links_inside_are_followed(repository: MemoryRepository) -> None:
+    image(
+        repository,
+        [
+            packed(
+                entry("models/blobs/1", b"one"),
+                entry("models/snap/a", kind=tarfile.SYMTYPE, target="../blobs/1"),
+                entry("models/snap/b", kind=tarfile.SYMTYPE, target="a"),
+                entry("models/c", kind=tarfile.SYMTYPE, target="/models/blobs/1"),
+                entry("models/d", kind=tarfile.LNKTYPE, target="models/blobs/1"),
+            )
+        ],
+        "1",
+    )
+    assert read_all(repository, "1") == dict.fromkeys(("blobs/1", "snap/a", "snap/b", "c", "d"), b"one")
+
+
+def test_model_packs_of_others(repository: MemoryRepository) -> None:
+    name = "org.cncf.model.filepath"
+    image(
+        repository,
+        [
+            (LARGE, "application/vnd.cncf.model.weight.v1.raw", {name: "sub/model.safetensors"}),
+            (packed(entry("config.json", b"{}")), MODEL_LAYER.format(kind="weight.config"), {name: "config.json"}),
+            (gzip.compress(packed(entry("README.md", b"#"))), MODEL_LAYER.format(kind="doc") + "+gzip", {}),
+            (b"file", "application/octet-stream", {"org.opencontainers.image.title": "oras.bin"}),
+            (b"else", "application/vnd.example.unknown", {}),
+        ],
+        "1",
+        artifactType=MODEL,
+    )
+    assert read_all(repository, "1") == {
+        "sub/model.safetensors": LARGE,
+        "config.json": b"{}",
+        "README.md": b"#",
+        "oras.bin": b"file",
+    }
+
+
+def test_of_an_index_the_image_of_this_platform_is_read(repository: MemoryRepository) -> None:
+    def listed(*entries: tuple[str, str]) -> str:
+        described = [
+            {"digest": image(repository, [files(which=name.encode())]), "platform": {"os": os, "architecture": name}}
+            for os, name in entries
+        ]
+        return repository.put({"schemaVersion": 2, "mediaType": INDEX, "manifests": described})
+
+    for machine in ("amd64", "arm64"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("platform.machine", lambda machine=machine: {"amd64": "x86_64"}.get(machine, "aarch64"))
+            for entries in (
+                (("linux", "amd64"), ("linux", "arm64")),
+                (("windows", machine), ("linux", "arm64"), ("linux", "amd64")),
+            ):
+                assert read_all(repository, listed(*entries)) == {"which": machine.encode()}
+    assert read_all(repository, listed(("linux", "s390x"))) == {"which": b"s390x"}
+    empty = repository.put({"schemaVersion": 2, "mediaType": DOCKER_INDEX, "manifests": []})
+    with pytest.raises(ConfigurationError, match="names no image"):
+        load(repository, empty)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (entry("models/../../etc/passwd", b"x"), "'..' segment"),
+        (entry("../models/x", b"x"), "'..' segment"),
+        (entry("/models/x", b"x"), "absolute"),
+        (entry("/etc/passwd", b"x"), "absolute"),
+        (entry("models/a\\b", b"x"), "backslash"),
+        (entry("models/a\nb", b"x"), "control character"),
+        (entry("models//x", b"x"), "empty"),
+        (entry("models/x", kind=tarfile.SYMTYPE, target="/etc/passwd"), "leads out"),
+        (entry("models/x", kind=tarfile.SYMTYPE, target="../../etc/passwd"), "leads out"),
+        (entry("models/x", kind=tarfile.SYMTYPE, target="../etc"), "leads out"),
+        (entry("models/x", kind=tarfile.SYMTYPE, target="missing"), "no file of the model"),
+        (entry("models/x", kind=tarfile.SYMTYPE, target="x"), "link to a link"),
+        (entry("models/x", kind=tarfile.LNKTYPE, target="etc/passwd"), "leads out"),
+        (entry("models/x", kind=tarfile.LNKTYPE, target="/etc/passwd"), "leads out"),
+        (entry("models/x", kind=tarfile.CHRTYPE), "device"),
+        (entry("models/x", kind=tarfile.BLKTYPE), "device"),
+        (entry("models/x", kind=tarfile.FIFOTYPE), "pipe"),
+        (entry("models/a", b"again"), "second time"),
+        (entry("models", kind=tarfile.SYMTYPE, target="/etc"), "no directory"),
+    ],
+)
+@pytest.mark.parametrize("pack", [False, True])
+def test_hostile_archives(
+    repository: MemoryRepository, bad: tuple[tarfile.TarInfo, bytes], words: str, pack: bool
+) -> None:
+    layer = packed(entry("models/a", b"a"), bad)
+    image(repository, [zipped(layer) if pack else layer], "1")
+    with pytest.raises(UnsafePath, match=words):
+        load(repository, "1")
+
+
+@pytest.mark.parametrize("target", ["../x", "/x", "..", "a/../../x"])
+def test_links_out_of_a_model_pack(repository: MemoryRepository, target: str) -> None:
+    layer = packed(entry("a", b"a"), entry("b", kind=tarfile.SYMTYPE, target=target))
+    image(repository, [(layer, MODEL_LAYER.format(kind="weight"), {})], "1", artifactType=MODEL)
+    with pytest.raises(UnsafePath):
+        load(repository, "1")
+
+
+def test_a_raw_layer_needs_a_safe_name(repository: MemoryRepository) -> None:
+    kind = "application/vnd.cncf.model.weight.v1.raw"
+    image(repository, [(b"x", kind, {"org.cncf.model.filepath": "../x"})], "1", artifactType=MODEL)
+    with pytest.raises(UnsafePath):
+        load(repository, "1")
+    image(repository, [(b"x", kind, {})], "2", artifactType=MODEL)
+    with pytest.raises(CorruptData, match="without a name"):
+        load(repository, "2")
+    twice = (b"x", kind, {"org.cncf.model.filepath": "x"})
+    image(repository, [twice, twice], "3", artifactType=MODEL)
+    with pytest.raises(UnsafePath, match="second time"):
+        load(repository, "3")
+
+
+@pytest.mark.parametrize(
+    ("layer", "error"),
+    [
+        (b"no tar at all".ljust(512, b"\1"), CorruptData),
+        (files(a=b"x" * 2000)[:1500], CorruptData),
+        ((b"no gzip", "application/vnd.oci.image.layer.v1.tar+gzip", {}), CorruptData),
+        ((gzip.compress(files(a=b"x"))[:-9], "application/vnd.oci.image.layer.v1.tar+gzip", {}), CorruptData),
+        ((b"x", "application/vnd.oci.image.layer.v1.tar+zstd", {}), ConfigurationError),
+        (packed(entry("models/a", b"x" * 600), entry("x", b"x" * 100))[:512] + b"7" * 512, CorruptData),
+    ],
+)
+def test_broken_layers(
+    repository: MemoryRepository, layer: bytes | tuple[bytes, str, dict[str, str]], error: type[DataError]
+) -> None:
+    image(repository, [layer], "1")
+    with pytest.raises(error):
+        read_all(repository, "1")
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("more", [{}, {"b": b"b"}])
+def test_other_bytes_than_the_digest_says(repository: MemoryRepository, pack: bool, more: dict[str, bytes]) -> None:
+    layer = files(a=LARGE[:50_000], **more)
+    wrong = files(a=LARGE[1:50_001], **more)
+    image(repository, [zipped(layer) if pack else layer], "1")
+    for digest, data in repository.blobs.items():
+        if data == (zipped(layer)[0] if pack else layer):
+            repository.blobs[digest] = zipped(wrong)[0] if pack else wrong
+    with pytest.raises((ChecksumMismatch, CorruptData)):
+        read_all(repository, "1")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_an_extended_header_does_not_fill_the_memory(kind: bytes) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, 10**12
+
+    def endless() -> Iterator[bytes]:
+        yield info.tobuf(tarfile.GNU_FORMAT)
+        while True:
+            yield bytes(100_000)
+
+    with pytest.raises(CorruptData, match="extended header"):
+        list(tars.members(Reader(endless(), "it")))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"layers": "x"},
+        {"layers": [{}]},
+        {"layers": [{"size": 1, "digest": "sha256:../.."}]},
+        {"layers": [{"size": -1}]},
+    ],
+)
+def test_what_is_no_image(repository: MemoryRepository, value: dict[str, object]) -> None:
+    repository.put(value, "1")
+    with pytest.raises(CorruptData):
+        load(repository, "1")
+
+
+def test_nothing_there(repository: MemoryRepository) -> None:
+    assert Image.load(repository, "none") is None
+    image(repository, [files(a=b"x")], "1")
+    loaded = load(repository, "1")
+    with pytest.raises(SourceNotFound):
+        loaded.read("b", 0, None)
+
+
+_names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=150)
+
+
+@given(
+    st.lists(st.tuples(_names, st.binary(max_size=1500)), max_size=5),
+    st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
+)
+def test_archives_are_read_as_tarfile_reads_them(content: list[tuple[str, bytes]], form: int) -> None:
+    data = packed(*(entry(name, each) for name, each in content), form=form)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        expected = [(info.name, info.size, info.offset_data) for info in archive]
+    try:
+        found = list(tars.members(Reader(iter((data,)), "it")))
+    except UnsafePath:
+        return
+    for member, (name, size, offset) in zip(found, expected, strict=True):
+        assert (member.size, member.offset) == (size, offset)
+        assert name.rstrip("/").endswith(member.path)
+
+
+@given(st.lists(st.tuples(_names, st.binary(max_size=600)), min_size=1, max_size=4), st.integers(1, 700))
+def test_what_is_listed_stays_inside(content: list[tuple[str, bytes]], piece: int) -> None:
+    data = packed(*(entry(name, each) for name, each in content))
+    pieces = (data[at : at + piece] for at in range(0, len(data), piece))
+    try:
+        found = list(tars.members(Reader(pieces, "it")))
+    except UnsafePath:
+        return
+    for member in found:
+        assert not member.path.startswith("/")
+        assert ".." not in member.path.split("/")
+
+
+@given(st.binary(max_size=3000))
+def test_no_input_is_more_than_a_data_error(data: bytes) -> None:
+    for junk in (data, data.ljust(512, b"\0") + data):
+        try:
+            members: list[Member] = list(tars.members(Reader(iter((junk,)), "it")))
+        except DataError:
+            continue
+        assert all(member.size >= 0 for member in members)
+
+
+@given(
+    st.lists(st.binary(max_size=400), min_size=1, max_size=4),
+    st.integers(1, 97),
+    st.lists(st.integers(0, 2000), max_size=4),
+    st.binary(max_size=3).map(lambda x: bytes(len(x))),
+)
+def test_gzip_files_from_any_place(parts: list[bytes], piece: int, starts: list[int], tail: bytes) -> None:
+    plain = b"".join(parts)
+    data = b"".join(gzip.compress(part) for part in parts) + tail
+
+    def opened(at: int) -> Iterator[bytes]:
+        return (data[place : place + piece] for place in range(at, len(data), piece))
+
+    gunzip = Gunzip(opened, "it")
+    gunzip._spacing = 50
+    assert b"".join(gunzip.read(0, opened(0))) == plain
+    for start in starts:
+        assert b"".join(gunzip.read(start)) == plain[start:]
+
+
+def test_reading_inside_a_gzip_does_not_begin_at_its_beginning() -> None:
+    plain = LARGE * 8
+    data = gzip.compress(plain, 1)
+    asked: list[int] = []
+
+    def opened(at: int) -> Iterator[bytes]:
+        asked.append(at)
+        return (data[place : place + 100_000] for place in range(at, len(data), 100_000))
+
+    gunzip = Gunzip(opened, "it")
+    assert sum(map(len, gunzip.read(0, opened(0)))) == len(plain)
+    assert next(gunzip.read(60_000_000))[:1000] == plain[60_000_000:60_001_000]
+    assert asked[-1] > 50_000_000
+    assert len(gunzip._places) <= 64
+
+
+def test_highly_compressed_content_does_not_fill_the_memory() -> None:
+    packer = zlib.compressobj(9, wbits=31)
+    data = packer.compress(bytes(100_000_000)) + packer.flush()
+    sizes = [len(chunk) for chunk in Gunzip(lambda at: iter((data[at:],)), "it").read(0)]
+    assert (sum(sizes), max(sizes)) == (100_000_000, 1024 * 1024)
+    assert hashlib.sha256(data).digest()

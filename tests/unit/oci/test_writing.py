@@ -1,0 +1,259 @@
+"""Layers and manifests depend on names and content only."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.oci.memory import MemoryRepository
+
+from trainjob.data.files import FileStore
+from trainjob.data.oci import manifests, tars
+from trainjob.data.oci.bundles import Small
+from trainjob.data.oci.images import Image
+from trainjob.data.oci.manifests import Layer, attachment, documents, kind_of
+from trainjob.data.oci.payloads import Again, Data, Hashing, Joined, Once, Payload, digest_of
+from trainjob.data.oci.repository import IMAGE, INDEX, sha256
+from trainjob.data.stores import Store
+from trainjob.errors import CorruptData, StoreUnavailable
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "digest"),
+    [
+        # Written down once: images that were pushed by an earlier version are not pushed again by a later one.
+        ("models/model.safetensors", 2_000_000, "41a2ccc754882fcc"),
+        ("models/" + "long/" * 60 + "x", 5, "7caf182de1575af2"),
+        ("models/ünï cödé", 5, "a6cc2c0e5b1d9cd1"),
+        ("models/large", 20 * 2**30, "3f12a141484aa2ed"),
+    ],
+)
+def test_headers_are_what_they_were(path: str, size: int, digest: str) -> None:
+    assert hashlib.sha256(tars.header(path, size)).hexdigest()[:16] == digest
+
+
+def test_headers_say_nothing_of_this_machine() -> None:
+    archive = tars.archive([("models/a", Data(b"abc")), ("models/b", Data(b"x" * 512))])
+    data = b"".join(archive.open(0, archive.size))
+    with tarfile.open(fileobj=io.BytesIO(data)) as read:
+        for info in read:
+            assert (info.mode, info.uid, info.gid, info.uname, info.gname, info.mtime) == (0o644, 0, 0, "", "", 0)
+            file = read.extractfile(info)
+            assert file is not None
+            assert file.read() == {"models/a": b"abc", "models/b": b"x" * 512}[info.name]
+
+
+LAYERS = [
+    Layer("sha256:" + "1" * 64, 5000, "weight", "sub/model.safetensors", 4000),
+    Layer("sha256:" + "2" * 64, 6000, "weight.config"),
+    Layer("sha256:" + "3" * 64, 2560, "doc", "MANIFEST.json", 300),
+]
+
+
+def test_documents() -> None:
+    made = documents(LAYERS, "sha256:" + "c" * 64, ["sub/model.safetensors", "config.json"])
+    index = json.loads(made.index.data)
+    assert [entry["platform"] for entry in index["manifests"]] == [
+        {"architecture": "amd64", "os": "linux"},
+        {"architecture": "arm64", "os": "linux"},
+        {"architecture": "unknown", "os": "unknown"},
+    ]
+    assert [entry["digest"] for entry in index["manifests"]] == [each.digest for each in made.manifests]
+    blobs = {blob.digest: json.loads(blob.data) for blob in made.blobs}
+    *images, model = (json.loads(each.data) for each in made.manifests)
+    for image, architecture in zip(images, ("amd64", "arm64"), strict=True):
+        config = blobs[image["config"]["digest"]]
+        assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.digest for layer in LAYERS]}
+        assert (config["architecture"], config["os"], len(config["history"])) == (architecture, "linux", 3)
+        assert {layer["mediaType"] for layer in image["layers"]} == {"application/vnd.oci.image.layer.v1.tar"}
+        assert "artifactType" not in image
+    assert model["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    assert model["config"]["mediaType"] == "application/vnd.cncf.model.config.v1+json"
+    assert [layer["mediaType"] for layer in model["layers"]] == [
+        "application/vnd.cncf.model.weight.v1.tar",
+        "application/vnd.cncf.model.weight.config.v1.tar",
+        "application/vnd.cncf.model.doc.v1.tar",
+    ]
+    assert [layer["digest"] for layer in model["layers"]] == [layer["digest"] for layer in images[0]["layers"]]
+    assert blobs[model["config"]["digest"]] == {
+        "descriptor": {},
+        "config": {"format": "safetensors"},
+        "modelfs": {"type": "layers", "diffIds": [layer.digest for layer in LAYERS]},
+    }
+    first = model["layers"][0]["annotations"]
+    assert first["org.cncf.model.filepath"] == "sub/model.safetensors"
+    assert json.loads(first["org.cncf.model.file.metadata+json"])["size"] == 4000
+    assert documents(LAYERS, "sha256:" + "c" * 64, ["sub/model.safetensors", "config.json"]) == made
+
+
+def test_what_is_written_is_read() -> None:
+    repository = MemoryRepository()
+    content = {"sub/model.safetensors": b"m" * 5000}
+    layers = []
+    for path, data in content.items():
+        archive = tars.archive([(f"models/{path}", Data(data))])
+        blob = b"".join(archive.open(0, archive.size))
+        layers.append(Layer(repository.add(blob), len(blob), "weight", path, len(data)))
+    made = documents(layers, "sha256:" + "c" * 64, list(content))
+    for document in (*made.manifests, made.index):
+        assert repository.put(json.loads(document.data)) is not None
+        repository.documents[document.digest] = document.data
+    for document in (*made.manifests, made.index):
+        image = Image.load(repository, document.digest)
+        assert image is not None
+        assert repository.asked == []  # the annotations say it
+        assert dict(image.layers) == {layer.path: layer for layer in layers}
+    assert image is not None
+    assert b"".join(image.read("sub/model.safetensors", 0, None)) == content["sub/model.safetensors"]
+    assert b"".join(image.read("sub/model.safetensors", 4990, 100)) == b"m" * 10
+
+
+@pytest.mark.parametrize("lie", [{"size": 4}, {"size": 6}, {"name": "other"}, {"more": True}, {"nothing": True}])
+def test_a_layer_that_is_not_what_its_annotations_say(lie: dict[str, object]) -> None:
+    repository = MemoryRepository()
+    inside = [(f"models/{lie.get('name', 'a')}", Data(b"12345")), ("models/b", Data(b"b"))]
+    inside = inside[: 2 if lie.get("more") else 0 if lie.get("nothing") else 1]
+    archive = tars.archive(inside)
+    blob = b"".join(archive.open(0, archive.size))
+    size = lie.get("size", 5)
+    assert isinstance(size, int)
+    made = documents([Layer(repository.add(blob), len(blob), "weight", "a", size)], "sha256:" + "c" * 64, ["a"])
+    repository.documents["1"] = made.manifests[0].data
+    image = Image.load(repository, "1")
+    assert image is not None
+    with pytest.raises(CorruptData):
+        list(image.read("a", 0, None))
+
+
+def test_attachments() -> None:
+    subject = {"mediaType": INDEX, "digest": "sha256:" + "1" * 64, "size": 5}
+    layer = {"mediaType": "application/vnd.in-toto+json", "digest": "sha256:" + "2" * 64, "size": 7}
+    document = attachment(subject, "application/vnd.in-toto+json", layer, "provenance.json")
+    value = json.loads(document.data)
+    assert (value["mediaType"], value["subject"], value["artifactType"]) == (
+        IMAGE,
+        subject,
+        "application/vnd.in-toto+json",
+    )
+    assert value["config"] == {"mediaType": "application/vnd.oci.empty.v1+json", "digest": sha256(b"{}"), "size": 2}
+    assert attachment(subject, "application/vnd.in-toto+json", layer, "provenance.json") == document
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("model-00001-of-00002.safetensors", "weight"),
+        ("a/pytorch_model.bin", "weight"),
+        ("unknown", "weight"),
+        ("config.json", "weight.config"),
+        ("tokenizer.model", "weight.config"),
+        ("README.md", "doc"),
+        ("LICENSE", "doc"),
+        ("LICENSE.txt", "doc"),
+        ("modeling_x.py", "code"),
+    ],
+)
+def test_kinds(path: str, kind: str) -> None:
+    assert kind_of(path) == kind
+    assert kind in manifests.KINDS
+
+
+# ---------------------------------------------------------------- payloads
+
+
+class _File:
+    """A `Reread` of known bytes."""
+
+    def __init__(self, data: bytes, store: Store) -> None:
+        self.data, self.source = data, store
+        self.read = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.again(0)
+
+    def preview(self) -> Iterator[bytes]:
+        return self.again(0)
+
+    def again(self, start: int) -> Iterator[bytes]:
+        for at in range(start, len(self.data), 7):
+            self.read += 1
+            yield self.data[at : at + 7]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    from trainjob.data.locations import parse_store
+
+    return FileStore(parse_store(tmp_path_factory.mktemp("store")))
+
+
+def _payload(kind: str, data: bytes, store: Store) -> Payload:
+    half = len(data) // 2
+    if kind == "data":
+        return Data(data)
+    if kind == "joined":
+        return Joined([Data(data[:half]), Data(b""), Data(data[half:])])
+    if kind == "again":
+        return Again(_File(data, store), len(data))
+    if kind == "small":
+        small = Small()
+        small.add("other", b"xyz")
+        small.add("it", data)
+        return small.payload("it")
+    return Joined([Data(data[:half]), Once(_File(data[half:], store), len(data) - half, "it")])
+
+
+@pytest.mark.parametrize("kind", ["data", "joined", "again", "small", "once"])
+@given(
+    data=st.binary(min_size=1, max_size=120),
+    cuts=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), max_size=6),
+)
+def test_any_part_of_a_payload(kind: str, data: bytes, cuts: list[tuple[int, int]], store: Store) -> None:
+    """As an upload asks: from what the registry has, which is never more than was sent."""
+    payload = Hashing(_payload(kind, data, store))
+    sent = 0
+    assert payload.size == len(data)
+    for back, length in cuts:
+        start = max(0, sent - back)
+        end = min(len(data), start + length)
+        assert b"".join(payload.open(start, end - start)) == data[start:end]
+        sent = max(sent, end)
+    assert b"".join(payload.open(sent, len(data) - sent)) == data[sent:]
+    assert payload.digest == sha256(data) == digest_of([data])
+
+
+def test_what_a_source_gives_is_counted() -> None:
+    for size in (4, 6):
+        once = Once([b"12", b"345"], size, "it")
+        with pytest.raises(CorruptData, match="it gave"):
+            _take_all(once)
+
+
+def _take_all(once: Once) -> None:
+    for _ in once.open(0, once.size):
+        pass
+    once.finish()
+
+
+def test_a_stream_that_cannot_be_read_again() -> None:
+    once = Once(iter([b"123"]), 3, "it")
+    assert list(once.open(0, 2)) == [b"12"]
+    with pytest.raises(StoreUnavailable, match="cannot be reread"):
+        list(once.open(0, 2))
+
+
+def test_small_files_are_replaced_and_forgotten() -> None:
+    small = Small()
+    for data in (b"one", b"three"):
+        small.add("a", data)
+    payload = small.payload("a")
+    assert b"".join(payload.open(0, payload.size)) == b"three"
+    small.remove("a")
+    small.remove("a")
+    assert "a" not in small

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainjob.cli import main
+from trainjob.data import read_manifest
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source/sub").mkdir(parents=True)
+    (tmp_path / "source/a.csv").write_bytes(b"1,2\n")
+    (tmp_path / "source/sub/b.txt").write_bytes(b"x" * 100_000)
+    return tmp_path / "source"
+
+
+def _run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "copy", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_copy(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(str(source), str(tmp_path / "t")) == 0
+    said = capsys.readouterr()
+    manifest = read_manifest(str(tmp_path / "t"))
+    assert manifest is not None
+    assert said.out == f"{manifest.digest}  {(tmp_path / 't').as_uri()}\n"
+    assert "copied 100 %" in said.err
+    assert _run(str(tmp_path / "t"), str(tmp_path / "t2"), "--digest", manifest.digest, "-q") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_part_of_it_as_json(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        _run("--json", str(source), str(tmp_path / "t"), "--include", "*.csv", "--include", "b*", "--exclude", "sub/*")
+        == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["files"] == 1
+    assert answer["bytes"] == 4
+    assert answer["uri"] == (tmp_path / "t").as_uri()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("{}/none", "{}/t"), 2, "nothing is at"),
+        (("{}/source", "{}/source/sub"), 2, "overlaps"),
+        (("{}/source", "{}/t", "--digest", "1" * 64), 2, "has digest"),
+        (("ftp://host/x", "{}/t"), 2, "is not a scheme"),
+        (("http://127.0.0.1:1/x", "{}/t"), 3, "cannot be reached"),
+        (("{}/source",), 2, "Missing argument"),
+    ],
+)
+def test_errors(
+    arguments: tuple[str, ...], code: int, words: str, *, source: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("trainjob.data.retries.TRIES", 1)
+    assert _run(*(argument.format(tmp_path) for argument in arguments)) == code
+    assert words in capsys.readouterr().err
+
+
+def test_a_bar_on_a_terminal(source: Path, tmp_path: Path) -> None:
+    """What a person sees: drawn on stderr, gone at the end; stdout has the result only."""
+    with (source / "big").open("wb") as file:
+        file.truncate(300_000_000)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from trainjob.cli import main; main()", "data", "copy", source, tmp_path / "t"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    seen = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.startswith(b"sha256:")
+    assert b"MB/s" in seen
+    assert b"copied" not in seen

@@ -1,0 +1,380 @@
+"""What a transfer gets over, and what it must not: cuts, refusals, kills, changes in the middle, and their order."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+from moto.server import ThreadedMotoServer
+
+from trainjob.data import content, copy, opening, ranges, read_manifest, retries, transfer
+from trainjob.data.files import FileStore
+from trainjob.data.locations import Location, parse_store
+from trainjob.data.parts import BLOCK, Part
+from trainjob.data.ranges import PART
+from trainjob.errors import CorruptData, StoreUnavailable
+
+BIG = os.urandom(1_000_003) * 30  # 30 MB: three ranges and more
+SHA256 = hashlib.sha256(BIG).hexdigest()
+
+
+class _Proxy:
+    """Between the copy and S3: passes bytes on, and cuts, stalls or answers instead when a test says so."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.down = 0
+        self.requests: list[bytes] = []
+        self.decide: Callable[[bytes], dict[str, Any]] = lambda head: {}
+        self.threads: list[threading.Thread] = []
+        self.stalled = threading.Event()
+        self._start(self._accept)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+
+    def _start(self, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self.socket.accept()
+            except OSError:
+                return
+            self._start(self._serve, here)
+
+    def _serve(self, here: socket.socket) -> None:
+        """One request a connection."""
+        with here, socket.create_connection(self.target) as there:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                data = here.recv(65536)
+                if not data:
+                    return
+                head += data
+            head, _, rest = head.partition(b"\r\n\r\n")
+            self.requests.append(head)
+            fault = self.decide(head)
+            if "answer" in fault:
+                here.sendall(fault["answer"])
+                return
+            head = re.sub(rb"\r\n[Cc]onnection:[^\r]*", b"", head) + b"\r\nConnection: close\r\n\r\n"
+            there.sendall(head + rest)
+            left = int((re.search(rb"[Cc]ontent-[Ll]ength: (\d+)", head) or [b"", b"0"])[1]) - len(rest)
+            while left > 0 and (data := here.recv(65536)):
+                there.sendall(data)
+                left -= len(data)
+            passed = 0
+            try:
+                while data := there.recv(65536):
+                    if passed + len(data) > fault.get("stall", 1 << 60):
+                        self.stalled.wait(20)
+                        return
+                    if passed + len(data) > fault.get("cut", 1 << 60):
+                        return
+                    here.sendall(data)
+                    passed += len(data)
+                    self.down += len(data)
+                    time.sleep(fault.get("pause", 0))
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self.stalled.set()
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        for thread in self.threads:
+            thread.join(5)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, int]]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    yield moto.get_host_and_port()
+    moto.stop()
+
+
+@pytest.fixture
+def proxy(server: tuple[str, int]) -> Iterator[_Proxy]:
+    made = _Proxy(server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bucket(server: tuple[str, int], proxy: _Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "hunter2hunter2",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": proxy.url,
+        "AWS_ALLOW_HTTP": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(retries, "_FIRST", 0.01)
+    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
+    endpoint = f"http://{server[0]}:{server[1]}"
+    bucket = boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1").Bucket("faults")
+    bucket.create()
+    yield bucket
+    bucket.objects.all().delete()
+
+
+def _get(head: bytes) -> bool:
+    return head.startswith(b"GET /faults/d/big")
+
+
+def test_cuts_of_ranges(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+    bucket.put_object(Key="d/big", Body=BIG)
+    left = [700_000, 3_000_000, 0, 5_000_000]
+    proxy.decide = lambda head: {"cut": left.pop()} if _get(head) and left else {}
+    copy("s3://faults/d/", str(tmp_path / "t"))
+    assert hashlib.sha256((tmp_path / "t/big").read_bytes()).hexdigest() == SHA256
+    assert not left
+    assert proxy.down < len(BIG) + 8 * 1024 * 1024
+
+
+def test_stalls(bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.data.clouds.STALL", "500ms")
+    bucket.put_object(Key="d/big", Body=BIG)
+    left = [2_000_000, 0]
+    proxy.decide = lambda head: {"stall": left.pop()} if _get(head) and left else {}
+    began = time.monotonic()
+    copy("s3://faults/d/big", str(tmp_path / "t"), digest=SHA256)
+    assert not left
+    assert time.monotonic() - began < 15, "it did not wait for the server"
+
+
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Slow Down", "500 Internal Server Error"])
+def test_refusals(bucket: Any, proxy: _Proxy, tmp_path: Path, status: str) -> None:
+    bucket.put_object(Key="d/big", Body=BIG)
+    answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+    left = [answer] * 3
+    proxy.decide = lambda head: {"answer": left.pop()} if _get(head) and left else {}
+    copy("s3://faults/d/big", str(tmp_path / "t"), digest=SHA256)
+    assert not left
+
+
+def test_an_outage_that_lasts_ends_soon(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+    bucket.put_object(Key="d/big", Body=BIG)
+    proxy.decide = lambda head: {"cut": 0} if _get(head) else {}
+    with pytest.raises(StoreUnavailable):
+        copy("s3://faults/d/", str(tmp_path / "t"))
+    assert sum(map(_get, proxy.requests)) <= 6 * ranges.AT_ONCE
+    assert read_manifest(str(tmp_path / "t")) is None
+
+
+def test_an_object_that_changes_in_the_middle(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+    bucket.put_object(Key="d/big", Body=BIG)
+    seen: list[bytes] = []
+
+    def change(head: bytes) -> dict[str, Any]:
+        if _get(head):
+            seen.append(head)
+            if len(seen) == 2:
+                bucket.put_object(Key="d/big", Body=BIG[::-1])
+        return {}
+
+    proxy.decide = change
+    with pytest.raises(CorruptData, match="changed"):
+        copy("s3://faults/d/", str(tmp_path / "t"))
+    assert len(seen) <= 12, "it is an error at once"
+    assert not (tmp_path / "t/big").exists()
+
+
+@pytest.mark.parametrize("status", ["503 Slow Down", "429 Too Many Requests"])
+@pytest.mark.parametrize("size", [1000, len(BIG)])
+def test_an_upload_through_cuts(
+    bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, status: str, size: int
+) -> None:
+    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 6})
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/big").write_bytes(BIG[:size])
+    answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+    left: list[dict[str, Any]] = [{"cut": 0}, {"answer": answer}] * 2
+    proxy.decide = lambda head: left.pop() if head.startswith(b"PUT /faults/up/big") and left else {}
+    there = copy(str(tmp_path / "source"), "s3://faults/up")
+    assert not left
+    assert transfer.scan("s3://faults/up").digest == there.digest
+    assert not bucket.meta.client.list_multipart_uploads(Bucket="faults").get("Uploads", [])
+
+
+_COPY = "import sys; from trainjob.data import copy; copy(sys.argv[1], sys.argv[2], progress=print)"
+
+
+def _killed_after(arguments: list[str], happened: Callable[[], bool], number: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", _COPY, *arguments], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(60) != 0, "it had ended already"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_what_a_killed_download_has_is_not_sent_again(
+    bucket: Any, proxy: _Proxy, tmp_path: Path, number: signal.Signals
+) -> None:
+    data = BIG * 2  # 60 MB
+    bucket.put_object(Key="d/big", Body=data)
+    target = tmp_path / "t"
+    proxy.decide = lambda head: {"pause": 0.004} if _get(head) else {}
+
+    def noted() -> bool:
+        return any(len(note.read_text().splitlines()) > 3 for note in target.glob(".trainjob/*.noted"))
+
+    _killed_after(["s3://faults/d/", str(target)], noted, number)
+    assert read_manifest(str(target)) is None
+    assert not (target / "big").exists()
+    proxy.decide, proxy.down = lambda head: {}, 0
+    copy("s3://faults/d/", str(target))
+    assert (target / "big").read_bytes() == data
+    assert not (target / content.WORK).exists()
+    assert proxy.down < len(data) - 2 * BLOCK, f"{proxy.down} of {len(data)} bytes were sent again"
+
+
+def test_a_killed_upload_is_begun_anew(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/big").write_bytes(BIG)
+    begun = threading.Event()
+
+    def slow(head: bytes) -> dict[str, Any]:
+        if b"partNumber=3" in head:
+            begun.set()
+            time.sleep(2)
+        return {}
+
+    proxy.decide = slow
+    _killed_after([str(tmp_path / "source"), "s3://faults/up"], begun.is_set, signal.SIGKILL)
+    assert [each.key for each in bucket.objects.filter(Prefix="up/")] == [f"up/{content.MARK}"]
+    proxy.decide = lambda head: {}
+    there = copy(str(tmp_path / "source"), "s3://faults/up")
+    assert transfer.scan("s3://faults/up").digest == there.digest
+    assert {each.key for each in bucket.objects.filter(Prefix="up/")} == {"up/big", f"up/{content.NAME}"}
+
+
+@pytest.mark.parametrize("damage", ["bytes", "note", "shorter", "longer", "other state", "no note"])
+def test_a_part_is_trusted_as_far_as_its_hashes_go(tmp_path: Path, damage: str) -> None:
+    data = os.urandom(5 * BLOCK // 2)
+    first = Part(tmp_path, "x", "state")
+    list(first.held())
+    with pytest.raises(StoreUnavailable):
+        first.append(_failing(data))
+    noted = next(tmp_path.glob("*.noted"))
+    if damage == "bytes":
+        with first.path.open("r+b") as file:
+            file.seek(BLOCK + 17)
+            file.write(bytes([data[BLOCK + 17] ^ 1]))
+    elif damage == "note":
+        noted.write_text(noted.read_text()[:-20])
+    elif damage == "shorter":
+        os.truncate(first.path, BLOCK + 1)
+    elif damage == "longer":
+        with first.path.open("ab") as file:
+            file.write(b"garbage" * 1000)
+    elif damage == "no note":
+        noted.unlink()
+    again = Part(tmp_path, "x", "another" if damage == "other state" else "state")
+    held = b"".join(again.held())
+    assert held == data[: {"longer": 2, "other state": 0, "no note": 0}.get(damage, 1) * BLOCK]
+    again.append([data[len(held) :]])
+    again.move(tmp_path / "whole")
+    assert (tmp_path / "whole").read_bytes() == data
+    assert {path.name for path in tmp_path.iterdir()} == {"whole"}
+
+
+def _failing(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), 1_000_000):
+        yield data[start : start + 1_000_000]
+    raise StoreUnavailable("cut")
+
+
+def test_a_part_of_wrong_data_is_not_kept(bucket: Any, tmp_path: Path) -> None:
+    bucket.put_object(Key="d/big.gz", Body=BIG * 2)
+    with pytest.raises(CorruptData, match="gzip"):
+        copy("s3://faults/d/", str(tmp_path / "t"))
+    assert not list((tmp_path / "t").rglob("*.resume"))
+
+
+def test_memory_stays_bounded_with_many_ranges(bucket: Any, server: tuple[str, int], tmp_path: Path) -> None:
+    for number in range(4):
+        bucket.put_object(Key=f"m/{number}", Body=bytes(6 * PART))
+    program = (
+        "import re, sys; from trainjob.data import copy; copy(*sys.argv[1:]);"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    for source, target in (("s3://faults/m/", str(tmp_path / "t")), ("s3://faults/m/", "s3://faults/m2")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, source, target], check=True, capture_output=True, text=True
+        )
+        print(f"{source} to {target}: {int(done.stdout) / 1000:.0f} MB")
+        assert int(done.stdout) < 200_000
+
+
+def test_ten_thousand_small_files(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for number in range(10_000):
+        folder = source / str(number % 101)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).write_bytes(b"%d" % number)
+    manifest = copy(str(source), str(tmp_path / "t"))
+    assert len(manifest.files) == 10_000
+    assert transfer.scan(str(tmp_path / "t")).digest == manifest.digest
+
+
+class _Bridged(FileStore):
+    """As a container registry: over cuts itself, and sure of a file only where all of it is read at once."""
+
+    bridging: Literal[True] = True
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self.starts: list[int] = []
+        self.up = False
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
+        if path != "big":
+            yield from super().read(path, start=start, length=length, etag=etag)
+            return
+        self.starts.append(start)
+        yield from super().read(path, start=start, length=None if self.up else 2 * BLOCK, etag=etag)
+        if not self.up:
+            raise StoreUnavailable("gone for longer than is waited")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_checked_as_a_whole_is_read_as_a_whole(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "big").write_bytes(BIG)
+    source = _Bridged(parse_store(str(tmp_path / "from") + "/"))
+    monkeypatch.setattr(opening, "open_store", lambda at: source if at == source.location else FileStore(at))
+    monkeypatch.setattr(transfer, "_RESUMED", 1)
+    options: dict[str, Any] = {"digest": SHA256} if known else {}
+    with pytest.raises(StoreUnavailable):
+        copy(source.location.uri, str(tmp_path / "to"), **options)
+    assert source.starts == [0], "not tried again here"
+    source.up = True
+    assert copy(source.location.uri, str(tmp_path / "to"), **options).files[0].sha256 == SHA256
+    assert source.starts == [0, 2 * BLOCK if known else 0]

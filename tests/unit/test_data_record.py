@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.data import content
+from trainjob.data.card import card
+from trainjob.data.content import File
+from trainjob.data.models import ModelFacts
+from trainjob.data.record import Record, public, statement
+from trainjob.errors import ConfigurationError
+
+_SHA, _COMMIT = "ab" * 32, "cd" * 20
+_GIVEN: dict[str, Any] = {
+    "datasets": [{"uri": "hf://datasets/org/digits@v1", "digest": f"sha256:{_SHA}"}, "s3://data/more"],
+    "base_model": {"uri": "models:/m@champion", "digest": f"sha256:{_SHA}", "version": "3"},
+    "images": [f"registry.example/train@sha256:{_SHA}"],
+    "code": {"uri": "git+https://git.example/digits", "revision": _COMMIT},
+    "trainjob": {"namespace": "n", "name": "j", "uid": "u", "attempt": 2},
+    "run": {"kfp": "0b1e"},
+    "seed": 7,
+}
+
+
+def _record(given: Any, files: tuple[str, ...] = ("a|b", "c"), **more: Any) -> Record:
+    manifest = content.build(File(path, 3, _SHA) for path in files)
+    facts = ModelFacts(12_345, (".safetensors",))
+    values: dict[str, Any] = {"name": "digits", "export_id": "run 7", "metrics": {"accuracy": 0.97}} | more
+    return Record(**values, uri="s3://models/digits/1", manifest=manifest, facts=facts, provenance=public(given))
+
+
+def test_the_statement() -> None:
+    value = json.loads(statement(_record(_GIVEN)))
+    built = value["predicate"]["buildDefinition"]
+    assert built["resolvedDependencies"] == [
+        {"name": "dataset", "uri": "hf://datasets/org/digits@v1", "digest": {"sha256": _SHA}},
+        {"name": "dataset", "uri": "s3://data/more"},
+        {
+            "name": "base model",
+            "uri": "models:/m@champion",
+            "digest": {"sha256": _SHA},
+            "annotations": {"version": "3"},
+        },
+        {"name": "image", "uri": "registry.example/train", "digest": {"sha256": _SHA}},
+        {"name": "code", "uri": "git+https://git.example/digits", "digest": {"gitCommit": _COMMIT}},
+    ]
+    assert built["externalParameters"] == {
+        "name": "digits",
+        "export_id": "run 7",
+        "metrics": {"accuracy": 0.97},
+        "seed": 7,
+    }
+    assert built["internalParameters"]["trainjob"] == _GIVEN["trainjob"]
+    assert (built["internalParameters"]["parameters"], built["internalParameters"]["bytes"]) == (12_345, 6)
+    assert value["predicate"]["runDetails"]["metadata"] == {"invocationId": "kfp/0b1e"}
+    assert statement(_record(_GIVEN)) == statement(_record(_GIVEN))
+
+
+_ORIGINS: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(None, "", "x", "s3://b/k", _COMMIT, {}, [], {"uri": "x"}, {"digest": _SHA}, {"digest": {"sha512": "a"}}),
+        *({"revision": "main"}, {"uri": "u", "revision": _COMMIT}, {"name": "n", "uri": "u"}, {"uri": 1, "z": None}),
+    ]
+)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys([*_GIVEN, "other"], st.one_of(_ORIGINS, st.lists(_ORIGINS)))))
+def test_the_statement_is_of_the_types_of_in_toto(given: dict[str, Any]) -> None:
+    provenance = pytest.importorskip("in_toto_attestation.predicates.provenance.v1.provenance_pb2")
+    from google.protobuf import json_format  # type: ignore[import-untyped]
+
+    statement_pb2 = pytest.importorskip("in_toto_attestation.v1.statement_pb2")
+    value = json.loads(statement(_record(given)))
+    predicate = value["predicate"]
+    # Both refuse fields that they do not know.
+    json_format.ParseDict({**value, "predicate": {}}, statement_pb2.Statement())
+    read = json_format.ParseDict(predicate, provenance.Provenance())
+    assert read.build_definition.build_type
+    assert card(_record(given))
+
+
+def test_the_card() -> None:
+    text = card(_record(_GIVEN | {"note": "<b>`x`</b> | y"}, metrics={"acc|uracy": 0.97})).decode()
+    _, matter, body = text.split("---\n", 2)
+    assert yaml.safe_load(matter) == {"model_name": "digits", "tags": ["trainjob"], "datasets": ["org/digits"]}
+    for line in (
+        "# digits",
+        "| Export | `run 7` |",
+        f"| Digest | `{_record(_GIVEN).manifest.digest}` |",
+        "| Size | 6 bytes in 2 files |",
+        "| Parameters | 12,345 |",
+        "| Formats | `.safetensors` |",
+        "| `acc\\|uracy` | 0.97 |",
+        f"| `hf://datasets/org/digits@v1` | `sha256:{_SHA}` |",
+        f"| `models:/m@champion`, version `3` | `sha256:{_SHA}` |",
+        "| TrainJob | `n/j`, attempt `2`, uid `u` |",
+        "| Run | `kfp/0b1e` |",
+        f"| Image | `registry.example/train` `sha256:{_SHA}` |",
+        f"| Code | `git+https://git.example/digits` `gitCommit:{_COMMIT}` |",
+        "| seed | `7` |",
+        "| note | `` <b>`x`</b> \\| y `` |",
+        f"| `a\\|b` | 3 | `{_SHA}` |",
+    ):
+        assert line in body.splitlines()
+
+
+def test_a_card_of_little() -> None:
+    text = card(_record({}, tuple(f"{i:03}" for i in range(101)), metrics={})).decode()
+    assert "… and 1 more, in `MANIFEST.json`." in text
+    assert "## Metrics" not in text
+    assert "## How" not in text
+    # What someone calls a model or a run makes no heading, no table and no front matter of its own.
+    text = card(_record({"run": "a\n---\n# b | c"}, name="x\n# y", export_id="-\n---\n")).decode()
+    assert text.count("\n---\n") == 1
+    assert "\n# b" not in text
+
+
+def test_nothing_secret_is_written() -> None:
+    secret = "hunter2-hunter2"
+    given = {
+        "datasets": [f"https://me:{secret}@host/a?X-Amz-Signature={secret}", {"uri": f"https://host/b?sig={secret}#c"}],
+        "base_model": {"uri": "hf://org/m@main", "digest": f"sha256:{_SHA}", "token": secret},
+        "code": f"git+https://{secret}@git.example/x",
+        "settings": {"HF_TOKEN": secret, "deep": [{"password": secret}], "note": f"see https://u:{secret}@h/x?y={secret}"},
+        "key": "-----BEGIN EC PRIVATE KEY-----\nMHc",
+        "ACCESS_TOKEN": secret,
+        "trainjob": {"name": "j", "api_key": secret},
+    }  # fmt: skip
+    shown = public(given)
+    for text in (json.dumps(shown), statement(_record(given)).decode(), card(_record(given)).decode()):
+        assert secret not in text
+        assert "BEGIN EC" not in text
+        assert "https://host/a" in text
+    assert shown["datasets"][1] == {"uri": "https://host/b"}
+    assert shown["settings"]["note"] == "see https://h/x"
+    assert public({"uri": "s3://bucket/a?b#c", "gap": float("nan")}) == {"uri": "s3://bucket/a?b#c", "gap": "nan"}
+
+
+def test_what_is_no_json() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for wrong in (object(), b"x", {1, 2}, loop):
+        with pytest.raises(ConfigurationError, match="JSON"):
+            public({"x": wrong})
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket/a?b#c@d",
+        "az://container/a?b#c@d",
+        "abfss://container@account.dfs.core.windows.net/data",
+        "hf://datasets/org/digits@v1/a#b",
+        "oci://registry.example/team/digits@sha256:" + "0" * 64,
+        "model-registry://digits@champion",
+    ],
+)
+def test_places_stay_as_they_are(uri: str) -> None:
+    assert public({"datasets": [uri]}) == {"datasets": [uri]}
+
+
+def test_an_account_with_a_key_is_no_account() -> None:
+    (kept,) = public({"datasets": ["abfss://me:hunter2-hunter2@account.dfs.core.windows.net/data"]})["datasets"]
+    assert kept == "abfss://account.dfs.core.windows.net/data"

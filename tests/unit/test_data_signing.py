@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainjob.data import content, copy, export, initialize, read_manifest
+from trainjob.data.__main__ import main
+from trainjob.errors import ChecksumMismatch, ConfigurationError, RegistryConflict
+from trainjob.registry import connect
+
+pytest.importorskip("model_signing", reason="the extra trainjob[sign] is not installed")
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+_PEM = serialization.Encoding.PEM
+
+
+def _keys(folder: Path, name: str, curve: ec.EllipticCurve | None = None) -> tuple[str, str]:
+    private = ec.generate_private_key(curve or ec.SECP256R1())
+    secret = private.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public = private.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    for suffix, data in (("key", secret), ("pub", public)):
+        (folder / f"{name}.{suffix}").write_bytes(data)
+    return str(folder / f"{name}.key"), str(folder / f"{name}.pub")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[str, str]:
+    return _keys(tmp_path, "signer")
+
+
+def _model(folder: Path, value: int = 0, more: Mapping[str, bytes] | None = None) -> str:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    weights = struct.pack("<Q", len(header)) + header + bytes([value] * 4)
+    files = {"config.json": b"{}", "a/model.safetensors": weights, "a.b/x.npy": b"1", "é/ü": b"2"}
+    for name, data in (files | dict(more or {})).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("registry") / "empty.db"
+    connect(f"mlflow+sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _registry(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{shutil.copy(empty, tmp_path / 'registry.db')}")
+
+
+def _export(source: str, target: Path, **options: Any) -> Path:
+    done = export(source, str(target), **{"name": "m", "export_id": "a", **options})
+    return Path(done.uri.removeprefix("file://"))
+
+
+def _official(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command line of model-signing, as anyone runs it who knows nothing of trainjob."""
+    command = [sys.executable, "-m", "model_signing", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _verified(folder: Path, public: str, *options: object) -> bool:
+    done = _official("verify", "key", "--signature", folder / "model.sig", "--public_key", public, *options, folder)
+    assert done.returncode == 0 or "failed with error" in done.stderr + done.stdout, done
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
+def test_the_official_tool_verifies_what_was_exported(tmp_path: Path, curve: ec.EllipticCurve) -> None:
+    private, public = _keys(tmp_path, "signer", curve)
+    folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private)
+    assert _verified(folder, public)
+    assert not _verified(folder, _keys(tmp_path, "other", curve)[1])
+    statement = json.loads(base64.b64decode(json.loads((folder / "model.sig").read_bytes())["dsseEnvelope"]["payload"]))
+    manifest = read_manifest(str(folder))
+    assert manifest is not None
+    assert statement["subject"] == [{"name": "m", "digest": {"sha256": manifest.digest.removeprefix("sha256:")}}]
+    (folder / "config.json").write_text("[]")
+    assert not _verified(folder, public)
+    assert b"PRIVATE" not in b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_digest_is_that_of_the_official_tool(tmp_path: Path, keys: tuple[str, str]) -> None:
+    # Without our own files beside it, and with the names whose order is not that of their letters.
+    folder = Path(_model(tmp_path / "out", more={"a/b/c": b"3", "a-b": b"4", "B": b"5", "\U0001f600": b"6"}))
+    signed = _official("sign", "key", "--private_key", keys[0], "--signature", tmp_path / "sig", folder)
+    assert signed.returncode == 0, signed.stderr
+    statement = json.loads(base64.b64decode(json.loads((tmp_path / "sig").read_bytes())["dsseEnvelope"]["payload"]))
+    manifest = copy(str(folder), str(tmp_path / "copy"))
+    assert manifest.digest == "sha256:" + statement["subject"][0]["digest"]["sha256"]
+    assert [file.path for file in manifest.files] == [each["name"] for each in statement["predicate"]["resources"]]
+
+
+def test_what_was_signed_comes_back_and_nothing_else(tmp_path: Path, keys: tuple[str, str]) -> None:
+    private, public = keys
+    folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private, alias="champion")
+    got = initialize("models:/m@champion", str(tmp_path / "in"), verify_key=public)
+    assert got.digest == initialize(str(folder), str(tmp_path / "in2"), verify_key=public).digest
+    part = initialize(str(folder), str(tmp_path / "part"), include=["*.json"], verify_key=public)
+    assert part.files == 1
+    with pytest.raises(ChecksumMismatch, match="signature"):
+        initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=_keys(tmp_path, "other")[1])
+    # Another model in its place, with a manifest that fits: whoever can write to the store can do that.
+    signature = (folder / "model.sig").read_bytes()
+    shutil.rmtree(folder)
+    copy(_model(tmp_path / "evil", 7), str(folder))
+    with pytest.raises(ChecksumMismatch, match="not signed"):
+        initialize(str(folder), str(tmp_path / "in3"), verify_key=public)
+    (folder / "model.sig").write_bytes(signature)
+    for choice in ([], ["*.safetensors"]):
+        with pytest.raises(ChecksumMismatch, match=r"model\.safetensors"):
+            initialize(str(folder), str(tmp_path / "in3"), include=choice, verify_key=public)
+    assert initialize(str(folder), str(tmp_path / "json"), include=["*.json"], verify_key=public).files == 1
+    assert not (tmp_path / "in3").exists()
+
+
+def test_what_others_have_signed(tmp_path: Path, keys: tuple[str, str]) -> None:
+    private, public = keys
+    folder = Path(_model(tmp_path / "hub", more={".gitattributes": b"*"}))
+    signed = _official("sign", "key", "--private_key", private, "--signature", folder / "model.sig", folder)
+    assert signed.returncode == 0, signed.stderr
+    # The tool ignores git's files; what is not signed is not taken.
+    with pytest.raises(ChecksumMismatch, match="gitattributes"):
+        initialize(str(folder), str(tmp_path / "in"), verify_key=public)
+    assert not [path for path in (tmp_path / "in").rglob("*") if path.is_file() and content.WORK not in path.parts]
+    target = tmp_path / "in"
+    assert initialize(str(folder), str(target), exclude=[".git*"], verify_key=public).files == 5
+    assert _verified(target, public, "--ignore-paths", target / content.NAME), "the signature comes with it"
+    # Brought before, without a key: it is not taken for verified.
+    (folder / "config.json").write_text("[]")
+    initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"])
+    with pytest.raises(ChecksumMismatch, match=r"config\.json"):
+        initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"], verify_key=public)
+    with pytest.raises(ChecksumMismatch, match=r"config\.json"):
+        initialize(str(folder), str(target), exclude=[".git*"], verify_key=public)
+    # A file that is signed and not there is missed, unless it was not asked for.
+    (folder / "config.json").unlink()
+    for left in ([".git*"], [".git*", "*.npy"]):
+        with pytest.raises(ChecksumMismatch, match=r"Missing.*config\.json"):
+            initialize(str(folder), str(tmp_path / "in3"), exclude=left, verify_key=public)
+    part = initialize(str(folder), str(tmp_path / "in4"), exclude=[".git*", "*.json"], verify_key=public)
+    assert part.files == 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"dsseEnvelope": {"payload": ""}}',
+        b'{"dsseEnvelope": {"payload": "e30="}}',
+        b'{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial": {}}',
+    ],
+)
+def test_what_is_no_signature(tmp_path: Path, keys: tuple[str, str], data: bytes) -> None:
+    folder = Path(_model(tmp_path / "hub"))
+    (folder / "model.sig").write_bytes(data)
+    with pytest.raises(ChecksumMismatch, match="signature"):
+        initialize(str(folder), str(tmp_path / "in"), verify_key=keys[1])
+
+
+def test_no_byte_of_a_signature_can_be_changed_to_mean_something_else(tmp_path: Path, keys: tuple[str, str]) -> None:
+    folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=keys[0])
+    bundle = json.loads((folder / "model.sig").read_bytes())
+    payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
+    (folder / "config.json").write_text("[]")
+    copy(str(folder), str(tmp_path / "evil"), exclude=[content.NAME, *content.SIDECARS])
+    evil = read_manifest(str(tmp_path / "evil"))
+    assert evil is not None
+    statement = json.loads(payload)
+    statement["subject"][0]["digest"]["sha256"] = evil.digest.removeprefix("sha256:")
+    statement["predicate"]["resources"] = [
+        {"name": file.path, "algorithm": "sha256", "digest": file.sha256} for file in evil.files
+    ]
+    bundle["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    (tmp_path / "evil" / "model.sig").write_text(json.dumps(bundle))
+    with pytest.raises(ChecksumMismatch, match="signature"):
+        initialize(str(tmp_path / "evil"), str(tmp_path / "in"), verify_key=keys[1])
+
+
+def test_single_files_are_not_signed(tmp_path: Path, keys: tuple[str, str]) -> None:
+    _model(tmp_path / "out")
+    with pytest.raises(ChecksumMismatch, match="not signed"):
+        initialize(str(tmp_path / "out/config.json"), str(tmp_path / "in"), verify_key=keys[1])
+
+
+def test_an_export_is_signed_once(tmp_path: Path, keys: tuple[str, str]) -> None:
+    source = _model(tmp_path / "out")
+    folder = _export(source, tmp_path / "models", sign=keys[0])
+    before = (folder / "model.sig").read_bytes()
+    assert _export(source, tmp_path / "models", sign=keys[0]) == folder
+    assert (folder / "model.sig").read_bytes() == before
+    _export(source, tmp_path / "models", export_id="b")
+    with pytest.raises(RegistryConflict, match="unsigned"):
+        _export(source, tmp_path / "models", export_id="b", sign=keys[0])
+    (Path(source) / "model.sig").write_bytes(b"{}")
+    with pytest.raises(ConfigurationError, match=r"model\.sig is written"):
+        _export(source, tmp_path / "models", export_id="c", sign=keys[0])
+    assert (_export(source, tmp_path / "models", export_id="c") / "model.sig").read_bytes() == b"{}"
+
+
+def test_keys_are_given_by_path(
+    tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, private = _model(tmp_path / "out"), Path(keys[0]).read_text()
+    locked = tmp_path / "locked.key"
+    locked.write_bytes(
+        serialization.load_pem_private_key(private.encode(), None).private_bytes(
+            _PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
+        )
+    )
+    other = tmp_path / "rsa.key"
+    other.write_bytes(
+        rsa.generate_private_key(65537, 2048).private_bytes(
+            _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    for wrong in (private, str(tmp_path / "none"), str(tmp_path), keys[1], str(locked), str(other)):
+        with pytest.raises(ConfigurationError) as raised:
+            _export(source, tmp_path / "models", sign=wrong)
+        assert "BEGIN" not in str(raised.value)
+        assert not (tmp_path / "models").exists(), "found before anything is copied"
+    for wrong in (Path(keys[1]).read_text(), str(tmp_path / "none"), keys[0]):
+        with pytest.raises(ConfigurationError):
+            initialize(source, str(tmp_path / "in"), verify_key=wrong)
+    assert not (tmp_path / "in").exists()
+    program = ["export", "--source", source, "--target", str(tmp_path / "models"), "--name", "m", "--export-id", "p"]
+    assert main([*program, f"--sign={private}"]) == 2
+    assert "MH" not in capsys.readouterr().err
+    assert main([*program, f"--sign={keys[0]}"]) == 0
+    getting = ["initialize-model", "--source", "models:/m/1", "--target", str(tmp_path / "in")]
+    assert main([*getting, f"--verify-key={keys[1]}"]) == 0
+    monkeypatch.setenv("TRAINJOB_SIGN_KEY", keys[0])
+    monkeypatch.setenv("TRAINJOB_VERIFY_KEY", keys[1])
+    assert _verified(_export(source, tmp_path / "models", export_id="e"), keys[1])
+    assert main(getting) == 0
+    with pytest.raises(ChecksumMismatch, match="not signed"):
+        initialize(source, str(tmp_path / "in4"))
+
+
+def test_in_an_object_store(tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3  # type: ignore[import-untyped]
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        settings = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+        for name, value in (settings | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}).items():
+            monkeypatch.setenv(name, value)
+        boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1").Bucket("models").create()
+        source = _model(tmp_path / "out")
+        done = export(source, "s3://models/all", name="m", export_id="a", sign=keys[0])
+        for _ in range(2):
+            assert initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1]).digest == done.digest
+        export(source, "s3://models/all", name="m", export_id="b")
+        with pytest.raises(ChecksumMismatch, match="not signed"):
+            initialize("models:/m/2", str(tmp_path / "in2"), verify_key=keys[1])
+    finally:
+        server.stop()

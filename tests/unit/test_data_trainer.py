@@ -1,0 +1,109 @@
+"""Trainer's contract with its initializers: environment in, files below /workspace out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainjob.data import trainer
+from trainjob.data.__main__ import main
+from trainjob.data.trainer import Task, task
+from trainjob.errors import ConfigurationError
+
+POD = {"HOSTNAME": "train-x-dataset-initializer-0-0"}
+MODEL_POD = {"HOSTNAME": "train-x-model-initializer-0-0"}
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*trainer._SETTINGS, *trainer._SETTINGS.values(), "STORAGE_URI", "IGNORE_PATTERNS", "HOSTNAME"):
+        monkeypatch.setenv(name, "x")  # so that what `task` sets is undone
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (POD | {"STORAGE_URI": "s3://b/data"}, Task("s3://b/data", "/workspace/dataset", (), [])),
+        (
+            MODEL_POD | {"STORAGE_URI": "s3://b/m", "IGNORE_PATTERNS": "*.bin, *.pt,"},
+            Task("s3://b/m", "/workspace/model", (), ["*.bin", "*.pt"]),
+        ),
+        (
+            MODEL_POD | {"STORAGE_URI": "hf://org/m"},
+            Task("hf://org/m", "/workspace/model", trainer._MODEL_FILES, []),
+        ),
+        (POD | {"STORAGE_URI": "hf://org/d"}, Task("hf://datasets/org/d/", "/workspace/dataset", (), [])),
+        (
+            POD | {"STORAGE_URI": "hf://datasets/org/d@v1/data/[a]"},
+            Task("hf://datasets/org/d@v1/", "/workspace/dataset", ("data/[[]a]", "data/[[]a]/*"), []),
+        ),
+        (
+            {"TRAINJOB_INITIALIZER": "model", "HOSTNAME": "odd", "STORAGE_URI": "gs://b/m"},
+            Task("gs://b/m", "/workspace/model", (), []),
+        ),
+    ],
+)
+def test_what_is_to_be_brought(environment: dict[str, str], expected: Task) -> None:
+    assert task(dict(environment)) == expected
+
+
+def test_credentials_come_to_where_the_stores_look() -> None:
+    environment = POD | {
+        "STORAGE_URI": "s3://b/x",
+        "ACCESS_TOKEN": "hf",
+        "ENDPOINT": "http://minio:9000",
+        "ACCESS_KEY_ID": "key",
+        "SECRET_ACCESS_KEY": "secret",
+        "REGION": "auto",
+    }
+    task(environment)
+    assert environment["HF_TOKEN"] == "hf"
+    assert environment["AWS_ENDPOINT_URL"] == "http://minio:9000"
+    assert environment["AWS_ALLOW_HTTP"] == "true"
+    assert environment["AWS_ACCESS_KEY_ID"] == "key"
+    assert environment["AWS_SECRET_ACCESS_KEY"] == "secret"
+    assert environment["AWS_REGION"] == "us-east-1"
+
+
+def test_a_role_needs_a_web_identity() -> None:
+    environment = POD | {"STORAGE_URI": "s3://b/x", "ROLE_ARN": "arn:aws:iam::1:role/x"}
+    with pytest.raises(ConfigurationError, match="AWS_WEB_IDENTITY_TOKEN_FILE"):
+        task(environment)
+    environment["AWS_WEB_IDENTITY_TOKEN_FILE"] = "/var/run/token"
+    task(environment)
+    assert environment["AWS_ROLE_ARN"] == "arn:aws:iam::1:role/x"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"HOSTNAME": "x"}, "STORAGE_URI is not set"),
+        ({"STORAGE_URI": "s3://b/x", "HOSTNAME": "x"}, "TRAINJOB_INITIALIZER"),
+        (POD | {"STORAGE_URI": "cache://schema/table"}, "data cache"),
+        (POD | {"STORAGE_URI": "ftp://b/x"}, "not a scheme"),
+    ],
+)
+def test_what_cannot_be_done(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        task(environment)
+
+
+def test_the_program_without_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/a.csv").write_bytes(b"1")
+    (tmp_path / "source/b.log").write_bytes(b"2")
+    monkeypatch.setitem(trainer.TARGETS, "dataset", str(tmp_path / "workspace/dataset"))
+    monkeypatch.setenv("STORAGE_URI", (tmp_path / "source").as_uri())
+    monkeypatch.setenv("IGNORE_PATTERNS", "*.log")
+    monkeypatch.setenv("HOSTNAME", "train-x-dataset-initializer-0-0")
+    assert main([]) == 0
+    assert {path.name for path in (tmp_path / "workspace/dataset").iterdir()} == {"a.csv", "MANIFEST.json"}
+    monkeypatch.setenv("HOSTNAME", "odd")
+    assert main([]) == 2
+    assert main(["initialize-dataset", "--target", str(tmp_path / "t")]) == 0
+    assert (tmp_path / "t/a.csv").exists()
+    del os.environ["STORAGE_URI"]
+    assert main(["initialize-model"]) == 2

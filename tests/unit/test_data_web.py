@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from trainjob.data import copy, ranges, read_manifest
+from trainjob.data.web import retry_after
+from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
+
+BIG = bytes(range(256)) * 50_000  # 12.8 MB
+SHA256 = hashlib.sha256(BIG).hexdigest()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """What it serves and how it fails is set by the tests."""
+
+    daemon_threads = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[str] = []
+        self.stalled = threading.Event()
+        self.sent = 0
+        self.ranges = True
+        self.tag: Callable[[int], str] = lambda _: '"1"'
+        self.faults: Callable[[int, str], dict[str, Any]] = lambda number, path: {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 5  # of an idle connection, so that no test hangs
+    server: _Server
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        number = len(self.server.asked)
+        self.server.asked.append(f"{path} {self.headers.get('Range', '')}".strip())
+        body = query.encode() if path == "/query.csv" else b"" if path == "/empty" else BIG
+        status: int = {"/404.csv": 404, "/403.csv": 403, "/500.csv": 500, "/418.csv": 418}.get(path, 200)
+        fault = self.server.faults(number, self.headers.get("Range", ""))
+        status = fault.get("status", status)
+        tag = self.server.tag(number)
+        headers = {"ETag": tag} if tag else {}
+        headers |= fault.get("headers", {})
+        if path == "/around":
+            status, headers = 302, {"Location": "/around"}
+        shown = body if status == 200 else b""
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if status == 200 and self.server.ranges and span and self.headers.get("If-Range", tag) == tag:
+            start, end = int(span[1]), min(int(span[2] or len(body) - 1), len(body) - 1)
+            if start >= len(body):
+                status, shown, headers["Content-Range"] = 416, b"", f"bytes */{len(body)}"
+            else:
+                status, shown = 206, body[start : end + 1]
+                headers["Content-Range"] = f"bytes {start}-{end}/{len(body)}"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if "chunked" not in fault:
+            self.send_header("Content-Length", str(len(shown)))
+        self.end_headers()
+        cut = shown[: fault.get("cut", len(shown))]
+        if "stall" in fault:
+            self.server.stalled.wait(20)
+            self.close_connection = True
+            return
+        try:
+            if len(shown) > 1:
+                self.server.sent += len(cut)
+            self.wfile.write(cut)
+        except OSError:
+            self.close_connection = True
+        if cut != shown or "chunked" in fault:
+            self.close_connection = True
+
+
+@pytest.fixture
+def web() -> Iterator[_Server]:
+    server = _Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.stalled.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.01)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.data.ranges.PART", 1_000_000)
+
+
+def test_a_file(web: _Server, tmp_path: Path) -> None:
+    manifest = copy(f"{web.url}/dir/good.csv", str(tmp_path / "t"), digest=SHA256)
+    assert (tmp_path / "t/good.csv").read_bytes() == BIG
+    assert copy(f"{web.url}/dir/good.csv", str(tmp_path / "t")) == manifest
+    copy(f"{web.url}/query.csv?download=1", str(tmp_path / "q"))
+    assert (tmp_path / "q/query.csv").read_bytes() == b"download=1"
+    assert copy(f"{web.url}/empty", str(tmp_path / "e")).size == 0
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_ranges_at_once(web: _Server, tmp_path: Path) -> None:
+    copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
+    assert len({asked for asked in web.asked if "0-0" not in asked}) == 13
+    assert web.sent == len(BIG)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "words"),
+    [
+        ("404.csv", SourceNotFound, "does not exist"),
+        ("403.csv", ConfigurationError, "denied"),
+        ("500.csv", StoreUnavailable, "500"),
+        ("418.csv", ConfigurationError, "418"),
+        ("around", ConfigurationError, "in a circle"),
+        ("", SourceNotFound, "names no file"),
+    ],
+)
+def test_failing_servers(web: _Server, tmp_path: Path, path: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        copy(f"{web.url}/{path}", str(tmp_path / "t"))
+    assert read_manifest(str(tmp_path / "t")) is None
+    assert len(web.asked) <= 30
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_server_that_always_cuts(
+    web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
+) -> None:
+    monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
+    web.faults = lambda number, span: {} if span == "bytes=0-0" else {"cut": 0}
+    with pytest.raises(StoreUnavailable, match="cut"):
+        copy(f"{web.url}/x", str(tmp_path / "t"))
+    assert not (tmp_path / "t/x").exists()
+    assert len(web.asked) < 60
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("supported", [False, True])
+def test_goes_on_after_a_cut(
+    web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool, parallel: bool
+) -> None:
+    monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
+    web.ranges = supported
+    web.faults = lambda number, span: {"cut": 5_000_000 if number > 1 else 2_500_000} if number in (1, 2) else {}
+    copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
+    assert (tmp_path / "t/x").read_bytes() == BIG
+    if supported:
+        assert web.sent <= len(BIG) + 2 * 1024 * 1024, "no more is sent again than was in a buffer"
+
+
+def test_stalls(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.data.web._TIMEOUT", httpx.Timeout(0.5))
+    web.faults = lambda number, span: {"stall": True} if number in (0, 1) else {}
+    copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
+    web.faults = lambda number, span: {"stall": True}
+    with pytest.raises(StoreUnavailable, match="sent nothing for too long"):
+        copy(f"{web.url}/x", str(tmp_path / "t2"))
+
+
+def test_waits_as_long_as_it_is_asked_to(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    wait = threading.Event.wait
+
+    def noted(event: threading.Event, timeout: float | None = None) -> bool:
+        if timeout is not None:
+            pauses.append(timeout)
+        return wait(event, 0.001)
+
+    monkeypatch.setattr("trainjob.data.retries.Event", type("Quick", (threading.Event,), {"wait": noted}))
+    web.faults = lambda number, span: {"status": 429, "headers": {"Retry-After": "7"}} if number < 2 else {}
+    copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
+    assert len(pauses) == 2
+    assert all(7 <= pause <= 8 for pause in pauses)
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"), [("7", 7, 7), ("99999999", 3600, 3600), ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0)]
+)
+def test_retry_after(text: str, least: float, most: float) -> None:
+    found = retry_after(text)
+    assert found is not None
+    assert least <= found <= most
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-3", "Wed, 99 Oct"])
+def test_retry_after_that_says_nothing(text: str) -> None:
+    assert retry_after(text) is None
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_file_that_changes(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool) -> None:
+    monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
+    web.tag = lambda number: '"1"' if number < 3 else '"2"'
+    web.faults = lambda number, span: {"cut": 500_000} if number in (1, 2) else {}
+    with pytest.raises(CorruptData, match="changed"):
+        copy(f"{web.url}/x", str(tmp_path / "t"))
+    assert len(web.asked) < 20, "it is an error at once"
+    assert not (tmp_path / "t/x").exists()
+
+
+def test_a_cut_file_without_a_tag_is_not_put_together(web: _Server, tmp_path: Path) -> None:
+    web.tag = lambda _: ""
+    web.faults = lambda number, span: {"cut": 5_000_000} if number == 1 else {}
+    with pytest.raises(StoreUnavailable, match="cut"):
+        copy(f"{web.url}/x", str(tmp_path / "t"))
+
+
+def test_a_server_that_does_not_say_how_long_the_file_is(web: _Server, tmp_path: Path) -> None:
+    web.ranges = False
+    web.faults = lambda number, span: {"chunked": True}
+    with pytest.raises(ConfigurationError, match="how long"):
+        copy(f"{web.url}/x", str(tmp_path / "t"))
+
+
+def test_a_truncated_gzip(web: _Server, tmp_path: Path) -> None:
+    with pytest.raises(CorruptData, match="gzip"):
+        copy(f"{web.url}/x.gz", str(tmp_path / "t"))
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        copy("http://127.0.0.1:1/x?secret=1", str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize(
+    "act", [lambda url, tmp: copy(str(tmp), f"{url}/x"), lambda url, tmp: read_manifest(f"{url}/x")]
+)
+def test_a_web_server_is_no_target(web: _Server, tmp_path: Path, act: Callable[[str, Path], object]) -> None:
+    (tmp_path / "x").write_bytes(b"")
+    with pytest.raises((ConfigurationError, CorruptData)):
+        act(web.url, tmp_path)
+
+
+def test_without_httpx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "trainjob.data.web", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ConfigurationError, match=r"trainjob\[storage\]"):
+        copy("https://host/x", str(tmp_path / "t"))
