@@ -22,7 +22,9 @@ from types import TracebackType
 import docker
 from tests.cluster import images
 from tests.cluster.build import cache_directory
+from tests.cluster.real_node import remove_cgroups
 
+_CGROUP = "trainjob-docker"
 _PROGRAMS = ("dockerd", "containerd", "runc", "docker-compose", "setpriv")
 
 
@@ -67,6 +69,7 @@ class Daemon:
         self._data.mkdir(parents=True, exist_ok=True)
         self._lock = (self._data.parent / "docker.lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._others = _cgroups()
         settings = {"builder": {"gc": {"enabled": True, "defaultKeepStorage": "6GB"}}}
         (self._directory / "daemon.json").write_text(json.dumps(settings))
         command = [
@@ -75,6 +78,8 @@ class Daemon:
             *("dockerd", f"--host={self.host}", f"--config-file={self._directory}/daemon.json"),
             *(f"--pidfile={self._directory}/docker.pid", f"--exec-root={self._directory}/exec"),
             *(f"--data-root={self._data}", "--bridge=none"),
+            # It leaves the groups of its containers and builds: they are below one of our own, which is removed.
+            *("--exec-opt=native.cgroupdriver=cgroupfs", f"--cgroup-parent=/{_CGROUP}"),
             *("--iptables=false", "--ip-forward=false", "--ip-masq=false"),
         ]
         with (self._directory / "log").open("wb") as log:
@@ -94,10 +99,11 @@ class Daemon:
             self._end()
 
     def left(self) -> list[str]:
-        """Mounts and processes of this daemon that are still there."""
+        """Mounts, processes and cgroups of this daemon that are still there."""
         places = (str(self._directory), str(self._data))
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         found = [mount for mount in mounts if mount.startswith(places)]
+        found += sorted(_cgroups() - self._others)
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -139,6 +145,8 @@ class Daemon:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(10)
+        with suppress(OSError):  # what is left is told below
+            remove_cgroups(_CGROUP)
         left = self.left()
         self._lock.close()
         assert not left, f"the Docker daemon has left {left}; it said: {self._log()}"
@@ -146,3 +154,8 @@ class Daemon:
 
     def _log(self) -> str:
         return (self._directory / "log").read_text(errors="replace")[-4000:]
+
+
+def _cgroups() -> set[str]:
+    """Those that a Docker daemon may have made: in each hierarchy of cgroups v1, at the top of v2."""
+    return {str(each) for pattern in ("*docker*", "*/*docker*") for each in Path("/sys/fs/cgroup").glob(pattern)}
