@@ -131,7 +131,8 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
-		"lint test-unit test-registry test-local test-kfp test-kfp-oldest test-airflow test-airflow-oldest test-docs" \
+		"lint test-unit test-registry test-local test-kfp test-kfp-oldest test-docker test-airflow test-airflow-oldest \
+		test-docs" \
 		"test-cluster-backend test-cluster-jobs"
 	@$(MAKE) test-cluster-alone
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
@@ -141,7 +142,7 @@ test: packages setup cluster-programs ## everything; the cluster is tested besid
 .PHONY: packages
 packages:
 	@rm -f .test-output/missing-packages
-	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt
+	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt tests/containers/apt-packages.txt
 
 .PHONY: lint
 lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
