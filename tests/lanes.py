@@ -41,10 +41,17 @@ def main(make: str, first: str, second: str) -> int:
         finally:
             for lane in lanes:
                 if lane.poll() is None:
-                    os.killpg(lane.pid, signal.SIGTERM)
-                    lane.wait()
+                    # As Ctrl-C: pytest ends what its tests have started, which are sessions of their own.
+                    os.killpg(lane.pid, signal.SIGINT)
+                    try:
+                        lane.wait(120)
+                    except subprocess.TimeoutExpired:
+                        os.killpg(lane.pid, signal.SIGKILL)
+                        lane.wait()
 
 
 if __name__ == "__main__":
+    # Also where a shell has it ignored, as for what it runs in the background; the lanes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(*sys.argv[1:]))
