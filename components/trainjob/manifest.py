@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoints
+from trainjob import checkpoints, claims
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
+from trainjob.spec.patches import for_every_node
 
 MAX_NAME = 33
 """JobSet's webhook wants ``<name>-dataset-initializer-0-0-abcde`` to fit into 63 characters; longer names pass
@@ -165,6 +166,8 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
     patches = [patch.api() for patch in spec.runtime_patches]
     if spec.checkpoints is not None:
         patches += checkpoints.runtime_patches(spec.checkpoints, spec.runtime.name)
+    if mounted := claims.named([*spec.inputs.values(), *spec.outputs.values(), *command, *args]):
+        patches.append(for_every_node(spec.runtime.name, claims.pod(mounted), f"{RESERVED_PREFIX}claims"))
     if patches:
         body["runtimePatches"] = patches
     if spec.suspend:
@@ -177,7 +180,7 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
 
 
 def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
-    return env_api({f"TRAINJOB_{kind}_{name.upper()}": uri for name, uri in locations.items()})
+    return env_api({f"TRAINJOB_{kind}_{name.upper()}": claims.as_file(uri) for name, uri in locations.items()})
 
 
 def _checkpoint(spec: TrainJobSpec, work: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from trainjob import progress
+from trainjob import claims, progress
 from trainjob.backends.base import Backend
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, rank_of
 from trainjob.errors import (
@@ -314,7 +314,7 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
         ref.uid,
         ref.attempt,
         metrics={name: _number(value) for name, value in {**observation.metrics, **report.metrics}.items()},
-        outputs=report.outputs,
+        outputs={name: claims.as_claim(uri) for name, uri in report.outputs.items()},
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
     )
 

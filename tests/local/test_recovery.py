@@ -107,8 +107,10 @@ def test_a_checkpoint_of_other_arguments_is_left_alone(jobs: Jobs, tmp_path: Pat
 
 
 def test_a_claim_is_nothing_for_this_machine(jobs: Jobs) -> None:
-    with pytest.raises(Rejected, match=r"PersistentVolumeClaim.*give checkpoints a file:///path"):
+    with pytest.raises(Rejected, match=r"checkpoints are in a PersistentVolumeClaim.*give file:///path"):
         jobs.launch("true", checkpoints="pvc://claim/path")
+    with pytest.raises(Rejected, match=r"its locations are in a PersistentVolumeClaim.*give file:///path"):
+        jobs.launch("true", inputs={"dataset": "pvc://claim/path"})
 
 
 def test_a_rank_ends_when_it_is_told_to(jobs: Jobs, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class FakeRegistry:
         versions: Of the API that are served.
         token: Bearer token to ask for; empty: none.
         store: What it keeps.
-        tls: With a certificate for 127.0.0.1; None: without TLS.
+        tls: With a certificate for its host; None: without TLS.
+        host: Address of this machine where it is served.
 
     Attributes:
         requests: All that came in, those too that a fault met.
@@ -79,7 +80,9 @@ class FakeRegistry:
         token: str = "",
         store: Store | None = None,
         tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.versions = versions
         self.token = token
         self.tls = tls
@@ -89,7 +92,7 @@ class FakeRegistry:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server = _Server((self.host, 0), _Handler)
         self._server.registry = self
         if self.tls:
             # Shaking hands is left to the thread of each connection.
@@ -109,7 +112,7 @@ class FakeRegistry:
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self.tls else ''}://127.0.0.1:{self._server.server_address[1]}"
+        return f"http{'s' if self.tls else ''}://{self.host}:{self._server.server_address[1]}"
 
     def faults(self, *faults: Fault | None) -> None:
         """Let the next requests meet these, one each; None: nothing happens to it."""

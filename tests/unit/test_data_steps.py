@@ -254,7 +254,7 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "words"),
     [
         (("initialize-dataset", "--source", "{}/none", "--target", "{}/t"), 2, "nothing is at"),
-        (("initialize-dataset", "--source", "pvc://b/x", "--target", "{}/t"), 2, "not supported yet"),
+        (("initialize-dataset", "--source", "pvc://b/x", "--target", "{}/t"), 2, "claim b is not mounted at /mnt/"),
         (("initialize-dataset", "--source", "{}", "--target", "{}/t"), 2, "overlaps"),
         (
             ("export", "--source", "{}", "--target", "{}/t", "--name", "m", "--export-id", "a", "--metrics", "["),

@@ -68,6 +68,16 @@ def test_credentials_come_to_where_the_stores_look() -> None:
     assert environment["AWS_REGION"] == "us-east-1"
 
 
+def test_a_token_of_other_keys_is_not_sent_with_these() -> None:
+    environment = POD | {"STORAGE_URI": "s3://b/x", "AWS_ACCESS_KEY_ID": "steps", "AWS_SESSION_TOKEN": "of-steps"}
+    task(environment)
+    assert environment["AWS_SESSION_TOKEN"] == "of-steps"
+    environment |= {"ACCESS_KEY_ID": "mine"}
+    task(environment)
+    assert environment["AWS_ACCESS_KEY_ID"] == "mine"
+    assert "AWS_SESSION_TOKEN" not in environment
+
+
 def test_a_role_needs_a_web_identity() -> None:
     environment = POD | {"STORAGE_URI": "s3://b/x", "ROLE_ARN": "arn:aws:iam::1:role/x"}
     with pytest.raises(ConfigurationError, match="AWS_WEB_IDENTITY_TOKEN_FILE"):
@@ -89,6 +99,16 @@ def test_a_role_needs_a_web_identity() -> None:
 def test_what_cannot_be_done(environment: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         task(environment)
+
+
+def test_nothing_is_to_be_brought(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("STORAGE_URI", "")  # of the runtime, where a job says nothing else
+    assert main([]) == 0
+    assert capsys.readouterr() == ("STORAGE_URI is empty: nothing to bring\n", "")
+    assert main(["initialize-dataset"]) == 2
+    monkeypatch.delenv("STORAGE_URI")
+    with pytest.raises(SystemExit, match="2"):
+        main([])
 
 
 def test_the_program_without_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

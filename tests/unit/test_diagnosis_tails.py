@@ -102,6 +102,7 @@ def test_mpirun() -> None:
          "std::runtime_error: no device"),
         ("terminate called after throwing an instance of 'int'", "int"),
         ("usage: train.py [-h]\ntrain.py: error: no such thing: --eopchs", "train.py: error: no such thing: --eopchs"),
+        ("1 of 2 files\nerror: nothing is at s3://b/x", "error: nothing is at s3://b/x"),
         ("epoch 1\nepoch 2", ""),
         ("", ""),
     ],

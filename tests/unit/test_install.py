@@ -92,10 +92,12 @@ def test_names_are_filled_in_wherever_they_stand() -> None:
 
 def test_what_an_older_trainer_does_not_know_is_left_out() -> None:
     names = {each["metadata"]["name"] for each in printed("--only", "runtimes")}
-    for release, unknown in (("2.1", {"jax-resilient"}), ("2.2", set()), ("2.3", set())):
+    for release, unknown in (("2.1", {"jax-resilient", "torch-initialized"}), ("2.2", set()), ("2.3", set())):
         result = CliRunner().invoke(program, ["install", "--only", "runtimes", "--trainer", release])
         assert {each["metadata"]["name"] for each in yaml.safe_load_all(result.stdout)} == names - unknown
-        assert result.stderr == "".join(f"left out: {name}, which needs Kubeflow Trainer 2.2\n" for name in unknown)
+        assert result.stderr == "".join(
+            f"left out: {name}, which needs Kubeflow Trainer 2.2\n" for name in sorted(unknown)
+        )
 
 
 def test_rights_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:

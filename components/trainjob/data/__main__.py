@@ -7,7 +7,7 @@
     python -m trainjob.data export --source /workspace/output --target s3://models --name digits --export-id run-7
 
 Without ``--source``, and without any arguments, it is what Kubeflow Trainer calls an initializer: ``STORAGE_URI`` and
-the other settings of the environment say what to bring (`trainjob.data.trainer`).
+the other settings of the environment say what to bring (`trainjob.data.trainer`); empty, that there is nothing.
 
 Lines about progress go to stdout, and the result to `trainjob.progress`. An error is one line on stderr, and the exit
 code 2 where a person has to change something (the retry verdict is configuration), else 1.
@@ -34,6 +34,9 @@ from trainjob.errors import ConfigurationError, RetryVerdict, TrainJobError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one step; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words and trainer.idle():
+        _say("STORAGE_URI is empty: nothing to bring")
+        return 0
     given = None if not words and trainer.asked() else _parser().parse_args(words)
     try:
         if given is None:

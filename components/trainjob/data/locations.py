@@ -4,6 +4,7 @@ A location is one of:
 
 * ``file:///abs/path`` (a plain local path is accepted and becomes one), ``s3://bucket/key``, ``http(s)://host/path``:
   bytes in a store, a `Location`;
+* ``pvc://claim/path``: a `Location` on a PersistentVolumeClaim, which the pods of a job that names it have mounted;
 * ``gs://bucket/key``, ``az://container/key``, ``abfs(s)://container/key``, the last also with the account, as in
   ``abfss://container@account.dfs.core.windows.net/key``: a `Location` too;
 * ``hf://[datasets/|spaces/]namespace/name[@revision][/path]``: a repository of the Hugging Face Hub, in its own
@@ -25,10 +26,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from trainjob import claims
 from trainjob.errors import ConfigurationError, UnsafePath
 
-SUPPORTED = ("abfs", "abfss", "az", "file", "gs", "hf", "http", "https", "model-registry", "models", "oci", "s3")
-_PLANNED = frozenset({"pvc"})
+SUPPORTED = ("abfs", "abfss", "az", "file", "gs", "hf", "http", "https", "model-registry", "models", "oci", "pvc", "s3")
 BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container", "abfs": "container", "abfss": "container"}
 """Schemes of object stores, and what they call the first part. Keys are written as they are, as their own tools do."""
 ACCOUNTS = frozenset({"abfs", "abfss"})
@@ -65,7 +66,7 @@ class Location:
     Attributes:
         scheme: One of `SUPPORTED` but ``models`` and ``model-registry``, in lower case.
         authority: Bucket or container (`BUCKETS`), ``host[:port]`` (``http``, ``oci``), repository with its revision
-            (``hf``); empty for ``file``.
+            (``hf``), the claim (``pvc``); empty for ``file``.
         path: Decoded path without a leading or trailing slash, whatever the scheme; ``""`` is the root. Of ``oci`` the
             repository with its tag or digest.
         directory: Whether it was written with a trailing slash.
@@ -92,11 +93,28 @@ class Location:
         return self.path.rpartition("/")[2]
 
     @property
+    def on_disk(self) -> bool:
+        """Whether it is in this machine's file system, ``file`` or ``pvc``."""
+        return self.scheme in ("file", "pvc")
+
+    @property
     def local(self) -> Path:
-        """The path on this machine; only for ``file``."""
-        if self.scheme != "file":
+        """The path on this machine; only where `on_disk`.
+
+        Raises:
+            ConfigurationError: There is none, or the claim is not mounted.
+        """
+        if not self.on_disk:
             raise ConfigurationError(f"{self.uri} is not a local path")
-        return Path("/" + self.path)
+        if self.scheme == "file":
+            return Path("/" + self.path)
+        mount = claims.directory(self.authority)
+        if not mount.is_dir():
+            raise ConfigurationError(
+                f"claim {self.authority} is not mounted at {mount}: a job mounts those that its step, inputs and"
+                " outputs name; elsewhere name the place as file:///path"
+            )
+        return mount / self.path
 
     def child(self, path: str) -> Location:
         """The location of ``path`` below this one; ``path`` is checked to stay below it."""
@@ -161,8 +179,9 @@ def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
     if scheme in ("models", "model-registry"):
         return _model(text, scheme)
     if scheme not in SUPPORTED:
-        known = "is not supported yet" if scheme in _PLANNED else "is not a scheme that trainjob knows"
-        raise ConfigurationError(f"{scheme}:// {known}; supported: {', '.join(SUPPORTED)}, and plain local paths")
+        raise ConfigurationError(
+            f"{scheme}:// is not a scheme that trainjob knows; supported: {', '.join(SUPPORTED)}, and plain local paths"
+        )
     if not text[match.end() :].startswith("//"):
         raise ConfigurationError(f"write {scheme}:// with two slashes, as in {scheme}://...")
     if scheme == "hf":
@@ -281,6 +300,8 @@ def _checked(scheme: str, authority: str, path: str, query: str) -> Location:
         if authority not in ("", "localhost"):
             raise ConfigurationError(f"file://{authority}/... names a host; write file:///absolute/path")
         authority, query = "", ""
+    elif scheme == "pvc" and not re.fullmatch(claims.NAME, authority):
+        raise ConfigurationError(f"pvc://{authority}/{path} names no claim; write pvc://claim/path")
     elif not authority:
         what = BUCKETS.get(scheme, "host")
         raise ConfigurationError(f"no {what} in {scheme}:///{path}; write {scheme}://{what}/...")

@@ -17,7 +17,7 @@ def open_store(location: Location) -> Store:
     Raises:
         ConfigurationError: The extra ``trainjob[storage]`` is needed and not installed, or its settings are wrong.
     """
-    if location.scheme == "file":
+    if location.on_disk:
         return FileStore(location)
     if location.scheme in ("http", "https"):
         try:

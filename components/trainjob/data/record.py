@@ -27,7 +27,7 @@ _HIDDEN = "(left out: a secret)"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PINNED = re.compile(r"(?P<uri>.*)@(?P<digest>sha256:[0-9a-f]{64})")
 # Their keys and names may have all characters in them that are something else in other URLs.
-_WHOLE = ({*BUCKETS} - ACCOUNTS) | {"file", "hf", "model-registry"}
+_WHOLE = ({*BUCKETS} - ACCOUNTS) | {"file", "hf", "model-registry", "pvc"}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 

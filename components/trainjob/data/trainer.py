@@ -75,7 +75,12 @@ def task(environment: MutableMapping[str, str], what: What | None = None) -> Tas
 
 def asked(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process was started as Trainer starts an initializer."""
-    return bool(environment.get("STORAGE_URI"))
+    return "STORAGE_URI" in environment
+
+
+def idle(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether it is the initializer of a job that asks for none: the runtime's own ``STORAGE_URI`` is empty."""
+    return environment.get("STORAGE_URI") == ""
 
 
 def _what(environment: Mapping[str, str]) -> What:
@@ -91,6 +96,8 @@ def _what(environment: Mapping[str, str]) -> What:
 
 
 def _credentials(environment: MutableMapping[str, str]) -> None:
+    if environment.get("ACCESS_KEY_ID"):
+        environment.pop("AWS_SESSION_TOKEN", None)  # of other keys, such as those that steps have
     for theirs, ours in _SETTINGS.items():
         if value := environment.get(theirs):
             environment[ours] = value

@@ -267,7 +267,7 @@ def _right_already(into: Store, selection: Selection, previous: ContentManifest 
         if sizes.get(file.path) != file.size:
             continue
         # Reading back is worth its time only where it costs less than sending.
-        if known.get(file.path) == file or (into.location.scheme == "file" and _sha256(into, file.path) == file.sha256):
+        if known.get(file.path) == file or (into.location.on_disk and _sha256(into, file.path) == file.sha256):
             right[file.path] = file
     return right
 

@@ -19,7 +19,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
 _CHAINS = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
-_USAGE = re.compile(r"^\S+: error: .+")  # argparse
+_USAGE = re.compile(r"^(\S+: )?error: .+")  # argparse; the programs of this package
 
 # Those that only say that another process failed.
 _WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|ProcessExitedException|_RemoteTraceback|SystemExit")

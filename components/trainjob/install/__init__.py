@@ -22,8 +22,9 @@ STEP_IMAGE = f"trainjob-step:{__version__}"
 STORAGE = "trainjob-storage"
 """ConfigMap and Secret with the addresses and keys of storage and registry, as the files name them."""
 
-SINCE = {"jax-resilient": "2.2"}
-"""Runtime -> the release of Kubeflow Trainer that brought its policy, where that is not the oldest, 2.1."""
+SINCE = {"jax-resilient": "2.2", "torch-initialized": "2.2"}
+"""Runtime -> the release of Kubeflow Trainer that brought what it is made of (a policy, claims of a job's own), where
+that is not the oldest, 2.1."""
 
 
 def objects(
@@ -45,8 +46,8 @@ def objects(
         image: The step image.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
         storage_secret: Name of the Secret with their keys.
-        trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes with a policy
-            that it does not know are left out.
+        trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes with
+            what it does not know are left out.
     """
     names = {
         ("image", STEP_IMAGE): image,

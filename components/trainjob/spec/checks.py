@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainjob import claims
 from trainjob.errors import Problem
 
 RESERVED_PREFIX = "trainjob.dev/"
@@ -29,10 +30,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUALIFIED_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_LOCATION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")
-_CHECKPOINTS = re.compile(
-    r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+"
-)
+_LOCATION = re.compile(rf"pvc://{claims.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9+.-]*:\S+")
+_CHECKPOINTS = re.compile(rf"pvc://{claims.NAME}(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 _SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "APIKEY"}
 _SECRET_PAIRS = {("API", "KEY"), ("PRIVATE", "KEY"), ("SECRET", "KEY"), ("ACCESS", "KEY"), ("ACCOUNT", "KEY")}
@@ -156,7 +155,9 @@ def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Prob
         if not _LOCATION_NAME.fullmatch(name):
             yield Problem(f"{where}.{name}", "is not a name: lower-case letters, digits and '_', a letter first")
         if uri and not _LOCATION.fullmatch(uri):
-            yield Problem(f"{where}.{name}", f"{uri!r} is not a URI", "write s3://…, hf://…, file:///…, …")
+            yield Problem(
+                f"{where}.{name}", f"{uri!r} is not a URI", "write s3://…, hf://…, pvc://claim/…, file:///…, …"
+            )
         yield from _uri_problems(uri, f"{where}.{name}")
 
 

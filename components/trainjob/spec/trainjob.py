@@ -86,10 +86,11 @@ class TrainJobSpec(Part):
 
     inputs: dict[str, str] = Field(default_factory=dict)
     """What the training reads: name -> URI, e.g. ``{"dataset": "s3://…", "model": ""}``; empty means there is none.
-    The nodes find each as ``TRAINJOB_INPUT_<NAME>``, so that args can say ``$(TRAINJOB_INPUT_DATASET)``."""
+    The nodes find each as ``TRAINJOB_INPUT_<NAME>``, so that args can say ``$(TRAINJOB_INPUT_DATASET)``. A claim,
+    ``pvc://claim/path``, is mounted on every node, which finds it as ``file:///…``."""
 
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes."""
+    """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes, a claim as in `inputs`."""
 
     checkpoints: str | None = None
     """Where the training keeps what it needs to go on after an interruption: ``pvc://claim/path`` (mounted on every

@@ -106,6 +106,10 @@ def gpus_present() -> list[str]:
     return present if visible is None else [index for index in visible.split(",") if index in present]
 
 
+_CLAIMS = {"trainjob.dev/checkpoints": "checkpoints are", "trainjob.dev/claims": "its locations are"}
+"""Manager of the patch that mounts claims -> what they are for."""
+
+
 def refusal(trainjob: Mapping[str, Any], path: str) -> str:
     """Why this machine cannot run `trainjob`, in words for its author; empty if it can.
 
@@ -125,8 +129,9 @@ def refusal(trainjob: Mapping[str, Any], path: str) -> str:
             f"runtime {runtime} must have {name}-initializer job when trainJob is configured with input "
             f"{name}Config: bring it in with a step of its own before this one"
         )
-    if any(patch["manager"] == "trainjob.dev/checkpoints" for patch in spec.get("runtimePatches") or []):
-        return "checkpoints are in a PersistentVolumeClaim, and this machine has none: give checkpoints a file:///path"
+    for patch in spec.get("runtimePatches") or []:
+        if named := _CLAIMS.get(patch["manager"]):
+            return f"{named} in a PersistentVolumeClaim (pvc://), and this machine has none: give file:///path instead"
     if framework_of(trainjob) == "mpi" and shutil.which("mpirun", path=path) is None:
         return f"runtime {runtime} needs mpirun, which is not installed here (Debian: apt install openmpi-bin)"
     return _lacking_gpus(trainjob)

@@ -172,7 +172,7 @@ class OciStore:
 
     def _cheap(self, chunks: Reread, path: str, size: int) -> bool:
         """Whether to read a file twice: it is here, or the registry has it already, or it looks as if it had."""
-        if chunks.source.location.scheme == "file" or self._origins(chunks):
+        if chunks.source.location.on_disk or self._origins(chunks):
             return True
         image = self._image()
         return image is not None and path in image.layers and image.layers[path].length == size

@@ -1,0 +1,441 @@
+"""Datasets, models and a registry, with real pods: SeaweedFS, claims, and the API of a Kubeflow Model Registry.
+
+What runs here: the workflow initialize, train, export on ``s3://``, from Airflow and by the components of KFP; the step
+image in the place of Trainer's initializers; steps and trainings on ``pvc://``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster import step_image as steps
+from tests.cluster.access import TRAINER
+from tests.cluster.control_plane import Cluster
+from tests.cluster.kfp_steps import Execution, Steps
+from tests.cluster.launchers import launcher_environment, run
+from tests.cluster.test_install import applied, printed
+from tests.registry.fake import FakeRegistry
+from tests.seaweedfs import SeaweedFS
+
+from trainjob import TrainJobClient, TrainJobFailed
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.data import content
+from trainjob.data.program import step_command
+from trainjob.manifest import KEY, job_name
+
+pytestmark = pytest.mark.timeout(400)
+
+Object = dict[str, Any]
+DIGITS = Path(__file__).parents[2] / "dags_examples" / "data" / "digits.csv.gz"
+DIGITS_URI = "s3://training/data/digits.csv.gz"
+TOKEN = "of-the-tests-own-registry"
+TRAIN = ["python", f"{steps.EXAMPLES}/training/digits_jax.py", "--epochs=1"]
+STAGED = ["trainjob", "exec", "--", *TRAIN]
+TRAIN_ARGS = ["--dataset=$(TRAINJOB_INPUT_DATASET)", "--output=$(TRAINJOB_OUTPUT_MODEL)"]
+
+
+@dataclass
+class Platform:
+    """A cluster, storage and a registry, as pods reach them.
+
+    Attributes:
+        cluster: With the real node, the step image and the runtimes of `trainjob install`.
+        s3: The storage.
+        registry: The registry, which asks for a token.
+        said: What has been written for people so far, in which no secret may be.
+        volumes: Those that were made.
+    """
+
+    cluster: Cluster
+    s3: SeaweedFS
+    registry: FakeRegistry
+    said: list[str] = field(default_factory=list)
+    volumes: list[str] = field(default_factory=list)
+
+    def admit(self, namespace: str) -> None:
+        """Let the pods of steps reach both."""
+        settings = self.s3.environment()
+        keys = {name: settings.pop(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        metadata = {"name": "trainjob-storage", "namespace": namespace}
+        secret = {**keys, "KUBEFLOW_REGISTRY_TOKEN": TOKEN}
+        for kind, content_ in (("ConfigMap", {"data": settings}), ("Secret", {"stringData": secret})):
+            self.cluster.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, **content_})
+
+    def client(self, namespace: str) -> TrainJobClient:
+        """With the rights of Trainer's role for users."""
+        user = Credentials(kubeconfig=str(self.cluster.kubeconfig_for(namespace=namespace)))
+        return TrainJobClient(KubernetesBackend(user), namespace)
+
+    def volume(self, name: str, namespace: str, directory: Path, mode: str = "ReadWriteOnce") -> Object:
+        """The spec of a claim that gets a volume on the real node, made of `directory`."""
+        common = {"accessModes": [mode], "storageClassName": ""}
+        bound = {"claimRef": {"namespace": namespace, "name": name}, "capacity": {"storage": "20Gi"}}
+        volume = {**common, **bound, "hostPath": {"path": str(directory)}}
+        metadata = {"name": f"{namespace}-{name}"}
+        self.volumes.append(metadata["name"])
+        self.cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": volume})
+        return {**common, "volumeName": metadata["name"], "resources": {"requests": {"storage": "1Gi"}}}
+
+    def check_that_no_secret_shows(self, namespace: str) -> None:
+        """In the TrainJobs, in the logs of their pods, and in what launchers said."""
+        jobs = self.cluster.api.find(TRAINER, "TrainJob", namespace)
+        pods = self.cluster.api.find("v1", "Pod", namespace)
+        logs = [self.cluster.pod_log(namespace, pod["metadata"]["name"]) for pod in pods]
+        assert jobs
+        assert any(logs)
+        everything = json.dumps(jobs) + "\n".join([*logs, *self.said])
+        for secret in (self.s3.secret_key, self.s3.access_key, TOKEN):
+            assert secret not in everything
+
+    def version(self, name: str) -> tuple[Object, Object]:
+        """The only version of a model, and its only artifact."""
+        model = self.registry.call("GET", "registered_model", name=name)
+        versions = self.registry.call("GET", f"registered_models/{model['id']}/versions")["items"]
+        assert [each["state"] for each in versions] == ["LIVE"]
+        artifacts = self.registry.call("GET", f"model_versions/{versions[0]['id']}/artifacts")["items"]
+        assert [each["state"] for each in artifacts] == ["LIVE"]
+        return versions[0], artifacts[0]
+
+    def stored(self, uri: str) -> content.ContentManifest:
+        """The manifest of what is in the bucket at `uri`, every byte of which is compared with it."""
+        prefix = uri.removeprefix(self.s3.uri()).rstrip("/")
+        assert prefix != uri
+
+        def read(path: str) -> bytes:
+            data: bytes = self.s3.client.get_object(Bucket=self.s3.bucket, Key=f"{prefix}/{path}")["Body"].read()
+            return data
+
+        manifest = content.parse(read("MANIFEST.json"), uri)
+        assert manifest.files
+        for file in manifest.files:
+            assert hashlib.sha256(read(file.path)).hexdigest() == file.sha256
+        return manifest
+
+
+def properties(version: Mapping[str, Any]) -> dict[str, Any]:
+    """Custom properties, by name; those that are JSON as what they say."""
+    found: dict[str, Any] = {}
+    for name, value in version["customProperties"].items():
+        (text,) = [each for kind, each in value.items() if kind != "metadataType"]
+        found[name] = json.loads(text) if isinstance(text, str) and text.startswith(("{", "[")) else text
+    return found
+
+
+@pytest.fixture(scope="module")
+def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    applied(own_cluster, printed("--only", "runtimes", "--image", step_image))
+    here = own_cluster.layout.gateway  # this machine, for pods and for launchers
+    with (
+        SeaweedFS(tmp_path_factory.mktemp("seaweedfs"), bind=here, bucket="training") as s3,
+        FakeRegistry(host=here, token=TOKEN) as registry,
+    ):
+        s3.client.upload_file(str(DIGITS), s3.bucket, DIGITS_URI.removeprefix(s3.uri()))
+        platform = Platform(own_cluster, s3, registry)
+        yield platform
+    for name in platform.volumes:
+        own_cluster.api.delete("v1", "PersistentVolume", "", name)
+
+
+@pytest.fixture(scope="module")
+def namespace(platform: Platform) -> Iterator[str]:
+    """Whose steps reach storage and registry."""
+    with platform.cluster.namespace("stores", real=True) as name:
+        platform.admit(name)
+        yield name
+
+
+def check_export(platform: Platform, name: str, told: Mapping[str, str], dataset: str, training: str) -> Object:
+    """One version that is live, whole in the bucket, and says where it comes from; its artifact.
+
+    Args:
+        platform: Where.
+        name: Of the model.
+        told: What the export step returned.
+        dataset: Digest of what it was trained on.
+        training: Name of the TrainJob that trained it.
+    """
+    version, artifact = platform.version(name)
+    said = properties(version)
+    manifest = platform.stored(artifact["uri"])
+    assert (told["version"], told["uri"], told["digest"]) == (version["name"], artifact["uri"], manifest.digest)
+    assert said["trainjob.digest"] == manifest.digest
+    assert {file.path for file in manifest.files} == {"config.json", "model.safetensors"}
+    assert [each["digest"] for each in said["trainjob.provenance.datasets"]] == [dataset]
+    assert [each["uri"] for each in said["trainjob.provenance.datasets"]] == [DIGITS_URI]
+    assert said["trainjob.provenance.trainjob"]["name"] == training
+    assert 0.3 < said["trainjob.metric.accuracy"] <= 1
+    assert said["trainjob.provenance.run"]
+    return artifact
+
+
+# ---------------------------------------------------------------- Airflow
+
+DAG = """
+import json, os
+from airflow.sdk import DAG
+from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+source, command, args = json.loads(os.environ["ASKED"])
+work = "s3://training/work/{{ run_id }}"
+with DAG("digits"):
+    dataset = DatasetInitializerOperator(task_id="initialize", source=source, target=f"{work}/dataset")
+    train = TrainJobOperator(
+        task_id="train",
+        runtime="trainjob-step",
+        command=command,
+        args=args,
+        inputs={"dataset": "{{ ti.xcom_pull(task_ids='initialize')['outputs']['uri'] }}"},
+        outputs={"model": f"{work}/model"},
+    )
+    export = ModelExportOperator(
+        task_id="export",
+        source=f"{work}/model",
+        target="s3://training/models",
+        name="digits-airflow",
+        metrics=train.output,
+        alias="champion",
+        metric="accuracy",
+        datasets=[dataset.output],
+    )
+    dataset >> train >> export
+"""
+
+RUN = """
+import json, sys
+from airflow.__main__ import main
+from airflow.dag_processing.dagbag import DagBag
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+def show():
+    with create_session() as session:
+        xcoms = [[each.task_id, each.key, each.value] for each in session.scalars(select(XComModel))]
+    print("XCOMS", json.dumps(xcoms), flush=True)
+
+run = DagBag(sys.argv[1]).dags["digits"].test()
+assert run.state == "success", run.state
+show()
+sys.argv = ["airflow", "tasks", "test", "digits", "export", run.run_id]  # the last one again
+main()
+show()
+"""
+
+
+def test_the_workflow_from_airflow(platform: Platform, namespace: str, airflow_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags" / "digits.py").write_text(DAG)
+    connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": namespace}}
+    environment = {
+        **launcher_environment(),
+        "KUBECONFIG": str(platform.cluster.kubeconfig_for(namespace=namespace)),
+        "TRAINJOB_REGISTRY": f"kubeflow+{platform.registry.url}",
+        "ASKED": json.dumps([DIGITS_URI, STAGED, TRAIN_ARGS]),
+        "AIRFLOW_HOME": str(airflow_home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
+        "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
+        "NO_COLOR": "1",
+    }
+    log = run(environment, tmp_path, sys.executable, "-c", RUN, str(tmp_path / "dags"))
+    platform.said.append(log)
+    found = [json.loads(line) for line in re.findall(r"^XCOMS (.*)$", log, re.MULTILINE)]
+    first, second = ({task: value for task, key, value in xcoms if key == "return_value"} for xcoms in found)
+    dataset, train, export = (first[task] for task in ("initialize", "train", "export"))
+    artifact = check_export(platform, "digits-airflow", export["outputs"], dataset["outputs"]["digest"], train["name"])
+    assert (artifact["modelSourceKind"], artifact["modelSourceClass"]) == ("airflow", "dagrun")
+    assert artifact["modelSourceGroup"] == "digits"
+    assert artifact["modelSourceId"].startswith("digits/")
+    assert artifact["modelSourceId"].endswith("/export/-1")
+    assert second["export"]["uid"] != export["uid"], "another job has done it again"
+    assert second["export"]["outputs"]["version"] == export["outputs"]["version"]
+    keys = [job["metadata"]["annotations"][KEY] for job in platform.cluster.api.find(TRAINER, "TrainJob", namespace)]
+    assert sorted(key.rpartition("/")[2] for key in keys if "/digits/" in key) == [
+        *("export", "export", "initialize", "train")
+    ]
+    platform.check_that_no_secret_shows(namespace)
+
+
+# ---------------------------------------------------------------- KFP
+
+
+def test_the_workflow_by_the_components_of_kfp(platform: Platform, kfp_steps: Steps) -> None:
+    platform.admit(kfp_steps.namespace)
+    run_id = str(uuid.uuid4())
+    work = f"s3://training/work/{run_id}"
+
+    def execute(execution: Execution) -> Object:
+        ended = kfp_steps.run(execution)
+        assert ended.code == 0, ended.log
+        platform.said += [ended.log, json.dumps(ended.output)]
+        values: Object = ended.output["parameterValues"]
+        return values
+
+    asked = {"source": DIGITS_URI, "target": f"{work}/dataset"}
+    dataset = execute(Execution("initialize_dataset", asked, run=run_id))
+    training = {
+        "runtime": "trainjob-step",
+        "command": STAGED,
+        "args": TRAIN_ARGS,
+        "inputs": {"dataset": dataset["uri"]},
+        "outputs": {"model": f"{work}/model"},
+    }
+    trained = execute(Execution("train", training, run=run_id))
+    export = Execution(
+        "export_model",
+        {
+            "source": trained["model_uri"],
+            "target": "s3://training/models",
+            "name": "digits-kfp",
+            "metrics": trained["result"],
+            "alias": "champion",
+            "metric": "accuracy",
+            "datasets": [{"uri": DIGITS_URI, "digest": dataset["digest"]}],
+            "registry": f"kubeflow+{platform.registry.url}",
+        },
+        run=run_id,
+    )
+    exported = execute(export)
+    artifact = check_export(platform, "digits-kfp", exported, dataset["digest"], trained["result"]["name"])
+    source = {name: value for name, value in artifact.items() if name.startswith("modelSource")}
+    assert source == {
+        "modelSourceKind": "kfp",
+        "modelSourceClass": "pipelinerun",
+        "modelSourceGroup": kfp_steps.namespace,
+        "modelSourceId": run_id,
+        "modelSourceName": run_id,
+    }
+
+    again = execute(export)
+    assert (again["version"], again["uri"]) == (exported["version"], exported["uri"])
+    platform.version("digits-kfp")  # the only one
+    platform.check_that_no_secret_shows(kfp_steps.namespace)
+
+
+# ---------------------------------------------------------------- in the place of Trainer's initializers
+
+READ = """
+import hashlib, pathlib
+from trainjob import progress
+found = {str(path): path for path in pathlib.Path("/workspace").glob("*/*") if path.is_file()}
+progress.report(outputs={name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()})
+"""
+
+
+def test_the_step_image_in_the_place_of_trainers_initializers(
+    platform: Platform, step_image: str, tmp_path: Path
+) -> None:
+    model = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle"}
+    for name, data in model.items():
+        platform.s3.client.put_object(Bucket=platform.s3.bucket, Key=f"base/{name}", Body=data)
+    platform.s3.client.put_object(Bucket=platform.s3.bucket, Key="base-2/other.json", Body=b"{}")
+    read = {"runtime": "torch-initialized", "image": step_image, "command": ["python", "-c", READ]}
+    keyed = {"secret_ref": "bucket-keys"}
+    initializers = {
+        "both": {
+            "dataset": {"storage_uri": DIGITS_URI, **keyed},
+            "model": {"storage_uri": "s3://training/base", **keyed},
+        },
+        "missing": {"model": {"storage_uri": "s3://training/nosuch", **keyed}},
+    }
+    keys = {
+        "ENDPOINT": platform.s3.endpoint,
+        "ACCESS_KEY_ID": platform.s3.access_key,
+        "SECRET_ACCESS_KEY": platform.s3.secret_key,
+        "REGION": "auto",
+    }
+    with platform.cluster.namespace("initialized", real=True) as namespace, platform.client(namespace) as client:
+        metadata = {"name": "bucket-keys", "namespace": namespace}
+        platform.cluster.api.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys})
+        for key in initializers:
+            (tmp_path / key).mkdir()
+            platform.volume(f"initializer-{job_name(key, 1)}", namespace, tmp_path / key)
+        jobs = {key: client.launch({**read, "initializer": asked}, key) for key, asked in initializers.items()}
+
+        result = client.wait(jobs["both"])
+        manifest = content.parse((tmp_path / "both" / "model" / "MANIFEST.json").read_bytes(), "model")
+        brought = {**model, "digits.csv.gz": DIGITS.read_bytes()}
+        del brought["pytorch_model.bin"]  # by default, as for Trainer's own
+        found = {Path(name).name: digest for name, digest in result.outputs.items() if "MANIFEST" not in name}
+        assert found == {name: hashlib.sha256(data).hexdigest() for name, data in brought.items()}
+        assert {file.path for file in manifest.files} == brought.keys() - {"digits.csv.gz"}
+        assert {Path(name).parent.name for name in result.outputs} == {"dataset", "model"}
+
+        with pytest.raises(TrainJobFailed) as caught:
+            client.wait(jobs["missing"])
+        diagnosis = caught.value.diagnosis
+        assert diagnosis.rank == "model-initializer-0"
+        assert diagnosis.summary.startswith("model-initializer-0 exited with code 2: error: nothing is at")
+        assert "s3://training/nosuch" in diagnosis.summary
+        assert "check the URI of the dataset or model" in str(caught.value)
+        lines = [str(line) for line in client.logs(jobs["missing"])]
+        assert "[dataset-initializer-0] STORAGE_URI is empty: nothing to bring" in lines
+        assert not any(line.startswith("[node") for line in lines)
+        platform.said += lines
+        platform.check_that_no_secret_shows(namespace)
+
+
+# ---------------------------------------------------------------- claims
+
+
+@pytest.fixture
+def claims(platform: Platform, namespace: str, tmp_path: Path) -> Path:
+    """The directory of the claims ``work`` and ``models``."""
+    for name in ("work", "models"):
+        (tmp_path / name).mkdir()
+        spec = platform.volume(name, namespace, tmp_path / name, "ReadWriteMany")
+        metadata = {"name": name, "namespace": namespace}
+        platform.cluster.api.create(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        )
+    return tmp_path
+
+
+def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace: str, claims: Path) -> None:
+    registry = f"kubeflow+{platform.registry.url}"
+    step: Object = {"runtime": "trainjob-step"}
+    with platform.client(namespace) as client:
+
+        def wait(key: str, **spec: Any) -> Any:
+            return client.wait(client.launch({**step, **spec}, f"claims/{key}"))
+
+        options: Object = {"source": DIGITS_URI, "target": "pvc://work/data set"}
+        brought = wait("initialize", command=step_command("initialize-dataset", options))
+        assert brought.outputs["uri"] == "pvc://work/data%20set"
+        assert (claims / "work" / "data set" / "digits.csv.gz").read_bytes() == DIGITS.read_bytes()
+
+        # Without `trainjob exec`: it is the mount that makes a local path of it.
+        inputs, outputs = {"dataset": brought.outputs["uri"]}, {"model": "pvc://work/model"}
+        trained = wait("train", command=TRAIN, args=TRAIN_ARGS, inputs=inputs, outputs=outputs)
+        assert trained.outputs == outputs
+
+        options = {"target": "pvc://models/", "name": "digits-claim", "export_id": "claims", "registry": registry}
+        command = step_command("export", {**options, "source": trained.outputs["model"]})
+        exported = wait("export", command=command)
+        version, artifact = platform.version("digits-claim")
+        assert exported.outputs["uri"] == artifact["uri"]
+        path = claims / "models" / artifact["uri"].removeprefix("pvc://models/")
+        manifest = content.parse((path / "MANIFEST.json").read_bytes(), str(path))
+        assert manifest.digest == properties(version)["trainjob.digest"] == exported.outputs["digest"]
+        for name in ("config.json", "model.safetensors"):
+            assert (path / name).read_bytes() == (claims / "work" / "model" / name).read_bytes()
+
+        # Which claim a registered model is on is not known before its step runs.
+        options = {"source": "models:/digits-claim/latest", "target": "pvc://work/champion", "registry": registry}
+        command = step_command("initialize-model", options)
+        with pytest.raises(TrainJobFailed, match="claim models is not mounted at /mnt/trainjob-claims/models"):
+            wait("unmounted", command=command)
+        brought = wait("mounted", command=command, inputs={"models": "pvc://models"})
+        assert (brought.outputs["uri"], brought.outputs["digest"]) == ("pvc://work/champion", manifest.digest)
+        assert (claims / "work" / "champion" / "model.safetensors").exists()

@@ -1,0 +1,159 @@
+"""A real S3 server: SeaweedFS, from PyPI."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import boto3  # type: ignore[import-untyped]
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+from tests.cluster.certificates import Authority
+from tests.cluster.processes import Component, free_port, listens, wait_until
+
+REGION = "us-east-1"
+_PARTS = ("master", "volume", "filer", "s3")
+
+
+class SeaweedFS:
+    """Runs inside of the block, and has a bucket that can be written to. Killed by the kernel when we are.
+
+    Args:
+        folder: Where it keeps everything; one that is removed afterwards if none is given.
+        bind: Address where S3 is served. What SeaweedFS consists of talks on 127.0.0.1 in any case.
+        bucket: Its name; three letters at least.
+        authority: Issues the certificate of an ``https`` endpoint; without one it is ``http``.
+        iam: Its roles, and whose tokens it takes for them, as SeaweedFS' ``-s3.iam.config`` has it.
+
+    Attributes:
+        endpoint: URL; of ``0.0.0.0`` that on 127.0.0.1.
+        access_key: Of an administrator; nobody else is let in.
+        secret_key: Of the same.
+        bucket: Name of the bucket.
+        filer: URL where its files can be read without keys, below ``/buckets``.
+    """
+
+    access_key = "AKIASEAWEED"
+    secret_key = "of-the-tests-own-seaweedfs"
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        bind: str = "127.0.0.1",
+        bucket: str = "models",
+        authority: Authority | None = None,
+        iam: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._temporary = folder is None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="trainjob-seaweedfs-"))
+        self.bucket, self._authority = bucket, authority
+        self._ports = {name: free_port() for part in _PARTS for name in (f"{part}.port", f"{part}.port.grpc")}
+        host = "127.0.0.1" if bind == "0.0.0.0" else bind
+        self.endpoint = f"{'https' if authority else 'http'}://{host}:{self._ports['s3.port']}"
+        self.filer = f"http://127.0.0.1:{self._ports['filer.port']}"
+        options = {
+            "dir": self.folder / "data",
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "s3.ip.bind": bind,
+            **self._ports,
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+            "s3.iam.readOnly": "false",
+            "master.peers": "none",  # else it waits 1.5 s for others
+            "master.telemetry": "false",
+            "master.volumeSizeLimitMB": 1024,
+            "volume.max": 100,
+            "filer.localSocket": self.folder / "filer.sock",
+            "s3.localSocket": self.folder / "s3.sock",
+        }
+        if authority:
+            pair = authority.issue(f"seaweedfs-{self._ports['s3.port']}", addresses=[host])
+            options |= {"s3.cert.file": pair.certificate, "s3.key.file": pair.key}
+        if iam:
+            (self.folder / "iam.json").write_text(json.dumps(iam))
+            options["s3.iam.config"] = self.folder / "iam.json"
+        program = Path(sysconfig.get_path("scripts"), "weed")
+        arguments = [f"-{name}={value}" for name, value in options.items()]
+        # One that is given keys in its environment makes them an administrator's.
+        keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+        self._server = Component("seaweedfs", [str(program), "server", "-filer", "-s3", *arguments], self.folder, keys)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int | None:
+        """Of its one process."""
+        return self._server.pid
+
+    @property
+    def client(self) -> Any:
+        """boto3's for S3, as the administrator."""
+        return self._client("s3")
+
+    @property
+    def iam(self) -> Any:
+        """boto3's for users and their keys; of this server, in spite of the name."""
+        return self._client("iam")
+
+    def _client(self, service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            verify=str(self._authority.certificate) if self._authority else None,
+        )
+
+    def start(self) -> None:
+        """Start it; after `stop` with all that it had, on the same ports."""
+        (self.folder / "data").mkdir(exist_ok=True)
+        self._server.start()
+        # Of a file, since its first one takes longer than all others: volumes are made for it.
+        client = self.client
+        wait_until("SeaweedFS listens", lambda: listens(self._ports["s3.port"]), among=[self._server])
+        wait_until("it takes files", lambda: self._takes(client), among=[self._server], ignore=ClientError)
+
+    def stop(self) -> None:
+        """Kill it: an orderly end takes 15 to 25 s."""
+        self._server.kill()
+        for port in self._ports.values():
+            for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
+
+    def _takes(self, client: Any) -> bool:
+        with suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket=self.bucket)
+        client.put_object(Bucket=self.bucket, Key="first", Body=b"1")
+        client.delete_object(Bucket=self.bucket, Key="first")
+        return True
+
+    def uri(self, path: str = "") -> str:
+        """Of something in the bucket."""
+        return f"s3://{self.bucket}/{path}"
+
+    def environment(self) -> dict[str, str]:
+        """What an S3 client needs to be let in."""
+        found = {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": self.endpoint,
+        }
+        if self._authority:
+            return {**found, "SSL_CERT_FILE": str(self._authority.certificate)}
+        return {**found, "AWS_ALLOW_HTTP": "true"}
