@@ -10,6 +10,7 @@ OLDEST_KFP_VENV := .venv-kfp-oldest
 STEP_VENV := .venv-step
 BENCH_VENV := .venv-bench
 OCI_VENV := .venv-oci
+PEERS_VENV := .venv-peers
 REGISTRY_VENVS := .venv-registry-v1 .venv-registry-v1alpha3
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
@@ -96,9 +97,16 @@ $(OCI_VENV)/stamp: $(BIN)/uv constraints/oci.txt
 	@$(UV) --python $(OCI_VENV)/bin/python --requirements constraints/oci.txt
 	@touch $@
 
+# 180 MB.
+$(PEERS_VENV)/stamp: $(BIN)/uv constraints/peers.txt
+	@echo "setting up $(PEERS_VENV) with KServe's downloader and a mirror of the Hugging Face Hub"
+	@$(PYTHON) -m venv --without-pip $(PEERS_VENV)
+	@$(UV) --python $(PEERS_VENV)/bin/python --requirements constraints/peers.txt
+	@touch $@
+
 .PHONY: setup
 setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(OLDEST_VENV)/stamp $(OLDEST_KFP_VENV)/stamp $(STEP_VENV)/stamp \
-	$(REGISTRY_VENVS:%=%/stamp) ## set up all environments, run nothing
+	$(REGISTRY_VENVS:%=%/stamp) $(PEERS_VENV)/stamp ## set up all environments, run nothing
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
@@ -117,6 +125,8 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--upgrade -o constraints/oci.txt constraints/oci.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/peers.txt constraints/peers.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
 
@@ -131,8 +141,8 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
-		"lint test-unit test-registry test-local test-kfp test-kfp-oldest test-docker test-airflow test-airflow-oldest \
-		test-docs" \
+		"lint test-unit test-registry test-stores test-local test-kfp test-kfp-oldest test-docker test-airflow \
+		test-airflow-oldest test-docs" \
 		"test-cluster-backend test-cluster-jobs"
 	@$(MAKE) test-cluster-alone
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
@@ -163,6 +173,11 @@ test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the loca
 .PHONY: test-registry
 test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server, the Kubeflow Model Registry's API
 	COVERAGE_FILE=.coverage.registry $(PYTEST) tests/registry --cov --cov-report=
+
+.PHONY: test-stores
+test-stores: $(VENV)/test.stamp $(PEERS_VENV)/stamp ## copies from and to real servers of every kind of store
+	COVERAGE_FILE=.coverage.stores TRAINJOB_PEERS_PYTHON=$(CURDIR)/$(PEERS_VENV)/bin/python \
+		$(PYTEST) tests/stores --cov --cov-report=
 
 .PHONY: test-airflow
 test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow

@@ -17,7 +17,7 @@ from tests.unit.fake_clouds import Clouds, serving
 from trainjob.data import clouds, content, copy
 from trainjob.data.locations import parse_store
 from trainjob.data.opening import open_store
-from trainjob.errors import ConfigurationError, SourceNotFound, StoreUnavailable
+from trainjob.errors import ConfigurationError, SourceNotFound, StoreUnavailable, UnsafePath
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB: more than a part
 AZURE = {"AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_STORAGE_ENDPOINT": "{}", "AZURE_ALLOW_HTTP": "true"}
@@ -223,11 +223,35 @@ def test_no_credentials_at_all(scheme: str, said: str) -> None:
         raise GenericError(said)
 
 
-def test_an_unknown_certificate() -> None:
+@pytest.mark.parametrize(
+    "said",
+    ["error: invalid peer certificate: UnknownIssuer", "Custom { error: InvalidCertificate(\n  BadSignature,\n)"],
+)
+def test_an_unknown_certificate(said: str) -> None:
     from obstore.exceptions import GenericError
 
     with pytest.raises(ConfigurationError, match="SSL_CERT_FILE"), clouds.errors(parse_store("s3://b/x"), ""):
-        raise GenericError("error: invalid peer certificate: UnknownIssuer")
+        raise GenericError(said)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ("Error performing list request: … 403 Forbidden", ConfigurationError, "was denied; check"),
+        ("Error performing list request: … 401 Unauthorized", ConfigurationError, "was denied; check"),
+        ("… 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>", ConfigurationError, "was denied; check"),
+        ("… 400 Bad Request: <Error><Code>KeyTooLongError</Code></Error>", UnsafePath, "too long for the store"),
+        ("… 400 Bad Request: <Error><Code>RequestTimeout</Code></Error>", StoreUnavailable, "400"),
+        ("Error performing POST REDACTED … 403 Forbidden", ConfigurationError, "no keys were given .*HTTP 403"),
+        ("Error performing POST REDACTED … 503 Service Unavailable", StoreUnavailable, "503"),
+    ],
+)
+def test_answers_that_obstore_leaves_to_us(scheme: str, said: str, error: type[Exception], words: str) -> None:
+    from obstore.exceptions import GenericError
+
+    with pytest.raises(error, match=words), clouds.errors(parse_store(f"{scheme}://b/x"), ""):
+        raise GenericError(said.replace("…", "Server returned non-2xx status code:"))
 
 
 def test_signed_blob_urls_are_refused() -> None:

@@ -35,21 +35,34 @@ class Cloud:
         name: For messages.
         plain: Environment variable that allows endpoints without TLS.
         keys: What to set where there are no credentials, or not the right ones.
+        role: What says for which role keys are asked for, and proves who asks.
         bucket: What the store calls it.
     """
 
     name: str
     plain: str
     keys: str
+    role: str
     bucket: str = "bucket"
 
 
-_S3 = Cloud("S3", "AWS_ALLOW_HTTP", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role for the pod")
-_GOOGLE = Cloud("Google", "GOOGLE_ALLOW_HTTP", "GOOGLE_APPLICATION_CREDENTIALS, or a service account for the pod")
+_S3 = Cloud(
+    "S3",
+    "AWS_ALLOW_HTTP",
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role for the pod",
+    "AWS_ROLE_ARN, the token of AWS_WEB_IDENTITY_TOKEN_FILE, and what the role lets in",
+)
+_GOOGLE = Cloud(
+    "Google",
+    "GOOGLE_ALLOW_HTTP",
+    "GOOGLE_APPLICATION_CREDENTIALS, or a service account for the pod",
+    "GOOGLE_APPLICATION_CREDENTIALS, and the service account of the pod",
+)
 _AZURE = Cloud(
     "Azure",
     "AZURE_ALLOW_HTTP",
     "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or a workload identity",
+    "AZURE_CLIENT_ID, AZURE_TENANT_ID, and AZURE_CLIENT_SECRET or the token of AZURE_FEDERATED_TOKEN_FILE",
     "container",
 )
 CLOUDS = {"s3": _S3, "gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
@@ -79,6 +92,13 @@ _SETTINGS = re.compile(
     r"\b(?:Missing(?:Account|Bucket|BucketName|ContainerName|Key|Region|Credentials)|InvalidAccessKey|OpenCredentials"
     r"|DecodeCredentials|InvalidKey|UnknownConfigurationKey|UnableToParseUrl)\b"
 )
+_ANSWERED = re.compile(r"Server returned non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CERTIFICATE = re.compile(
+    r"InvalidCertificate\(\s*(\w+)|UnknownIssuer|invalid peer certificate|certificate verify failed"
+)
+# S3 refuses with 400 what has run out; the others with 401 or 403, as object_store tells where it did not list.
+_RUN_OUT = re.compile(r"\b(?:ExpiredToken|InvalidToken|TokenRefreshRequired)\b")
 
 
 def open_bucket(location: Location) -> Any:
@@ -100,7 +120,7 @@ def open_bucket(location: Location) -> Any:
         "connect_timeout": "10s",
         "read_timeout": STALL,
         "timeout": "7days",
-        "allow_http": os.environ.get(cloud.plain, "").lower() in ("1", "true", "yes"),
+        "allow_http": _allows_http(cloud),
     }
     with errors(location, ""):
         if cloud is _S3:
@@ -128,9 +148,7 @@ def errors(location: Location, path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _not_found(location, where, str(error)) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
-        raise ConfigurationError(
-            f"access to {where} was denied; check {cloud.keys}, and what they may do with the {cloud.bucket}"
-        ) from None
+        raise _denied(cloud, where) from None
     except exceptions.PreconditionError:
         raise CorruptData(f"{where} changed while it was read; run the step again") from None
     except exceptions.InvalidPathError as error:
@@ -145,10 +163,32 @@ def _not_found(location: Location, where: str, said: str) -> SourceNotFound:
     return SourceNotFound(f"{where} does not exist")
 
 
-def _other(location: Location, where: str, error: Exception) -> TrainJobError:  # noqa: PLR0911 - a list of cases
+def _allows_http(cloud: Cloud) -> bool:
+    return os.environ.get(cloud.plain, "").lower() in ("1", "true", "yes")
+
+
+def _denied(cloud: Cloud, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"access to {where} was denied; check {cloud.keys}, and what they may do with the {cloud.bucket}"
+    )
+
+
+def _other(location: Location, where: str, error: Exception) -> TrainJobError:
     cloud, said, text = CLOUDS[location.scheme], str(error), _brief(error)
     if "NoSuchBucket" in said or "ContainerNotFound" in said:
         return _not_found(location, where, said)
+    if "KeyTooLong" in said:
+        return UnsafePath(f"the name of {where} is too long for the store; rename the file or exclude it")
+    if (unfit := _unfit(cloud, where, said, text)) is not None:
+        return unfit
+    if "Range request not supported" in text:
+        # object_store had to resume after a cut, and could not.
+        text = "the connection was cut, and the server cannot resume"
+    return StoreUnavailable(f"{where}: {text}")
+
+
+def _unfit(cloud: Cloud, where: str, said: str, text: str) -> ConfigurationError | None:  # noqa: PLR0911 - a list of cases
+    """What is wrong with settings, credentials or certificates; None if it is something else."""
     if "No CA certificates" in said:  # also for plain http: the client is made for both
         return ConfigurationError(
             f"{where} cannot be opened: there are no CA certificates here; install ca-certificates in the image, "
@@ -156,20 +196,32 @@ def _other(location: Location, where: str, error: Exception) -> TrainJobError:  
         )
     if _INSTANCE.search(said):
         return ConfigurationError(f"there are no credentials for {where}: set {cloud.keys}")
+    if "builder error" in text and cloud is _S3 and _allows_http(cloud):
+        return ConfigurationError(
+            f"{where}: keys are asked for over https only, and AWS_ENDPOINT_URL_STS is plain http"
+        )
     if "builder error" in text:
         return ConfigurationError(
             f"the {cloud.name} endpoint is plain http: set {cloud.plain}=true if that is meant, or use https"
         )
     if _SETTINGS.search(said):
         return ConfigurationError(f"{where} cannot be opened: {text}; set {cloud.keys}")
-    if "UnknownIssuer" in said or "invalid peer certificate" in said or "certificate verify failed" in said:
+    if (certificate := _CERTIFICATE.search(said)) is not None:
+        why = f" ({certificate[1]})" if certificate[1] else ""
         return ConfigurationError(
-            f"{where}: the certificate of the endpoint is not trusted here; set SSL_CERT_FILE to a file with its CA"
+            f"{where}: the certificate of the endpoint is not trusted here{why};"
+            " set SSL_CERT_FILE to a file with its CA"
         )
-    if "Range request not supported" in text:
-        # object_store had to resume after a cut, and could not.
-        text = "the connection was cut, and the server cannot resume"
-    return StoreUnavailable(f"{where}: {text}")
+    status = answered[1] if (answered := _ANSWERED.search(said)) else ""
+    # object_store does not say where it asks for keys, since that has a token in it.
+    if "Failed to read token file" in said:
+        return ConfigurationError(f"no keys were given for {where}: check {cloud.role} ({text})")
+    if "REDACTED" in text and status in ("400", "401", "403"):
+        why = f"HTTP {status} {code[1]}" if (code := _CODE.search(said)) else f"HTTP {status}"
+        return ConfigurationError(f"no keys were given for {where} ({why}): check {cloud.role}")
+    if status in ("401", "403") or (status == "400" and _RUN_OUT.search(said)):
+        return _denied(cloud, where)
+    return None
 
 
 def _brief(error: Exception) -> str:

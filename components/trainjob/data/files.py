@@ -120,9 +120,14 @@ class FileStore:
         """See `Store.delete`; directories that become empty stay."""
         full = self._root / path
         self._confine(full.parent)
-        with os_errors(full), suppress(FileNotFoundError):
-            full.unlink()
-            self._unsynced.add(full.parent)
+        with os_errors(full):
+            try:
+                full.unlink()
+                self._unsynced.add(full.parent)
+            except OSError as error:
+                # A name that is too long, of a try that failed because of it, is not there either.
+                if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                    raise
         self._sync()
 
     @contextmanager
@@ -259,6 +264,10 @@ def os_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfSpace(f"no space left for {path}; free some, or use a larger volume") from None
+        if error.errno == errno.ENAMETOOLONG:
+            raise UnsafePath(
+                f"the name of {path} is too long for the file system; rename the file or exclude it"
+            ) from None
         if error.errno == errno.EROFS:
             raise ConfigurationError(f"{path} is on a read-only file system") from None
         raise StoreUnavailable(f"{path}: {error.strerror or error}") from None

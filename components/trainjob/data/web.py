@@ -29,12 +29,12 @@ class Facts:
     """What a server says of a file.
 
     Attributes:
-        size: Bytes.
+        size: Bytes; None where it does not say.
         tag: Its entity tag, else its date and size; empty where it says neither.
         ranges: Whether parts of it can be asked for.
     """
 
-    size: int
+    size: int | None
     tag: str
     ranges: bool
 
@@ -67,10 +67,7 @@ class Web:
             if response.status_code == 416 and (match := _RANGE.fullmatch(response.headers.get("Content-Range", ""))):
                 return Facts(int(match[3]), self._tag(response) or "", ranges=False)
             _check(response, where)
-            size, partial = _size(response), response.status_code == 206
-            if size is None:
-                raise ConfigurationError(f"{where}: the server does not say how long the file is; copy it elsewhere")
-            return Facts(size, self._tag(response) or "", ranges=partial)
+            return Facts(_size(response), self._tag(response) or "", ranges=response.status_code == 206)
 
     def read(self, url: str, where: str, start: int, length: int | None, tag: str) -> Iterator[bytes]:
         """The bytes from ``start`` on; see `Store.read`. A server without ranges is made to send the rest twice."""
@@ -135,6 +132,8 @@ class WebStore:
         """See `Store.stat`."""
         at = self._at(path)
         facts = retries.call(lambda: self._web.facts(at.uri, public(at)))
+        if facts.size is None:
+            raise ConfigurationError(f"{public(at)}: the server does not say how long the file is; copy it elsewhere")
         self._ranges = facts.ranges
         return Entry(path, facts.size, facts.tag)
 

@@ -188,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         item = _item(unquote(at["path"]), data)
         headers = {"X-Repo-Commit": found[1], "Accept-Ranges": "bytes"}
         if "lfs" in item:
-            self.server.blobs[item["lfs"]["oid"]] = data
+            self.server.blobs.setdefault(item["lfs"]["oid"], data)
             headers |= {"X-Linked-Etag": f'"{item["lfs"]["oid"]}"', "X-Linked-Size": str(len(data))}
             # "localhost", another host than 127.0.0.1: a token must not follow.
             place = f"http://localhost:{self.server.server_port}/cdn/{item['lfs']['oid']}"

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import base64
+import functools
+import http.server
+import json
+import os
+import random
+import shutil
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.cluster.certificates import Authority
+from tests.oci import registry as registries
+from tests.oci.proxy import Proxy
+from tests.oci.registry import Server, hashed
+from tests.seaweedfs import SeaweedFS
+from tests.stores import places
+from tests.stores.olah import Olah
+from tests.stores.places import Place, tree
+from tests.unit import fake_clouds
+from tests.unit.hub import fake as fake_hub
+
+from trainjob.data.stores import CHUNK
+
+USER = "somebody:the-password-of-this-registry"
+SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "HF_", "DOCKER_", "REGISTRY_AUTH_FILE", "SSL_CERT_")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings and no credentials of whoever runs the tests; the waits between tries shorter, as many tries."""
+    for name in list(os.environ):
+        if name.startswith(SETTINGS):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.02)
+    monkeypatch.setattr("trainjob.data.oci.retries.FIRST", 0.02)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority") / "ca")
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    with SeaweedFS(tmp_path_factory.mktemp("seaweedfs")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with _registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def closed_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Lets nobody in but `USER`."""
+    folder = tmp_path_factory.mktemp("registry")
+    user, _, password = USER.partition(":")
+    (folder / "htpasswd").write_text(f"{user}:{hashed(password)}\n")
+    with _registry(folder, htpasswd={"realm": "tests", "path": str(folder / "htpasswd")}) as running:
+        yield running
+
+
+@contextmanager
+def _registry(folder: Path, **auth: dict[str, str]) -> Iterator[Server]:
+    for program in (registries.PROGRAM, "skopeo"):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program} (Debian: {program})")
+    with registries.registry(folder, **auth) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def peers() -> str:
+    """Python with olah and kserve-storage."""
+    python = os.environ.get("TRAINJOB_PEERS_PYTHON", "")
+    assert python, "TRAINJOB_PEERS_PYTHON has to name the Python of .venv-peers: make test-stores does it"
+    return python
+
+
+@pytest.fixture(scope="session")
+def olah(peers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Olah]:
+    with Olah(peers, tmp_path_factory.mktemp("olah")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def clouds() -> Iterator[fake_clouds.Clouds]:
+    with fake_clouds.serving() as running:
+        yield running
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
+    from huggingface_hub import close_session
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with fake_hub.serving() as running:
+        yield running
+        close_session()
+
+
+@pytest.fixture(scope="session")
+def web(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[places.Web]:
+    """Python's own server behind TLS."""
+    folder = tmp_path_factory.mktemp("web")
+    pair = authority.issue("web", addresses=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = False
+
+        def handle_error(self, *_: object) -> None:
+            """A client that hangs up is no error."""
+
+    server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield places.Web(folder, f"https://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def through() -> Iterator[Callable[[str], Proxy]]:
+    """Puts a proxy that counts in front of a server, given as ``host:port`` or URL."""
+    with ExitStack() as running:
+
+        def start(server: str) -> Proxy:
+            proxy = Proxy(server.rpartition("/")[2])
+            running.enter_context(proxy.running())
+            return proxy
+
+        yield start
+
+
+Make = Callable[[str], Place]
+
+
+@pytest.fixture
+def make(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    through: Callable[[str], Proxy],
+    tmp_path: Path,
+) -> Make:
+    """Makes a store ready for use, by its name."""
+
+    def settings(**given: str) -> None:
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+
+    def s3(kind: str) -> Place:
+        server: SeaweedFS = request.getfixturevalue("seaweedfs")
+        proxy = through(server.endpoint)
+        settings(**{**server.environment(), "AWS_ENDPOINT_URL": f"http://{proxy.host}"})
+        return places.S3(proxy, server.client, server.bucket)
+
+    def filer(kind: str) -> Place:
+        server: SeaweedFS = request.getfixturevalue("seaweedfs")
+        return places.Filer(through(server.filer), server.client, server.bucket)
+
+    def oci(kind: str) -> Place:
+        closed = kind == "oci-password"
+        server: Server = request.getfixturevalue("closed_registry" if closed else "open_registry")
+        proxy = through(server.host)
+        if closed:
+            auth = {"auths": {proxy.host: {"auth": base64.b64encode(USER.encode()).decode()}}}
+            tree(tmp_path / "docker", {"config.json": json.dumps(auth).encode()})
+            settings(DOCKER_CONFIG=str(tmp_path / "docker"))
+        return places.Oci(proxy, USER if closed else "")
+
+    def cloud(kind: str) -> Place:
+        server: fake_clouds.Clouds = request.getfixturevalue("clouds")
+        proxy = through(server.url)
+        if kind == "gs":
+            settings(GOOGLE_BASE_URL=f"http://{proxy.host}", GOOGLE_ALLOW_HTTP="true", GOOGLE_BEARER_TOKEN="t")
+        else:
+            settings(AZURE_STORAGE_ENDPOINT=f"http://{proxy.host}", AZURE_ALLOW_HTTP="true")
+            settings(AZURE_STORAGE_ACCOUNT_NAME="acc", AZURE_STORAGE_ACCOUNT_KEY="c2VjcmV0")
+        return places.Cloud(proxy, server, kind)
+
+    def hub(kind: str) -> Place:
+        server: fake_hub.Hub = request.getfixturevalue("hub")
+        proxy = through(server.url)
+        settings(HF_ENDPOINT=f"http://{proxy.host}")
+        return places.FakeHub(proxy, server)
+
+    def mirror(kind: str) -> Place:
+        server: Olah = request.getfixturevalue("olah")
+        proxy = through(server.host)
+        settings(HF_ENDPOINT=f"http://{proxy.host}")
+        return places.Mirror(proxy, server)
+
+    def https(kind: str) -> Place:
+        settings(SSL_CERT_FILE=str(request.getfixturevalue("authority").certificate))
+        found: places.Web = request.getfixturevalue("web")
+        return found
+
+    made: dict[str, Callable[[str], Place]] = {
+        "file": lambda _: places.Files(tmp_path / "place"),
+        "s3": s3, "http": filer, "https": https, "oci": oci, "oci-password": oci, "gs": cloud, "az": cloud,
+        "hf": hub, "olah": mirror,
+    }  # fmt: skip
+    return lambda kind: made[kind](kind)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, make: Make) -> Place:
+    """One of the stores, by the parameter of the test."""
+    return make(request.param)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses in any store; a proper one for a repository."""
+    letters = (char if char.isalnum() else "-" for char in request.node.name.lower().replace("test_", ""))
+    return "t-" + "-".join(part for part in "".join(letters).split("-") if part)
+
+
+@pytest.fixture(scope="session")
+def given() -> dict[str, bytes]:
+    """Files of many kinds and sizes, with names as people give them."""
+    chance = random.Random(7)
+    return {
+        "model-00001-of-00002.safetensors": chance.randbytes(6 * CHUNK + 17),  # more than a part of an upload
+        "sub/dir/model-00002-of-00002.bin": chance.randbytes(2 * CHUNK),
+        "config.json": b"{}",
+        "tokenizer.model": chance.randbytes(70_000),
+        "empty": b"",
+        "sub/empty, too": b"",
+        ".hidden/.file": b"hidden",
+        "-option --like": b"o",
+        "n" * 120 + ".json": b"[]",
+        "ünï cödé/模型 🚀.txt": b"u",
+        "e\u0301 is not \u00e9": b"decomposed",
+        "sp ace/%20?#é+&=;,@~!$'()[]{}^`|*.txt": b"signs",
+        'a < b > c " d : e': b"more of them",
+        "dots/.../..x": b"...",
+    }

@@ -1,0 +1,209 @@
+"""The stores that the contract is about: where a test may write, and what is there by other means than ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.oci.proxy import Proxy
+from tests.stores.olah import Olah
+from tests.unit.fake_clouds import Clouds
+from tests.unit.hub.fake import Hub
+
+from trainjob.data import content, copy
+
+MANIFEST = content.NAME
+
+
+def tree(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files."""
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, without the manifest."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found.pop(MANIFEST, None)
+    return found
+
+
+class Place(ABC):
+    """A store.
+
+    Attributes:
+        proxy: What passes between us and its server; None if it has none, or cannot be counted.
+    """
+
+    def __init__(self, proxy: Proxy | None) -> None:
+        self.proxy = proxy
+
+    @abstractmethod
+    def uri(self, name: str) -> str:
+        """A location in it, of one test."""
+
+    @abstractmethod
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        """Put files there by other means than ours, and nothing else; returns the location."""
+
+    def held(self, name: str) -> dict[str, bytes]:
+        """All that is there, read by other means than ours."""
+        raise NotImplementedError(f"{type(self).__name__} is not written to")
+
+    def file(self, name: str, path: str) -> str:
+        """The location of one of its files."""
+        return f"{self.uri(name)}/{path}"
+
+
+class Files(Place):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(None)
+        self._folder = folder
+
+    def uri(self, name: str) -> str:
+        return (self._folder / name).as_uri()
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        tree(self._folder / name, given)
+        return self.uri(name)
+
+    def held(self, name: str) -> dict[str, bytes]:
+        found = self._folder / name
+        manifest = found / MANIFEST
+        return files(found) | ({MANIFEST: manifest.read_bytes()} if manifest.exists() else {})
+
+
+class S3(Place):
+    def __init__(self, proxy: Proxy, client: Any, bucket: str) -> None:
+        super().__init__(proxy)
+        self.client, self.bucket = client, bucket
+
+    def uri(self, name: str) -> str:
+        return f"s3://{self.bucket}/{name}"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        for path, data in given.items():
+            self.client.put_object(Bucket=self.bucket, Key=f"{name}/{path}", Body=data)
+        return self.uri(name)
+
+    def held(self, name: str) -> dict[str, bytes]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{name}/")
+        keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
+        return {
+            key.removeprefix(f"{name}/"): self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+            for key in keys
+        }
+
+
+class Filer(S3):
+    """The same files by plain HTTP, with ranges and entity tags: what SeaweedFS calls its filer."""
+
+    def uri(self, name: str) -> str:
+        assert self.proxy is not None
+        return f"http://{self.proxy.host}/buckets/{self.bucket}/{name}"
+
+
+class Web(Place):
+    """A folder behind https, by Python's own server: no ranges, no entity tags."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        super().__init__(None)
+        self._folder, self._url = folder, url
+
+    def uri(self, name: str) -> str:
+        return f"{self._url}/{name}"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        tree(self._folder / name, given)
+        return self.uri(name)
+
+
+class Oci(Place):
+    def __init__(self, proxy: Proxy, log_in: str = "") -> None:
+        super().__init__(proxy)
+        self._log_in = log_in
+
+    def uri(self, name: str) -> str:
+        assert self.proxy is not None
+        return f"oci://{self.proxy.host}/{name}:1"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            copy(str(tree(Path(folder), given)), self.uri(name))
+        return self.uri(name)
+
+    def held(self, name: str) -> dict[str, bytes]:
+        """By skopeo and tar, which check the digests."""
+        image = f"docker:{self.uri(name).removeprefix('oci:')}"
+        with tempfile.TemporaryDirectory() as folder:
+            log_in = [f"--src-creds={self._log_in}"] if self._log_in else []
+            _run("skopeo", "copy", "--src-tls-verify=false", *log_in, image, f"dir:{folder}/dir")
+            for layer in json.loads(Path(folder, "dir/manifest.json").read_bytes())["layers"]:
+                _run("tar", "-xf", f"{folder}/dir/{layer['digest'].removeprefix('sha256:')}", "-C", folder)
+            shutil.rmtree(f"{folder}/dir")
+            manifest = Path(folder, "models", MANIFEST).read_bytes()
+            return {**files(Path(folder, "models")), MANIFEST: manifest}
+
+
+class Cloud(Place):
+    """Google's and Azure's stores by a fake: of neither is there a server that obstore gets along with."""
+
+    def __init__(self, proxy: Proxy, server: Clouds, scheme: str) -> None:
+        super().__init__(proxy)
+        self._server, self._scheme = server, scheme
+
+    def uri(self, name: str) -> str:
+        return f"{self._scheme}://models/{name}"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        self._server.buckets["models"] |= {f"{name}/{path}": data for path, data in given.items()}
+        return self.uri(name)
+
+    def held(self, name: str) -> dict[str, bytes]:
+        found = self._server.buckets["models"].items()
+        return {key.removeprefix(f"{name}/"): data for key, data in found if key.startswith(f"{name}/")}
+
+
+class FakeHub(Place):
+    def __init__(self, proxy: Proxy, server: Hub) -> None:
+        super().__init__(proxy)
+        self._server = server
+
+    def uri(self, name: str) -> str:
+        return f"hf://org/{name}"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        self._server.repo(f"org/{name}").commit({".gitattributes": b"*.bin filter=lfs\n", **given})
+        return self.uri(name)
+
+    def held(self, name: str) -> dict[str, bytes]:
+        repo = self._server.repos[f"org/{name}"]
+        return {path: data for path, data in repo.commits[repo.branches["main"]].items() if path != ".gitattributes"}
+
+
+class Mirror(Place):
+    """olah, which serves git repositories and takes nothing."""
+
+    def __init__(self, proxy: Proxy, server: Olah) -> None:
+        super().__init__(proxy)
+        self._server = server
+
+    def uri(self, name: str) -> str:
+        return f"hf://datasets/org/{name}"
+
+    def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        self._server.commit(f"datasets/org/{name}", given)
+        return self.uri(name)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,95 @@
+"""Who hands out keys for roles: what a cloud has beside its instances and pods, and an issuer of pods' tokens."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+Answer = Callable[[str, str, Mapping[str, str]], Any]
+"""Given method, path and headers in lower case, what to say as JSON, or as text; None is 404."""
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """A server on this machine; its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        timeout = 5  # of an idle connection, so that no test hangs
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            said = answer(self.command, self.path, {key.lower(): value for key, value in self.headers.items()})
+            body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+            self.send_response(404 if said is None else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_GET  # noqa: N815 - a name of http.server
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Issuer:
+    """Signs tokens as a cluster does for its pods, and says which key that is."""
+
+    audience = "sts.amazonaws.com"
+
+    def __init__(self) -> None:
+        self._key = rsa.generate_private_key(65537, 2048)
+        self.url = ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self._key.public_key()))
+        keys = {"keys": [{**public, "kid": "1", "use": "sig", "alg": "RS256"}]}
+        with answering(lambda method, path, headers: keys) as self.url:
+            yield
+
+    def token(self, seconds: int = 600) -> str:
+        """Of a service account, for so long."""
+        now = int(time.time())
+        claims = {"iss": self.url, "aud": self.audience, "sub": "system:serviceaccount:team:training"}
+        claims |= {"iat": min(now, now + seconds - 1), "exp": now + seconds}
+        return jwt.encode(claims, self._key, "RS256", headers={"kid": "1"})
+
+    def trusted(self, role: str) -> dict[str, Any]:
+        """What a server is told, that lets its tokens take a role which may do everything with S3."""
+        allowed = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}
+        taken = {"Effect": "Allow", "Principal": {"Federated": "*"}, "Action": ["sts:AssumeRoleWithWebIdentity"]}
+        key = base64.b64encode(b"0123456789abcdef" * 2).decode()
+        config = {"issuer": self.url, "clientId": self.audience, "jwksUri": f"{self.url}/keys"}
+        return {
+            "sts": {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "tests", "signingKey": key},
+            "providers": [{"name": "pods", "type": "oidc", "enabled": True, "config": config}],
+            "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+            "policies": [{"name": "all", "document": {"Version": "2012-10-17", "Statement": [allowed]}}],
+            "roles": [
+                {
+                    "roleName": role.rpartition("/")[2],
+                    "roleArn": role,
+                    "trustPolicy": {"Version": "2012-10-17", "Statement": [taken]},
+                    "attachedPolicies": ["all"],
+                }
+            ],
+        }
