@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.cluster.certificates import Authority
+from tests.oci.registry import TokenServer, needs_registry, registry
 from tests.stores.conftest import Make
-from tests.stores.places import Oci, files, tree
+from tests.stores.places import files, tree
 
 from trainjob.data import copy, export
 from trainjob.data.locations import parse_store
@@ -33,19 +37,37 @@ def download(peers: str, uri: str, target: Path, **environment: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("kind", ["oci", "oci-password"])
-def test_an_image(kind: str, make: Make, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path) -> None:
+def test_an_image(make: Make, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path) -> None:
     """By its tag, and by its digest, which is what is registered."""
-    place = make(kind)
-    assert isinstance(place, Oci)
-    uri = place.uri(name)
+    uri = make("oci").uri(name)
     copy(str(tree(tmp_path / "source", model)), uri)
-    environment = {"KSERVE_OCI_INSECURE_REGISTRY": "true"}
-    if kind == "oci-password":
-        environment["KSERVE_OCI_DOCKER_CONFIG"] = f"{os.environ['DOCKER_CONFIG']}/config.json"
     for number, at in enumerate((uri, OciStore(parse_store(uri)).pinned.uri)):
-        download(peers, at, tmp_path / str(number), **environment)
+        download(peers, at, tmp_path / str(number), KSERVE_OCI_INSECURE_REGISTRY="true")
         assert files(tmp_path / str(number)) == model
+
+
+@needs_registry
+def test_an_image_that_needs_a_log_in(
+    peers: str,
+    authority: Authority,
+    name: str,
+    model: Mapping[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With tokens, as registries of companies have it; KServe knows no other way."""
+    tokens = TokenServer(authority.issue("tokens"), {"somebody": "hunter2"})
+    with tokens.running():
+        auth = {"realm": tokens.url, "service": "registry", "issuer": "tests"}
+        auth["rootcertbundle"] = str(authority.certificate)
+        with registry(tmp_path / "registry", token=auth) as server:
+            log_in = {"auths": {server.host: {"auth": base64.b64encode(b"somebody:hunter2").decode()}}}
+            tree(tmp_path / "docker", {"config.json": json.dumps(log_in).encode()})
+            monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+            copy(str(tree(tmp_path / "source", model)), server.uri(f"{name}:1"))
+            config = {"KSERVE_OCI_DOCKER_CONFIG": str(tmp_path / "docker/config.json")}
+            download(peers, server.uri(f"{name}:1"), tmp_path / "t", KSERVE_OCI_INSECURE_REGISTRY="true", **config)
+    assert files(tmp_path / "t") == model
 
 
 def test_a_prefix_of_s3(make: Make, peers: str, name: str, model: Mapping[str, bytes], tmp_path: Path) -> None:
