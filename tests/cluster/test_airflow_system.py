@@ -15,15 +15,16 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.airflow.system.airflow import POSTGRES, Airflow
+from tests.airflow.system.airflow import Airflow
 from tests.cluster.access import RULES, TRAINER
 from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import annotation
 from tests.cluster.processes import wait_until
+from tests.postgresql import PROGRAMS
 
 pytestmark = [
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not POSTGRES, reason="PostgreSQL is not installed (Debian: apt-get install postgresql)"),
+    pytest.mark.skipif(not PROGRAMS, reason="PostgreSQL is not installed (Debian: apt-get install postgresql)"),
 ]
 
 MODES = ("worker", "deferred")

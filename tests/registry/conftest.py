@@ -3,10 +3,12 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.registry import mlflow_server
 from tests.registry.fake import FakeRegistry
 
@@ -44,8 +46,11 @@ def database(empty_database: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mlflow_server.running(tmp_path_factory.mktemp("mlflow")) as url:
-        yield url
+    """Of a server on PostgreSQL, as a team has one; where that is not installed, on SQLite."""
+    with ExitStack() as database:
+        at = database.enter_context(PostgreSQL()).url if PROGRAMS else ""
+        with mlflow_server.running(tmp_path_factory.mktemp("mlflow"), at) as url:
+            yield url
 
 
 def at_once(*actions: Callable[[], _T]) -> list[_T]:

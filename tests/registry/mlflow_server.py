@@ -1,4 +1,4 @@
-"""A real MLflow server on a SQLite file."""
+"""A real MLflow server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ import pytest
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[str]:
-    """Its URL. Skips the test where there is no server to start."""
+def running(folder: Path, database: str = "") -> Iterator[str]:
+    """Its URL. Skips the test where there is no server to start.
+
+    Args:
+        folder: For its files.
+        database: Where it keeps what it is told; a SQLite file if none is given.
+    """
     try:
         importlib.metadata.version("mlflow")  # mlflow-skinny is not enough: it has no server
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the MLflow server is not installed: pip install mlflow")
-    process, url = _start(folder)
+    process, url = _start(folder, database or f"sqlite:///{folder}/mlflow.db")
     try:
         yield url
     finally:
@@ -32,7 +37,7 @@ def running(folder: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+def _start(folder: Path, database: str) -> tuple[subprocess.Popen[bytes], str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -40,7 +45,7 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-                "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--default-artifact-root", str(folder / "art"),
+                "--backend-store-uri", database, "--default-artifact-root", str(folder / "art"),
             ],
             stdout=log, stderr=log, start_new_session=True,
             # Its job runners are seven more processes, of a gigabyte, that a registry has no use for.

@@ -1,4 +1,4 @@
-"""What holds for every registry: MLflow on a SQLite file and behind a server, and the Kubeflow Model Registry."""
+"""What holds for every registry: MLflow on SQLite and as a server on PostgreSQL, and the Kubeflow Model Registry."""
 
 from __future__ import annotations
 

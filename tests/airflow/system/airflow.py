@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +16,7 @@ from typing import Any, Self
 import httpx
 import psutil
 from tests.cluster.processes import Component, free_port, wait_until
+from tests.postgresql import PostgreSQL
 
 _PARTS = {
     "api-server": ("api-server",),
@@ -25,8 +24,6 @@ _PARTS = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer",),
 }
-POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-"""Where Debian has PostgreSQL; none if it has not."""
 
 
 class Airflow:
@@ -38,13 +35,14 @@ class Airflow:
         environment: Variables of all its processes, and so of tasks and triggers.
 
     Attributes:
+        database: Where it keeps everything.
         parts: Its processes, by the names of Airflow's commands.
         url: Of the API server and the user interface.
     """
 
     def __init__(self, directory: Path, dags: Path, environment: Mapping[str, str]) -> None:
         self.directory = directory
-        self._database = free_port()
+        self.database = PostgreSQL()
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
@@ -55,9 +53,7 @@ class Airflow:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__CORE__PARALLELISM": "16",
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": (
-                f"postgresql+psycopg2://postgres@127.0.0.1:{self._database}/postgres"
-            ),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.database.url,
             "AIRFLOW__API__PORT": str(port),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
@@ -88,6 +84,7 @@ class Airflow:
         }
         self.http = httpx.Client(base_url=self.url, timeout=120)  # on a busy machine
         self._left: set[int] = set()  # process groups
+        self._running = ExitStack()
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -113,58 +110,12 @@ class Airflow:
 
     def _prepare(self) -> None:
         """Start the database, and fill it."""
-        # Not below pytest's directory, which every pytest of this user makes private again as it starts.
-        self._home = tempfile.TemporaryDirectory(prefix="trainjob-postgres-", ignore_cleanup_errors=True)
-        home = Path(self._home.name)
-        data = home / "data"
-        as_postgres: list[str] = []
-        if os.geteuid() == 0:  # as whom PostgreSQL does not run
-            shutil.chown(home, "postgres", "postgres")
-            # What is to happen when we are killed is forgotten where the user changes.
-            as_postgres = ["setpriv", "--pdeathsig", "KILL", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-        (bin_,) = POSTGRES[-1:]
-        initialize = Component(
-            "initdb",
-            [
-                *as_postgres,
-                str(bin_ / "initdb"),
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "-U",
-                "postgres",
-                "--no-sync",
-                "-D",
-                str(data),
-            ],
-            home,
-            {},
-        )
-        initialize.start()
-        wait_until("PostgreSQL has its files", lambda: not initialize.alive, 120)
-        options = ["-c", "fsync=off", "-c", f"unix_socket_directories={home}", "-c", "listen_addresses=127.0.0.1"]
-        self.database = Component(
-            "postgres", [*as_postgres, str(bin_ / "postgres"), "-D", str(data), "-p", str(self._database), *options],
-            home, {},
-        )  # fmt: skip
-        self.start_database()
+        self._running.enter_context(self.database)
         migrate = Component(
             "migrate", [sys.executable, "-m", "airflow", "db", "migrate"], self.directory, self.environment
         )
         migrate.start()
-        wait_until("the database is migrated", lambda: not migrate.alive, 300, among=[self.database])
-
-    def start_database(self) -> None:
-        """Start PostgreSQL, for the first time or again."""
-        ready = b"database system is ready to accept connections"
-
-        def times() -> int:
-            return self.database.log.read_bytes().count(ready) if self.database.log.exists() else 0
-
-        before = times()
-        self.database.start()
-        wait_until("PostgreSQL answers", lambda: times() > before, 60, among=[self.database])
+        wait_until("the database is migrated", lambda: not migrate.alive, 300, among=[self.database.server])
 
     def until_healthy(self) -> None:
         """Wait for all parts. One that has ended is started again, as by a service manager or by Kubernetes."""
@@ -193,10 +144,7 @@ class Airflow:
         for part in self.parts.values():
             part.kill()
         self._end_orphans()
-        if hasattr(self, "database"):
-            self.database.kill(signal.SIGQUIT)
-        if hasattr(self, "_home"):
-            self._home.cleanup()
+        self._running.close()
 
     def _end_orphans(self) -> None:
         """End what parts left that were ended alone: a scheduler's idle workers, log servers."""

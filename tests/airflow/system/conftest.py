@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
-from tests.airflow.system.airflow import POSTGRES, Airflow
+from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import Training
+from tests.postgresql import PROGRAMS
 
 DAGS = Path(__file__).parent / "dags"
 AT_ONCE = 4  # tasks that start: each takes a second of CPU, and heartbeats go on meanwhile
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if DAGS.parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600))
-            if not POSTGRES:
+            if not PROGRAMS:
                 item.add_marker(pytest.mark.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)"))
 
 

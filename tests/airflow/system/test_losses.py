@@ -157,8 +157,8 @@ def test_a_scheduler_is_lost(them: Them, airflow: Airflow) -> None:
 def test_parts_of_airflow_are_restarted(them: Them, airflow: Airflow) -> None:
     for part in ("scheduler", "api-server", "database"):
         if part == "database":
-            airflow.database.kill(signal.SIGINT)
-            airflow.start_database()
+            airflow.database.server.kill(signal.SIGINT)
+            airflow.database.start()
         else:
             airflow.restart(part, signal.SIGTERM)
         airflow.until_healthy()
