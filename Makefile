@@ -97,7 +97,7 @@ $(OCI_VENV)/stamp: $(BIN)/uv constraints/oci.txt
 	@$(UV) --python $(OCI_VENV)/bin/python --requirements constraints/oci.txt
 	@touch $@
 
-# 180 MB.
+# 140 MB.
 $(PEERS_VENV)/stamp: $(BIN)/uv constraints/peers.txt
 	@echo "setting up $(PEERS_VENV) with KServe's downloader and a mirror of the Hugging Face Hub"
 	@$(PYTHON) -m venv --without-pip $(PEERS_VENV)
@@ -171,13 +171,12 @@ test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the loca
 		$(PYTEST) tests/contract tests/local tests/oci --cov --cov-report=
 
 .PHONY: test-registry
-test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server, the Kubeflow Model Registry's API
+test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server on PostgreSQL, the Kubeflow Model Registry's API
 	COVERAGE_FILE=.coverage.registry $(PYTEST) tests/registry --cov --cov-report=
 
 .PHONY: test-stores
 test-stores: $(VENV)/test.stamp $(PEERS_VENV)/stamp ## copies from and to real servers of every kind of store
-	COVERAGE_FILE=.coverage.stores TRAINJOB_PEERS_PYTHON=$(CURDIR)/$(PEERS_VENV)/bin/python \
-		$(PYTEST) tests/stores --cov --cov-report=
+	COVERAGE_FILE=.coverage.stores $(PYTEST) tests/stores --cov --cov-report=
 
 .PHONY: test-airflow
 test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow

@@ -38,11 +38,12 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.airflow.system.airflow import POSTGRES, Airflow  # noqa: E402
+from tests.airflow.system.airflow import Airflow  # noqa: E402
 from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, calm  # noqa: E402
 from tests.cluster.access import TRAINER  # noqa: E402
 from tests.cluster.control_plane import Cluster  # noqa: E402
 from tests.cluster.processes import Component, wait_until  # noqa: E402
+from tests.postgresql import PROGRAMS  # noqa: E402
 
 from trainjob.backends.kubernetes.credentials import Credentials  # noqa: E402
 from trainjob_airflow.hooks.trainjob import Target  # noqa: E402
@@ -292,7 +293,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, default=PEER, help="a Python with Airflow's Kubernetes provider")
     parser.add_argument("--no-peer", action="store_true", help="without it")
     arguments = parser.parse_args()
-    if not POSTGRES:
+    if not PROGRAMS:
         say("not measured", "PostgreSQL is not installed")
         return
     if not arguments.no_peer and not arguments.peer.exists():

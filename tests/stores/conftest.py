@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cluster.certificates import Authority
@@ -71,7 +72,7 @@ def closed_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 @contextmanager
-def _registry(folder: Path, **auth: dict[str, str]) -> Iterator[Server]:
+def _registry(folder: Path, **auth: Any) -> Iterator[Server]:
     for program in (registries.PROGRAM, "skopeo"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program} (Debian: {program})")
@@ -82,9 +83,9 @@ def _registry(folder: Path, **auth: dict[str, str]) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def peers() -> str:
     """Python with olah and kserve-storage."""
-    python = os.environ.get("TRAINJOB_PEERS_PYTHON", "")
-    assert python, "TRAINJOB_PEERS_PYTHON has to name the Python of .venv-peers: make test-stores does it"
-    return python
+    python = Path(__file__).parents[2] / ".venv-peers/bin/python"
+    assert python.exists(), "it has an environment of its own: make .venv-peers/stamp"
+    return str(python)
 
 
 @pytest.fixture(scope="session")

@@ -70,8 +70,8 @@ class Issuer:
         """Of a service account, for so long."""
         now = int(time.time())
         claims = {"iss": self.url, "aud": self.audience, "sub": "system:serviceaccount:team:training"}
-        claims |= {"iat": min(now, now + seconds - 1), "exp": now + seconds}
-        return jwt.encode(claims, self._key, "RS256", headers={"kid": "1"})
+        times = {"iat": min(now, now + seconds - 1), "exp": now + seconds}
+        return jwt.encode({**claims, **times}, self._key, "RS256", headers={"kid": "1"})
 
     def trusted(self, role: str) -> dict[str, Any]:
         """What a server is told, that lets its tokens take a role which may do everything with S3."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import time
@@ -133,13 +134,13 @@ def test_wrong_keys(
     source = tree(tmp_path / "source", FILES)
     uri = seaweedfs.uri(name)
     seaweedfs.client.put_object(Bucket=seaweedfs.bucket, Key=f"{name}/a.txt", Body=b"x")
-    for act in (
+    target = str(tmp_path / "t")
+    acts: list[Callable[[], object]] = [
         lambda: copy(str(source), uri),
-        lambda: copy(uri, str(tmp_path / "t")),
-        lambda: copy(f"{uri}/a.txt", str(tmp_path / "t")),
-        lambda: copy(f"{uri}/", str(tmp_path / "t")),
+        *(functools.partial(copy, at, target) for at in (uri, f"{uri}/a.txt", f"{uri}/")),
         lambda: read_manifest(uri),
-    ):
+    ]
+    for act in acts:
         with pytest.raises(ConfigurationError) as caught:
             act()
         said = str(caught.value)

@@ -20,12 +20,13 @@ import httpx
 import pytest
 import yaml
 from cryptography.fernet import Fernet, InvalidToken
-from tests.airflow.system.airflow import POSTGRES, Airflow
+from tests.airflow.system.airflow import Airflow
 from tests.cluster import build
 from tests.cluster.access import TRAINER
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import Cluster
 from tests.cluster.processes import wait_until
+from tests.postgresql import PROGRAMS
 
 HERE, THERE = "planted_here", "planted_there"
 FERNET = re.compile(rb"gAAAA[A-Za-z0-9_=-]{60,}")
@@ -88,7 +89,7 @@ class Planted:
         """All rows of all tables: as they are, and with what is compressed or encrypted in them."""
         fernet = Fernet(self.airflow.environment["AIRFLOW__CORE__FERNET_KEY"])
         url = self.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].replace("+psycopg2", "")
-        command = [str(POSTGRES[-1] / "pg_dump"), "--data-only", "--dbname", url]
+        command = [str(PROGRAMS[-1] / "pg_dump"), "--data-only", "--dbname", url]
         table = ""
         for line in subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.splitlines():
             if line.startswith(b"COPY "):
