@@ -14,9 +14,15 @@ FORKS.set_forkserver_preload(
         "trainjob.client",
         "trainjob.backends.local.backend",
         "trainjob.data.__main__",
+        "trainjob.data.hub",
+        "trainjob.data.object_stores",
+        "trainjob.data.oci",
+        "trainjob.registry.kubeflow",
         "trainjob.registry.mlflow",
+        "huggingface_hub.hf_api",
         "mlflow.tracking",
         "mlflow.store.tracking.sqlalchemy_store",
         "mlflow.store.model_registry.sqlalchemy_store",
+        "obstore.store",
     ]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class Proxy:
     plan: Plan = lambda _: None
     requests: list[Seen] = field(default_factory=list)
     host: str = ""
+    _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -102,6 +104,14 @@ class Proxy:
         finally:
             self._loop.call_soon_threadsafe(self._stop.set)
             thread.join(30)
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way any more, such as the last words of clients that were killed."""
+        deadline = time.monotonic() + 10
+        time.sleep(0.005)  # of a connection that is not accepted yet
+        while self._connections:
+            assert time.monotonic() < deadline, "a connection does not end"
+            time.sleep(0.001)
 
     @property
     def sent(self) -> int:
@@ -118,7 +128,7 @@ class Proxy:
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        tasks: set[asyncio.Task[None]] = set()
+        tasks = self._connections
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()

@@ -16,12 +16,13 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.registry.fake_store import Json, Refused, Store
+from tests.registry.settling import Settling
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,10 @@ class FakeRegistry:
     def url(self) -> str:
         return f"http{'s' if self.tls else ''}://{self.host}:{self._server.server_address[1]}"
 
+    def settle(self) -> None:
+        """Wait until no client is connected any more."""
+        self._server.settle()
+
     def faults(self, *faults: Fault | None) -> None:
         """Let the next requests meet these, one each; None: nothing happens to it."""
         left = list(faults)
@@ -141,13 +146,10 @@ class FakeRegistry:
                 return error.status, error.body()
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(Settling, HTTPServer):
     registry: FakeRegistry
     daemon_threads = True
     request_queue_size = 64
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is none of our business."""
 
 
 class _Handler(BaseHTTPRequestHandler):

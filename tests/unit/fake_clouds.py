@@ -1,4 +1,4 @@
-"""Google Cloud Storage's XML API and Azure Blob Storage in this process: of both what obstore asks of them.
+"""The APIs of S3, Google Cloud Storage and Azure Blob Storage in this process: of each what obstore asks of it.
 
 Neither has an emulator in the package index that obstore gets along with. These are as the vendors' references have
 them, and no signature is checked; what obstore itself refuses or misreads here, it would there.
@@ -10,8 +10,9 @@ import hashlib
 import http.server
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape, unescape
 
@@ -19,7 +20,12 @@ _DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 
 class Clouds(http.server.ThreadingHTTPServer):
-    """Buckets and containers by name; parts of uploads that are not finished."""
+    """Buckets and containers by name; parts of uploads that are not finished.
+
+    ``fault`` is asked before every answer, with the request and its number: what it returns is done instead.
+    ``{"status": 503, "headers": {...}, "body": b""}`` answers so, ``{"cut": 100}`` ends a body after so many bytes,
+    ``{"stall": True}`` says nothing and hangs up in the end.
+    """
 
     daemon_threads = False
 
@@ -28,6 +34,8 @@ class Clouds(http.server.ThreadingHTTPServer):
         self.buckets: dict[str, dict[str, bytes]] = {"models": {}}
         self.parts: dict[tuple[str, str], bytes] = {}
         self.requests: list[str] = []
+        self.fault: Callable[[str, int], dict[str, Any]] = lambda request, number: {}
+        self.stalled = threading.Event()
 
     @property
     def url(self) -> str:
@@ -36,8 +44,9 @@ class Clouds(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 5  # of an idle connection, so that no test hangs
+    timeout = 1  # of an idle connection, for which the end of a test waits
     server: Clouds
+    fault: dict[str, Any]
 
     def log_message(self, *args: object) -> None:
         pass
@@ -49,6 +58,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         name, _, key = unquote(path).lstrip("/").partition("/")
         self.server.requests.append(f"{self.command} {unquote(path)} {' '.join(sorted(query))}".strip())
         bucket = self.server.buckets.get(name)
+        if self._failed():
+            return
         if bucket is None:
             code = "ContainerNotFound" if "x-ms-version" in self.headers else "NoSuchBucket"
             self._say(404, f"<Error><Code>{code}</Code></Error>".encode())
@@ -59,8 +70,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif self.command == "DELETE":
             bucket.pop(key, None)
             self._say(204)
-        elif query.get("comp") == "batch":
-            self._batch(bucket, body.decode())
+        elif query.get("comp") == "batch" or "delete" in query:
+            self._delete(bucket, body.decode())
         elif self.command == "POST" and "uploads" in query:
             self._say(200, b"<R><Bucket>b</Bucket><Key>k</Key><UploadId>up</UploadId></R>")
         elif part := query.get("partNumber") or query.get("blockid"):
@@ -97,8 +108,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             text = f"<ListBucketResult>{contents}<IsTruncated>false</IsTruncated></ListBucketResult>"
         self._say(200, text.encode())
 
-    def _batch(self, bucket: dict[str, bytes], body: str) -> None:
-        """Azure's way to delete: requests and answers as the parts of a body."""
+    def _failed(self) -> bool:
+        """Whether something else is done than was asked for."""
+        self.fault = self.server.fault(self.server.requests[-1], len(self.server.requests))
+        if "stall" in self.fault:
+            self.server.stalled.wait(20)
+            self.close_connection = True
+        elif "status" in self.fault:
+            self._say(self.fault["status"], self.fault.get("body", b""), self.fault.get("headers"))
+        return "stall" in self.fault or "status" in self.fault
+
+    def _delete(self, bucket: dict[str, bytes], body: str) -> None:
+        """Several at once: S3 by a list of keys, Azure by requests and answers as the parts of a body."""
+        if keys := re.findall(r"<Key>([^<]+)</Key>", body):
+            for key in keys:
+                bucket.pop(unescape(key), None)
+            gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+            self._say(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+            return
         parts = []
         for number, path in re.findall(r"Content-ID: *(\d+).*?DELETE +(\S+)", body, re.DOTALL | re.IGNORECASE):
             there = bucket.pop(unquote(path.partition("?")[0]).lstrip("/").partition("/")[2], None)
@@ -131,8 +158,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if status != 204:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        cut = body[: self.fault.get("cut", len(body))]
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(cut)
+        if cut != body:
+            self.close_connection = True
 
 
 def _tag(data: bytes) -> str:
@@ -148,6 +178,7 @@ def serving() -> Iterator[Clouds]:
     try:
         yield server
     finally:
+        server.stalled.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -304,20 +304,6 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, target: Path) ->
         copy(str(source), str(target), progress=grow)
     assert read_manifest(str(target)) is None
     copy(str(source), str(target))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a tmpfs needs root: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_out_of_space(small_disk: Path, tmp_path: Path) -> None:

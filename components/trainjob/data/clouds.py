@@ -16,7 +16,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from trainjob.data.locations import Location
-from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable, TrainJobError, UnsafePath
+from trainjob.errors import (
+    ConfigurationError,
+    CorruptData,
+    OutOfSpace,
+    SourceNotFound,
+    StoreUnavailable,
+    TrainJobError,
+    UnsafePath,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -87,6 +95,9 @@ _SECRETS = (
 # Where instances are asked for credentials when the environment has none (AWS and Azure, ECS, EKS, Google).
 _INSTANCE = re.compile(r"169\.254\.(?:169\.254|170\.2|170\.23)|metadata\.google\.internal|http://metadata/")
 
+# What servers answer when there is no room (MinIO 507, Ceph 403).
+_FULL = re.compile(r"\b507 Insufficient Storage\b|<Code>(?:XMinio\w*)?(?:StorageFull|QuotaExceeded)</Code>")
+
 # Of the Rust errors: settings that are missing, or cannot be read.
 _SETTINGS = re.compile(
     r"\b(?:Missing(?:Account|Bucket|BucketName|ContainerName|Key|Region|Credentials)|InvalidAccessKey|OpenCredentials"
@@ -147,14 +158,18 @@ def errors(location: Location, path: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise _not_found(location, where, str(error)) from None
-    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
-        raise _denied(cloud, where) from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise (_full(where) if _FULL.search(str(error)) else _denied(cloud, where)) from None
     except exceptions.PreconditionError:
         raise CorruptData(f"{where} changed while it was read; run the step again") from None
     except exceptions.InvalidPathError as error:
         raise UnsafePath(f"{where} holds a file with an unsafe name: {_brief(error)}") from None
     except (exceptions.BaseError, OSError, ValueError) as error:
         raise _other(location, where, error) from None
+
+
+def _full(where: str) -> OutOfSpace:
+    return OutOfSpace(f"no space left for {where}: the server or a quota is full; free some")
 
 
 def _not_found(location: Location, where: str, said: str) -> SourceNotFound:
@@ -177,6 +192,8 @@ def _other(location: Location, where: str, error: Exception) -> TrainJobError:
     cloud, said, text = CLOUDS[location.scheme], str(error), _brief(error)
     if "NoSuchBucket" in said or "ContainerNotFound" in said:
         return _not_found(location, where, said)
+    if _FULL.search(said):
+        return _full(where)
     if "KeyTooLong" in said:
         return UnsafePath(f"the name of {where} is too long for the store; rename the file or exclude it")
     if (unfit := _unfit(cloud, where, said, text)) is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from trainjob.data import strict
 from trainjob.data.locations import safe_path
 from trainjob.errors import CorruptData, UnsafePath
 
@@ -108,12 +109,17 @@ def check_paths(paths: Iterable[str]) -> None:
     seen = set(paths)
     for path in seen:
         safe_path(path)
-        if path == NAME or path.split("/")[0] == WORK:
+        if path.split("/")[0] in (NAME, WORK):
             raise UnsafePath(f"{path!r} is a name that trainjob keeps for itself; rename the file or exclude it")
         parent = path
         while parent := parent.rpartition("/")[0]:
             if parent in seen:
                 raise UnsafePath(f"{parent!r} is both a file and a directory (of {path!r}); exclude one of them")
+
+
+def longest(paths: Iterable[str]) -> int:
+    """Bytes that a manifest of these files has at most, with some to spare for one that a person has indented."""
+    return 2**20 + sum(500 + 12 * len(path) for path in paths)
 
 
 def parse(data: bytes, where: str) -> ContentManifest:
@@ -124,7 +130,7 @@ def parse(data: bytes, where: str) -> ContentManifest:
         UnsafePath: It names a path that would leave its root.
     """
     try:
-        value = json.loads(data)
+        value = strict.loads(data)
         form = value["format"]
         if form != _FORMAT:
             raise CorruptData(f"{where} has format {form!a}; this version of trainjob reads {_FORMAT}")

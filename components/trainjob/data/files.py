@@ -262,12 +262,12 @@ def os_errors(path: Path) -> Iterator[None]:
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         raise UnsafePath(f"{path} is in the way: a file and a directory have the same name") from None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UnsafePath(f"{path} has a name that is too long for this file system; rename or exclude it") from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfSpace(f"no space left for {path}; free some, or use a larger volume") from None
-        if error.errno == errno.ENAMETOOLONG:
-            raise UnsafePath(
-                f"the name of {path} is too long for the file system; rename the file or exclude it"
-            ) from None
+        if error.errno == errno.EFBIG:
+            raise OutOfSpace(f"{path} is larger than the file system or a limit (ulimit -f) allows") from None
         if error.errno == errno.EROFS:
             raise ConfigurationError(f"{path} is on a read-only file system") from None
         raise StoreUnavailable(f"{path}: {error.strerror or error}") from None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
 _AT_ONCE = 5 * 1024 * 1024  # bytes from which a file is sent before the commit; the Hub has no larger ones outside LFS
+_SILENCE = 300.0  # seconds without a byte of an answer; a commit of many files takes long
 _OID = re.compile(r"(?:W/)?\"?([0-9a-f]{40}|[0-9a-f]{64})\"?")
 _OWN = ".gitattributes"  # says which files are in LFS; made by the Hub, and no part of the content
 
@@ -47,13 +48,16 @@ class HubStore:
 
     def __init__(self, location: Location) -> None:
         try:
-            from huggingface_hub import HfApi, constants  # noqa: PLC0415 - an extra
+            from huggingface_hub import HfApi, constants, get_session  # noqa: PLC0415 - an extra
             from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
         except ImportError:
             raise ConfigurationError(
                 "hf:// needs huggingface-hub: install trainjob[hf], or use an image that has it"
             ) from None
         disable_progress_bars()
+        session: Any = get_session()  # of httpx, in some versions of a fork of it
+        if session.timeout.read is None:  # its own default: it would wait for a silent server forever
+            session.timeout = _SILENCE
         self._location = location
         self._kind, self._repo, self._revision = hub_parts(location)
         token = os.environ.get("HF_TOKEN", "").strip()
@@ -190,7 +194,7 @@ class HubStore:
 
     def _head(self) -> str:
         with errors(self._location.uri):
-            info = self._api.repo_info(self._repo, repo_type=self._kind, revision=self._revision)
+            info = self._api.repo_info(self._repo, repo_type=self._kind, revision=self._revision, timeout=_SILENCE)
         if not info.sha:
             raise StoreUnavailable(f"{self._location}: the hub does not say which commit that is")
         return str(info.sha)

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainjob.data.web import retry_after
-from trainjob.errors import ConfigurationError, SourceNotFound, StoreUnavailable, TrainJobError, UnsafePath
+from trainjob.errors import (
+    ConfigurationError,
+    OutOfSpace,
+    SourceNotFound,
+    StoreUnavailable,
+    TrainJobError,
+    UnsafePath,
+)
 
 
 @contextmanager
@@ -54,6 +61,8 @@ def _answered(where: str, error: Exception) -> TrainJobError:
         return ConfigurationError(
             f"access to {where} was denied; set HF_TOKEN to a token that may read it, or write to it ({_brief(error)})"
         )
+    if status == 507:
+        return OutOfSpace(f"no space left for {where}: {_brief(error)}")
     if status in (408, 409, 412, 425, 429) or status >= 500 or not status:
         unavailable = StoreUnavailable(f"{where}: the hub answered HTTP {status}")
         if response is not None:

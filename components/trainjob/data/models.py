@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from trainjob.data import pickles
+from trainjob.data import pickles, strict
 from trainjob.data.stores import Entry, Store
 from trainjob.errors import CorruptData
 
@@ -86,7 +84,7 @@ def _safetensors(store: Store, key: str, entry: Entry) -> Mapping[str, _Tensor]:
     if len(prefix) < 8 or length > min(entry.size - 8, _MAX_HEADER):
         raise CorruptData(f"{where} is no safetensors file, or is truncated ({entry.size} bytes)")
     try:
-        header = _json(b"".join(store.read(key, start=8, length=length)))
+        header = strict.loads(b"".join(store.read(key, start=8, length=length)))
         _check_metadata(header.pop("__metadata__", None))
         tensors = {name: _tensor(value) for name, value in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -101,26 +99,6 @@ def _safetensors(store: Store, key: str, entry: Entry) -> Mapping[str, _Tensor]:
             f"{where} has {entry.size} bytes, its header says {8 + length + end}: truncated or appended to"
         )
     return tensors
-
-
-def _json(data: bytes) -> Any:
-    """Strict JSON. Readers differ in what they make of the rest, such as which one of two equal keys they take."""
-    value = json.loads(data.decode(), object_pairs_hook=_unique, parse_int=_integer)
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # finds NaN, infinities and lone surrogates
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for name, each in pairs:
-        if name in value:
-            raise ValueError(f"{name!a} is there twice")
-        value[name] = each
-    return value
-
-
-def _integer(text: str) -> int | float:
-    return int(text) if text != "-0" else -0.0  # no natural number for the safetensors library
 
 
 def _check_metadata(value: object) -> None:
@@ -150,7 +128,7 @@ def _index(store: Store, key: str, entry: Entry, tensors: Mapping[str, Mapping[s
     where = f"{store.location}: {entry.path}"
     folder = entry.path.rpartition("/")[0]
     try:
-        index = _json(b"".join(store.read(key)))
+        index = strict.loads(b"".join(store.read(key)))
         weights = index["weight_map"].items()
         promised = (index.get("metadata") or {}).get("total_size", 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

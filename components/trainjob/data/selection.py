@@ -55,6 +55,11 @@ def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Sele
     under_way = [path for path in entries if path.split("/")[0] == content.WORK]
     promised = None
     if content.NAME in entries and content.NAME not in exclude:
+        if entries[content.NAME].size > content.longest(entries):  # read as a whole, it could fill the memory
+            raise CorruptData(
+                f"{where} has a {content.NAME} of {entries[content.NAME].size} bytes for {len(entries)} files: not one"
+                f" that trainjob wrote; if it belongs to the data, exclude {content.NAME!r}"
+            )
         promised = manifest_of(store)
     elif under_way:
         raise CorruptData(f"{where} is half written: the step that writes it has not finished; run that step again")

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from tests.registry.settling import Settling
+
 LFS = (".bin", ".safetensors", ".gz")
 """Suffixes that the repositories' .gitattributes names."""
 _REPO = r"(?:(?P<kind>datasets|spaces)/)?(?P<repo>[^/]+/[^/]+)"
@@ -46,11 +48,11 @@ class Repo:
         return self.branches.get(revision) or (revision if revision in self.commits else None)
 
 
-class Hub(http.server.ThreadingHTTPServer):
+class Hub(Settling, http.server.HTTPServer):
     """The server. ``fault`` is asked before every answer: what it returns is done instead.
 
     ``{"status": 503, "headers": {...}}`` answers so, ``{"cut": 100}`` ends a body after so many bytes,
-    ``{"lost": True}`` does what was asked and hangs up.
+    ``{"lost": True}`` does what was asked and hangs up, ``{"stall": True}`` says nothing and hangs up in the end.
     """
 
     daemon_threads = False
@@ -66,6 +68,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.part_size: int | None = None
         self.fault: Callable[[str, str, int], dict[str, Any]] = lambda method, path, count: {}
         self.lock = threading.Lock()
+        self.stalled = threading.Event()
         self.sent = 0
 
     @property
@@ -101,6 +104,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             hub.tokens.append(self.headers.get("Authorization", ""))
             count = hub.asked(re.escape(hub.requests[-1]) + "$")
             self.fault = hub.fault(self.command, unquote(path), count)
+        if "stall" in self.fault:
+            hub.stalled.wait(20)
+            self.close_connection = True
+            return
         if "status" in self.fault:
             self._say(self.fault["status"], self.fault.get("body", b"{}"), self.fault.get("headers", {}))
             return
@@ -330,6 +337,7 @@ def serving() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.stalled.set()
         hub.shutdown()
         thread.join()
         hub.server_close()

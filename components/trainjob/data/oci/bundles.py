@@ -6,8 +6,10 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Lock
 
+from trainjob.data.files import os_errors
 from trainjob.data.stores import CHUNK
 
 _IN_MEMORY = 16 * CHUNK
@@ -27,7 +29,7 @@ class Small:
 
     def add(self, path: str, data: bytes) -> None:
         """Keep a file; in the place of one of the same path."""
-        with self._lock:
+        with self._lock, os_errors(Path(tempfile.gettempdir())):
             at = self._file.seek(0, os.SEEK_END)
             self._file.write(data)
             self._places[path] = (at, len(data))

@@ -1,0 +1,182 @@
+"""Stores that can be told to fail, all of them in the same words: for tests of what holds for every store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from tests.unit import fake_clouds
+from tests.unit.fake_clouds import Clouds
+from tests.unit.hub import fake as fake_hub
+from tests.unit.hub.fake import Hub
+
+Fault = dict[str, Any]
+"""``status`` with ``headers`` and ``body``, ``cut`` after so many bytes, ``stall``; nothing of it: none."""
+
+
+class Shelf(Protocol):
+    """A directory in a store.
+
+    Attributes:
+        scheme: Of its locations.
+    """
+
+    scheme: str
+
+    def uri(self, path: str = "") -> str:
+        """The location of something in it."""
+        ...
+
+    def put(self, files: dict[str, bytes]) -> None:
+        """Let it hold these, and nothing else."""
+        ...
+
+    def held(self) -> dict[str, bytes]:
+        """All that it holds."""
+        ...
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Change a file behind the back of its readers."""
+        ...
+
+    def on_read(self, fault: Callable[[int], Fault]) -> None:
+        """What happens to reads of large files: of the first one, the second one and so on."""
+        ...
+
+    def on_write(self, fault: Callable[[int], Fault]) -> None:
+        """What happens to writes."""
+        ...
+
+    @property
+    def asked(self) -> int:
+        """Reads and writes so far, of those that the faults were for."""
+        ...
+
+
+class _Counted:
+    """Asks for a fault at each request that matches, with its number."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.matches: Callable[[str], bool] = lambda request: False
+        self.fault: Callable[[int], Fault] = lambda number: {}
+
+    def __call__(self, request: str) -> Fault:
+        if not self.matches(request):
+            return {}
+        self.asked += 1
+        return self.fault(self.asked)
+
+    def set(self, matches: Callable[[str], bool], fault: Callable[[int], Fault]) -> None:
+        self.asked, self.matches, self.fault = 0, matches, fault
+
+
+class CloudShelf:
+    """Of an object store, or of the same server as a mere web server."""
+
+    def __init__(self, scheme: str, server: Clouds) -> None:
+        self.scheme, self._server, self._counted = scheme, server, _Counted()
+        server.fault = lambda request, number: self._counted(request)
+
+    @property
+    def asked(self) -> int:
+        return self._counted.asked
+
+    def uri(self, path: str = "") -> str:
+        if self.scheme == "http":
+            return f"{self._server.url}/models/d/{path}"
+        return f"{self.scheme}://models/d/{path}"
+
+    def put(self, files: dict[str, bytes]) -> None:
+        self._server.buckets["models"] = {f"d/{path}": data for path, data in files.items()}
+
+    def held(self) -> dict[str, bytes]:
+        return {path.removeprefix("d/"): data for path, data in self._server.buckets["models"].items()}
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._server.buckets["models"][f"d/{path}"] = data
+
+    def on_read(self, fault: Callable[[int], Fault]) -> None:
+        self._counted.set(lambda request: request.startswith("GET /models/d/big"), fault)
+
+    def on_write(self, fault: Callable[[int], Fault]) -> None:
+        self._counted.set(lambda request: request.startswith("PUT /models/d/"), fault)
+
+
+class HubShelf:
+    """A repository of the Hub."""
+
+    scheme = "hf"
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub, self._counted = hub, _Counted()
+        hub.fault = lambda method, path, count: self._counted(f"{method} {path}")
+
+    @property
+    def asked(self) -> int:
+        return self._counted.asked
+
+    def uri(self, path: str = "") -> str:
+        return f"hf://org/m/{path}".rstrip("/")
+
+    def put(self, files: dict[str, bytes]) -> None:
+        self._hub.repo("org/m").commit(files)
+
+    def held(self) -> dict[str, bytes]:
+        repo = self._hub.repos.get("org/m")
+        files = repo.commits[repo.branches["main"]] if repo else {}
+        return {path: data for path, data in files.items() if path != ".gitattributes"}
+
+    def replace(self, path: str, data: bytes) -> None:
+        repo = self._hub.repos["org/m"]
+        repo.commits[repo.branches["main"]][path] = data
+
+    def on_read(self, fault: Callable[[int], Fault]) -> None:
+        self._counted.set(lambda request: request.startswith("GET /cdn/"), fault)
+
+    def on_write(self, fault: Callable[[int], Fault]) -> None:
+        self._counted.set(lambda request: request.startswith("PUT /put/"), fault)
+
+
+@contextmanager
+def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Shelf]:
+    """A shelf at ``s3``, ``gs``, ``az``, ``http`` or ``hf``; clients wait little, and the settings name the server."""
+    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.01)
+    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
+    monkeypatch.setattr("trainjob.data.clouds.STALL", "1s")
+    monkeypatch.setattr("trainjob.data.web._TIMEOUT", 1.0)
+    if scheme == "hf":
+        constants = pytest.importorskip("huggingface_hub.constants")
+        from huggingface_hub import close_session
+
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr("trainjob.data.hub._SILENCE", 1.0)
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        close_session()
+        with fake_hub.serving() as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            yield HubShelf(hub)
+            close_session()
+        return
+    with fake_clouds.serving() as server:
+        account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
+        (folder / "account.json").write_text(json.dumps(account | {"private_key_id": ""}))
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "hunter2hunter2", "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": server.url, "AWS_ALLOW_HTTP": "true",
+            "GOOGLE_SERVICE_ACCOUNT": str(folder / "account.json"), "GOOGLE_ALLOW_HTTP": "true",
+            "AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0",
+            "AZURE_STORAGE_ENDPOINT": server.url, "AZURE_ALLOW_HTTP": "true",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        yield CloudShelf(scheme, server)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
