@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from tests.contract.processes import marked
+
+from trainjob.data.stores import Store
 
 # A shell without job control starts what it puts into the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,6 +29,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "trainjob-home"
     monkeypatch.setenv("TRAINJOB_HOME", str(directory))
     return directory
+
+
+@pytest.fixture
+def by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is fast enough alone: large files are read by ranges from their first byte on."""
+
+    def nothing(store: Store, path: str, start: int, *_: object) -> Generator[bytes, None, int]:
+        yield from ()
+        return start
+
+    monkeypatch.setattr("trainjob.data.ranges._alone", nothing)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from trainjob.data.files import FileStore
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.parts import BLOCK, Part
 from trainjob.data.ranges import PART
+from trainjob.data.stores import CHUNK
 from trainjob.errors import CorruptData, StoreUnavailable
 
 BIG = os.urandom(1_000_003) * 30  # 30 MB: three ranges and more
@@ -140,11 +141,19 @@ def bucket(server: tuple[str, int], proxy: _Proxy, monkeypatch: pytest.MonkeyPat
     bucket.objects.all().delete()
 
 
+@pytest.fixture(params=["alone", "by ranges"])
+def connections(request: pytest.FixtureRequest) -> None:
+    """Over one connection, and over several."""
+    if request.param != "alone":
+        request.getfixturevalue("by_ranges")
+
+
 def _get(head: bytes) -> bool:
     return head.startswith(b"GET /faults/d/big")
 
 
-def test_cuts_of_ranges(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("connections")
+def test_cuts(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     bucket.put_object(Key="d/big", Body=BIG)
     left = [700_000, 3_000_000, 0, 5_000_000]
     proxy.decide = lambda head: {"cut": left.pop()} if _get(head) and left else {}
@@ -154,6 +163,7 @@ def test_cuts_of_ranges(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     assert proxy.down < len(BIG) + 8 * 1024 * 1024
 
 
+@pytest.mark.usefixtures("connections")
 def test_stalls(bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.data.clouds.STALL", "500ms")
     bucket.put_object(Key="d/big", Body=BIG)
@@ -165,6 +175,7 @@ def test_stalls(bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.
     assert time.monotonic() - began < 15, "it did not wait for the server"
 
 
+@pytest.mark.usefixtures("connections")
 @pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Slow Down", "500 Internal Server Error"])
 def test_refusals(bucket: Any, proxy: _Proxy, tmp_path: Path, status: str) -> None:
     bucket.put_object(Key="d/big", Body=BIG)
@@ -175,6 +186,7 @@ def test_refusals(bucket: Any, proxy: _Proxy, tmp_path: Path, status: str) -> No
     assert not left
 
 
+@pytest.mark.usefixtures("connections")
 def test_an_outage_that_lasts_ends_soon(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     bucket.put_object(Key="d/big", Body=BIG)
     proxy.decide = lambda head: {"cut": 0} if _get(head) else {}
@@ -184,8 +196,10 @@ def test_an_outage_that_lasts_ends_soon(bucket: Any, proxy: _Proxy, tmp_path: Pa
     assert read_manifest(str(tmp_path / "t")) is None
 
 
+@pytest.mark.usefixtures("connections")
 def test_an_object_that_changes_in_the_middle(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
     bucket.put_object(Key="d/big", Body=BIG)
+    cut = [len(BIG) // 2]
     seen: list[bytes] = []
 
     def change(head: bytes) -> dict[str, Any]:
@@ -193,6 +207,8 @@ def test_an_object_that_changes_in_the_middle(bucket: Any, proxy: _Proxy, tmp_pa
             seen.append(head)
             if len(seen) == 2:
                 bucket.put_object(Key="d/big", Body=BIG[::-1])
+            if cut:
+                return {"cut": cut.pop()}
         return {}
 
     proxy.decide = change
@@ -200,6 +216,16 @@ def test_an_object_that_changes_in_the_middle(bucket: Any, proxy: _Proxy, tmp_pa
         copy("s3://faults/d/", str(tmp_path / "t"))
     assert len(seen) <= 12, "it is an error at once"
     assert not (tmp_path / "t/big").exists()
+
+
+def test_several_connections_where_one_is_slow(
+    bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "TRIAL", 0.1)
+    bucket.put_object(Key="d/big", Body=BIG)
+    proxy.decide = lambda head: {"pause": 0.02} if _get(head) else {}
+    copy("s3://faults/d/big", str(tmp_path / "t"), digest=SHA256)
+    assert 3 <= sum(map(_get, proxy.requests)) <= 6
 
 
 @pytest.mark.parametrize("status", ["503 Slow Down", "429 Too Many Requests"])
@@ -278,8 +304,9 @@ def test_a_part_is_trusted_as_far_as_its_hashes_go(tmp_path: Path, damage: str) 
     data = os.urandom(5 * BLOCK // 2)
     first = Part(tmp_path, "x", "state")
     list(first.held())
+    digests = (hashlib.sha256(data[: count * BLOCK]).hexdigest() for count in (1, 2))
     with pytest.raises(StoreUnavailable):
-        first.append(_failing(data))
+        first.append(_failing(data), lambda: next(digests))
     noted = next(tmp_path.glob("*.noted"))
     if damage == "bytes":
         with first.path.open("r+b") as file:
@@ -297,15 +324,15 @@ def test_a_part_is_trusted_as_far_as_its_hashes_go(tmp_path: Path, damage: str) 
     again = Part(tmp_path, "x", "another" if damage == "other state" else "state")
     held = b"".join(again.held())
     assert held == data[: {"longer": 2, "other state": 0, "no note": 0}.get(damage, 1) * BLOCK]
-    again.append([data[len(held) :]])
+    again.append([data[len(held) :]], lambda: "")
     again.move(tmp_path / "whole")
     assert (tmp_path / "whole").read_bytes() == data
     assert {path.name for path in tmp_path.iterdir()} == {"whole"}
 
 
 def _failing(data: bytes) -> Iterator[bytes]:
-    for start in range(0, len(data), 1_000_000):
-        yield data[start : start + 1_000_000]
+    for start in range(0, len(data), CHUNK):
+        yield data[start : start + CHUNK]
     raise StoreUnavailable("cut")
 
 
@@ -320,7 +347,8 @@ def test_memory_stays_bounded_with_many_ranges(bucket: Any, server: tuple[str, i
     for number in range(4):
         bucket.put_object(Key=f"m/{number}", Body=bytes(6 * PART))
     program = (
-        "import re, sys; from trainjob.data import copy; copy(*sys.argv[1:]);"
+        "import re, sys; from trainjob.data import copy, ranges; ranges.TRIAL, ranges.FAST = 0, float('inf');"
+        "copy(*sys.argv[1:]);"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
     for source, target in (("s3://faults/m/", str(tmp_path / "t")), ("s3://faults/m/", "s3://faults/m2")):

@@ -120,7 +120,7 @@ def test_a_file(web: _Server, tmp_path: Path) -> None:
     assert copy(f"{web.url}/empty", str(tmp_path / "e")).size == 0
 
 
-@pytest.mark.usefixtures("small_parts")
+@pytest.mark.usefixtures("small_parts", "by_ranges")
 def test_ranges_at_once(web: _Server, tmp_path: Path) -> None:
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     assert len({asked for asked in web.asked if "0-0" not in asked}) == 13

@@ -151,21 +151,24 @@ def errors(location: Location, path: str) -> Iterator[None]:
     from obstore import exceptions  # noqa: PLC0415 - an extra
 
     cloud = CLOUDS[location.scheme]
+
+    def where() -> str:
+        return location.child(path).uri if path else location.uri
+
     try:
-        where = location.child(path).uri if path else location.uri
         yield
     except TrainJobError:
         raise
     except FileNotFoundError as error:
-        raise _not_found(location, where, str(error)) from None
+        raise _not_found(location, where(), str(error)) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise (_full(where) if _FULL.search(str(error)) else _denied(cloud, where)) from None
+        raise (_full(where()) if _FULL.search(str(error)) else _denied(cloud, where())) from None
     except exceptions.PreconditionError:
-        raise CorruptData(f"{where} changed while it was read; run the step again") from None
+        raise CorruptData(f"{where()} changed while it was read; run the step again") from None
     except exceptions.InvalidPathError as error:
-        raise UnsafePath(f"{where} holds a file with an unsafe name: {_brief(error)}") from None
+        raise UnsafePath(f"{where()} holds a file with an unsafe name: {_brief(error)}") from None
     except (exceptions.BaseError, OSError, ValueError) as error:
-        raise _other(location, where, error) from None
+        raise _other(location, where(), error) from None
 
 
 def _full(where: str) -> OutOfSpace:

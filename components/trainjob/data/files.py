@@ -14,7 +14,7 @@ from pathlib import Path
 from trainjob.data.content import WORK
 from trainjob.data.locations import Location
 from trainjob.data.parts import Part
-from trainjob.data.stores import CHUNK, Entry
+from trainjob.data.stores import CHUNK, Continued, Entry
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 
@@ -25,6 +25,7 @@ class FileStore:
         self._location = location
         self._root = location.local
         self._unsynced: set[Path] = set()
+        self._made: set[Path] = set()
         self._alone = False
 
     @property
@@ -58,14 +59,15 @@ class FileStore:
         """See `Store.read`."""
         full = self._root / path
         with os_errors(full), full.open("rb", buffering=0) as file:
-            before = _etag(os.fstat(file.fileno()))
-            file.seek(start)
-            left = length
-            while left is None or left > 0:
-                chunk = file.read(CHUNK if left is None else min(left, CHUNK))
-                if not chunk:
-                    break
-                left = None if left is None else left - len(chunk)
+            status = os.fstat(file.fileno())
+            before = _etag(status)
+            if start:
+                file.seek(start)
+            # No more than there is: a buffer for a whole chunk costs more than a small file. Some file systems know
+            # no sizes (FUSE), and what is added behind this end, the entity tag tells.
+            left = length if length is not None else (status.st_size or CHUNK) - start
+            while left > 0 and (chunk := file.read(min(left, CHUNK))):
+                left -= len(chunk)
                 yield chunk
             after = _etag(os.fstat(file.fileno()))
         if after != before or (etag and etag != before):
@@ -92,18 +94,18 @@ class FileStore:
             part.unlink(missing_ok=True)
             raise
 
-    def write_on(self, path: str, identity: str, after: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
+    def write_on(self, path: str, identity: str, content: Continued) -> None:
         """See `Resuming.write_on`. It stays where a store failed or this process ends, not where the data is wrong."""
         if not self._alone:
             # Another process may be writing the same part.
-            self.write(path, after(iter(())), 0)
+            self.write(path, content.after(iter(())), 0)
             return
         full = self._root / path
         part = Part(self._root / WORK, path, identity)
         try:
             with os_errors(full):
                 self._make_parent(full)
-                part.append(after(part.held()))
+                part.append(content.after(part.held()), lambda: content.digest)
                 part.move(full)
         except Exception as error:
             if not isinstance(error, StoreUnavailable):
@@ -179,8 +181,12 @@ class FileStore:
 
     def _make_parent(self, full: Path) -> None:
         parent = full.parent
+        if parent in self._made:
+            self._unsynced.add(parent)
+            return
         self._confine(parent)
         parent.mkdir(parents=True, exist_ok=True)
+        self._made.add(parent)
         while True:
             self._unsynced.add(parent)
             if parent in (self._root, parent.parent):

@@ -59,6 +59,11 @@ _SECRET_QUERY = re.compile(
 )
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SEGMENT = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
 @dataclass(frozen=True)
 class Location:
     """A place in a store.
@@ -153,11 +158,11 @@ def safe_path(path: str) -> str:
         reason = "is empty or absolute"
     elif "\\" in path:
         reason = "has a backslash"
-    elif any(ord(char) < 0x20 or ord(char) == 0x7F for char in path):
+    elif _CONTROL.search(path):
         reason = "has a control character"
-    elif any(segment in ("", ".", "..") for segment in path.split("/")):
+    elif _SEGMENT.search(path):
         reason = "has an empty, '.' or '..' segment"
-    elif any(0xD800 <= ord(char) <= 0xDFFF for char in path):
+    elif _SURROGATE.search(path):
         reason = "is not valid UTF-8"
     else:
         return path

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from threading import Event
 
+from trainjob.data import retries
 from trainjob.data.retries import Patience
 from trainjob.data.stores import Entry, Ranged, Store
 from trainjob.errors import CorruptData, StoreUnavailable
@@ -15,6 +18,9 @@ PART = 8 * 1024 * 1024
 """Bytes of a range: large beside the cost of a request, small beside the memory there is."""
 AT_ONCE = 6
 """Ranges in flight or waiting for their turn, over all files: 48 MiB."""
+TRIAL, FAST = 1.0, 100_000_000
+"""Seconds of waiting for one connection, and the bytes a second that have to come over it by then. One that gives so
+much is enough: it takes less of both machines than several do. S3 proper gives less for each."""
 
 
 def worth_it(store: Store, path: str, entry: Entry) -> bool:
@@ -25,10 +31,11 @@ def worth_it(store: Store, path: str, entry: Entry) -> bool:
 def read(  # noqa: PLR0917 - those of `Store.read`, and where from
     store: Store, path: str, start: int, entry: Entry, ahead: int, pool: ThreadPoolExecutor, stopped: Event
 ) -> Iterator[bytes]:
-    """The bytes from ``start`` to the end; ``ahead`` ranges are fetched at once, and handed on in their order.
+    """The bytes from ``start`` to the end, over one connection, and if that is slow by ``ahead`` ranges at once.
 
-    The first error ends it. Every range is held to the same entity tag.
+    They are handed on in their order. The first error ends it. Every range is held to the same entity tag.
     """
+    start = yield from _alone(store, path, start, entry, stopped)
     waiting: deque[Future[list[bytes]]] = deque()
     ended = Event()
     offsets = iter(range(start, entry.size, PART))
@@ -46,6 +53,21 @@ def read(  # noqa: PLR0917 - those of `Store.read`, and where from
         ended.set()
         for future in waiting:
             future.cancel()
+
+
+def _alone(store: Store, path: str, start: int, entry: Entry, stopped: Event) -> Generator[bytes, None, int]:
+    """The bytes over one connection, to the end or until it turns out to be slow; how far they go."""
+    at, waited = start, 0.0
+    with closing(retries.read(store, path, start, entry.size, entry.etag, stopped)) as chunks:
+        asked = time.monotonic()
+        for chunk in chunks:
+            waited += time.monotonic() - asked if at > start else 0  # the first byte takes its time everywhere
+            at += len(chunk)
+            yield chunk
+            if waited > max(TRIAL, (at - start) / FAST):
+                break
+            asked = time.monotonic()
+    return at
 
 
 def _fetch(  # noqa: PLR0917 - see `read`

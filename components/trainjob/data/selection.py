@@ -74,7 +74,7 @@ def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Sele
         raise SourceNotFound(f"nothing is at {where}")
     chosen = sorted(
         (entry for path, entry in entries.items() if wanted(path, include, exclude)),
-        key=lambda entry: entry.path.split("/"),
+        key=lambda entry: content.in_order(entry.path),
     )
     if not chosen:
         raise SourceNotFound(

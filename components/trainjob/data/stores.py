@@ -17,7 +17,7 @@ CHUNK = 1024 * 1024
 """Bytes per read; small beside the buffers of a network, large beside the cost of a system call."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A file of a store.
 
@@ -115,17 +115,30 @@ class Ranged(Protocol):
         ...
 
 
+class Continued(Protocol):
+    """The bytes of a file of which some may be there already."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all bytes that have passed, those that were there included."""
+        ...
+
+    def after(self, held: Iterator[bytes]) -> Iterator[bytes]:
+        """Given the bytes that are there, in order, those that follow them."""
+        ...
+
+
 @runtime_checkable
 class Resuming(Protocol):
     """A store that finds again what a killed process has written of a file."""
 
-    def write_on(self, path: str, identity: str, after: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
+    def write_on(self, path: str, identity: str, content: Continued) -> None:
         """Like `Store.write`, but what is there is not sent again.
 
         Args:
             path: The file.
             identity: The state of the source: what is there of another state is of no use.
-            after: Given the bytes that are there, in order, returns those that follow them.
+            content: What is to be in it.
         """
         ...
 

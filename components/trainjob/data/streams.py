@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from trainjob.data import content, ranges, retries
@@ -18,6 +18,7 @@ from trainjob.errors import ChecksumMismatch, CorruptData
 
 AT_A_TIME = 4
 """Files; with the buffers of an upload (4 parts of 5 MiB each) 80 MiB at most, and `ranges.AT_ONCE` ranges."""
+_LARGE = 128 * 1024  # bytes; to hash less takes no longer than to ask another thread to
 
 
 class Source:
@@ -25,20 +26,24 @@ class Source:
 
     def __init__(self, store: Store, selection: Selection, meter: Meter) -> None:
         self.store, self._selection, self._meter = store, selection, meter
+        # Asked once: a check against a protocol takes as long as all else that is done for a small file.
+        self.bridging = isinstance(store, Bridging)
         large = sum(ranges.worth_it(store, selection.key(entry), entry) for entry in selection.entries)
         self._ahead = max(2, ranges.AT_ONCE // max(1, min(large, AT_A_TIME)))
         self._pool = ThreadPoolExecutor(self._ahead * AT_A_TIME, thread_name_prefix="trainjob-range")
+        self.hashing = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="trainjob-hash")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self.hashing.shutdown()
 
     def read(self, entry: Entry, start: int) -> Iterator[bytes]:
         """The bytes of a file from ``start`` on."""
         key, stopped = self._selection.key(entry), self._meter.stopped
-        if isinstance(self.store, Bridging):
+        if self.bridging:
             return self.store.read(key, start=start, etag=entry.etag)
         if ranges.worth_it(self.store, key, entry):
             return ranges.read(self.store, key, start, entry, self._ahead, self._pool, stopped)
@@ -46,26 +51,47 @@ class Source:
 
     def stream(self, entry: Entry, expected: str) -> Stream:
         """All of a file, checked."""
+        return Stream(self, entry, expected, self._meter)
+
+    def where(self, entry: Entry) -> str:
+        """The file, for messages."""
         location = self.store.location
-        where = public(location if self._selection.single else location.child(entry.path))
-        return Stream(self.store, where, entry, expected, self._meter, lambda start: self.read(entry, start))
+        return public(location if self._selection.single else location.child(entry.path))
+
+
+class Sha256:
+    """SHA-256 of what passes. A large chunk is hashed while it is written and the next one is fetched."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._sha256, self._pool = hashlib.sha256(), pool
+        self._last: Future[None] | None = None
+
+    def update(self, chunk: bytes) -> None:
+        """Take the next bytes."""
+        self._settle()
+        if len(chunk) < _LARGE:
+            self._sha256.update(chunk)
+        else:
+            self._last = self._pool.submit(self._sha256.update, chunk)
+
+    def hexdigest(self) -> str:
+        """Of all that has passed."""
+        self._settle()
+        return self._sha256.hexdigest()
+
+    def _settle(self) -> None:
+        if self._last is not None:
+            self._last.result()
+            self._last = None
 
 
 class Stream:
     """The bytes of one file, checked as they pass. Ends with an error, never silently, if they are not right."""
 
-    def __init__(  # noqa: PLR0917 - what `Source` knows of a file
-        self,
-        source: Store,
-        where: str,
-        entry: Entry,
-        expected: str,
-        meter: Meter,
-        read: Callable[[int], Iterator[bytes]],
-    ) -> None:
-        self.source, self._where, self._entry = source, where, entry
-        self._expected, self._meter, self._read = expected, meter, read
-        self._sha256 = hashlib.sha256()
+    def __init__(self, source: Source, entry: Entry, expected: str, meter: Meter) -> None:
+        self.source, self._of, self._entry = source.store, source, entry
+        self._expected, self._meter = expected, meter
+        self._sha256 = Sha256(source.hashing)
         self.counted = 0
 
     def __iter__(self) -> Iterator[bytes]:
@@ -77,7 +103,7 @@ class Stream:
 
     def again(self, start: int) -> Iterator[bytes]:
         """See `Reread.again`."""
-        for chunk in self._read(start):
+        for chunk in self._of.read(self._entry, start):
             self._count(len(chunk))
             yield chunk
 
@@ -90,8 +116,8 @@ class Stream:
         self._meter.add(count)
 
     def _checked(self, held: Iterator[bytes], count: Callable[[int], None]) -> Iterator[bytes]:
-        self._sha256 = hashlib.sha256()
-        gzip = GzipCheck(self._where) if self._entry.path.endswith((".gz", ".tgz")) else None
+        self._sha256 = Sha256(self._of.hashing)
+        gzip = GzipCheck(self._where()) if self._entry.path.endswith((".gz", ".tgz")) else None
         size = 0
 
         def check(chunk: bytes) -> None:
@@ -104,19 +130,27 @@ class Stream:
 
         for chunk in held:
             check(chunk)
-        for chunk in self._read(size) if size < self._entry.size or not size else ():
+        for chunk in self._of.read(self._entry, size) if size < self._entry.size or not size else ():
             check(chunk)
             yield chunk
         if size != self._entry.size:
             raise CorruptData(
-                f"{self._where} gave {size} of {self._entry.size} bytes: cut, or changed while being read"
+                f"{self._where()} gave {size} of {self._entry.size} bytes: cut, or changed while being read"
             )
         if gzip is not None:
             gzip.finish()
         if self._expected and not matches(content.build([self.file]), self._expected):
-            raise ChecksumMismatch(f"{self._where} has SHA-256 {self._sha256.hexdigest()}, not {self._expected}")
+            raise ChecksumMismatch(f"{self._where()} has SHA-256 {self.digest}, not {self._expected}")
+
+    def _where(self) -> str:
+        return self._of.where(self._entry)
+
+    @property
+    def digest(self) -> str:
+        """See `Continued.digest`."""
+        return self._sha256.hexdigest()
 
     @property
     def file(self) -> File:
         """What passed; only after the last byte."""
-        return File(self._entry.path, self._entry.size, self._sha256.hexdigest())
+        return File(self._entry.path, self._entry.size, self.digest)

@@ -18,7 +18,7 @@ from trainjob.data.locations import Location, parse_store
 from trainjob.data.meter import Meter, Moved, Notify
 from trainjob.data.opening import opened
 from trainjob.data.selection import Selection, manifest_of, select
-from trainjob.data.stores import Bridging, Entry, Resuming, Store
+from trainjob.data.stores import Entry, Resuming, Store
 from trainjob.data.streams import AT_A_TIME, Source, Stream
 from trainjob.errors import ChecksumMismatch, ConfigurationError, SourceNotFound, UnsafePath
 
@@ -200,12 +200,13 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
         promised = expected.get(entry.path) or entry.sha256
         stream = source.stream(entry, promised)
         # What a store checks only as a whole is read as a whole, unless something else says what it has to be.
-        vouched = promised or not isinstance(store, Bridging)
+        vouched = promised or not source.bridging
         if entry.size >= _RESUMED and entry.etag and vouched and isinstance(into, Resuming):
-            into.write_on(entry.path, f"{store.location}\0{entry}", stream.after)
+            into.write_on(entry.path, f"{store.location}\0{entry}", stream)
         else:
             into.write(entry.path, stream, entry.size)
-        meter.add(entry.size - stream.counted)  # what was there already, or was sent twice
+        if rest := entry.size - stream.counted:  # what was there already, or was sent twice
+            meter.add(rest)
         return stream.file
 
     with Source(store, selection, meter) as source:
@@ -292,11 +293,24 @@ def _drain(stream: Stream) -> File:
 def _each(selection: Selection, meter: Meter, one: Callable[[Entry], File]) -> ContentManifest:
     """Do ``one`` for each file, several at a time; the first error ends the rest."""
     small = all(entry.size <= _SMALL for entry in selection.entries)
-    with ThreadPoolExecutor(_SMALL_AT_A_TIME if small else AT_A_TIME, thread_name_prefix="trainjob-copy") as pool:
-        futures = [pool.submit(one, entry) for entry in selection.entries]
+    workers = min(_SMALL_AT_A_TIME if small else AT_A_TIME, len(selection.entries))
+    files: list[File] = []
+    # All take from one iterator: a future for each of many files would take more memory than all else here.
+    entries = iter(selection.entries)
+
+    def work() -> None:
+        for entry in entries:
+            if meter.stopped.is_set():
+                return
+            files.append(one(entry))
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="trainjob-copy") as pool:
+        futures = [pool.submit(work) for _ in range(workers)]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            return content.build((future.result() for future in done), selection.origin)
+            for future in done:
+                future.result()
+            return content.build(files, selection.origin)
         except BaseException:
             meter.stop()
             pool.shutdown(wait=False, cancel_futures=True)

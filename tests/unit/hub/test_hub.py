@@ -64,6 +64,7 @@ def test_a_directory_and_a_file_of_a_repository(hub: Hub, tmp_path: Path) -> Non
         copy("hf://org/model@none", str(tmp_path / "c"))
 
 
+@pytest.mark.usefixtures("by_ranges")
 def test_one_large_file(hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"a/w.bin": BIG, "other": b"x"})
     digest = hashlib.sha256(BIG).hexdigest()
