@@ -26,7 +26,11 @@ from trainjob.errors import (
 )
 
 # Of huggingface-hub, as it sends files.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+    # Large files by several requests, whatever the machine: otherwise one is enough, and the second never fails.
+    pytest.mark.usefixtures("by_ranges"),
+]
 
 BIG = os.urandom(100_003) * 60  # 6 MB: several ranges, two parts of an upload, in Git LFS
 CLOUDS = ["s3", "gs", "az"]
