@@ -76,6 +76,21 @@ def test_pushing_again_transfers_nothing(
         assert (proxy.sent, sum(each.received for each in proxy.requests) < 20_000) == (0, True)
 
 
+def test_pulling_again_transfers_nothing(proxy: Proxy, name: str, tmp_path: Path) -> None:
+    """Though the registry has many files in one layer."""
+    many = {f"{number}.bin": os.urandom(300_000) for number in range(30)}
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(tree(tmp_path / "many", many)), uri)
+    proxy.requests.clear()
+    copy(uri, str(tmp_path / "back"))
+    # Once to check the layer, and then each file.
+    assert sum(each.received for each in proxy.requests) < 2.1 * sum(map(len, many.values()))
+    proxy.requests.clear()
+    copy(uri, str(tmp_path / "back"))
+    assert sum(each.received for each in proxy.requests) < 20_000
+    assert files(tmp_path / "back") == many
+
+
 def test_another_tag_transfers_manifests_only(proxy: Proxy, name: str, source: Path) -> None:
     copy(str(source), f"oci://{proxy.host}/{name}:1")
     proxy.requests.clear()

@@ -169,7 +169,7 @@ class Image:
         return {path: self._resolved(path, files) for path in files}
 
     def _unpack(self, files: dict[str, Placed], blob: LayerBlob) -> None:
-        found = blob.members()
+        found = blob.members(small=self._ours)
         relevant = [member for member in found if member.kind != "directory"]
         alone = len(relevant) == 1 and blob.form == "tar" and relevant[0].kind == "file"
         own: set[str] = set()

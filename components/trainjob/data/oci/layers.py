@@ -52,8 +52,12 @@ class LayerBlob:
         self._members: list[Member] | None = None
         self._data: bytes | None = None
 
-    def members(self) -> list[Member]:
+    def members(self, *, small: bool = False) -> list[Member]:
         """What it holds. Of a plain tar only the headers are read, of a compressed one everything.
+
+        Args:
+            small: All its files are known to be small, so that nothing can be left out between the headers: they are
+                checked in the same pass.
 
         Raises:
             CorruptData: It is no sound archive.
@@ -61,7 +65,7 @@ class LayerBlob:
         """
         with self._lock:
             if self._members is None:
-                if self.form == "tar" and self.size > _KEPT:
+                if self.form == "tar" and self.size > _KEPT and not small:
                     self._members = list(tars.members(Reader(self._packed(0), self.where, self._packed)))
                 else:
                     self._check()

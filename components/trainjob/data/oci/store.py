@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Literal
@@ -48,6 +48,7 @@ class OciStore:
         self.repository = Repository(self._client, self.reference.repository)
         self._lock = Lock()
         self._loaded: tuple[Image | None] | None = None
+        self._entries: tuple[Image, Mapping[str, Entry]] | None = None
         self._layers: dict[str, Layer] = {}
         self._small = Small()
         self._sidecars: dict[str, bytes] = {}
@@ -69,14 +70,17 @@ class OciStore:
     def list(self) -> Iterator[Entry]:
         """See `Store.list`. Of an image these are the files below ``/models``."""
         image = self._image()
-        for path in image.files if image is not None else ():
+        for path in self._told() or (image.files if image is not None else ()):
             yield self.stat(path)
 
     def stat(self, path: str) -> Entry:
         """See `Store.stat`."""
         if not path:
             raise SourceNotFound(f"{self._location} is no single file")
-        placed = self._needed().placed(path)
+        image = self._needed()
+        if (entry := self._told().get(path)) is not None:
+            return entry
+        placed = image.placed(path)
         return Entry(path, placed.size, f"{placed.blob.digest}/{placed.name}")
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
@@ -163,6 +167,23 @@ class OciStore:
             if self._loaded is None:
                 self._loaded = (Image.load(self.repository, self.reference.name),)
             return self._loaded[0]
+
+    def _told(self) -> Mapping[str, Entry]:
+        """What the manifest of an image says that it holds, where trainjob wrote it.
+
+        Without it, the layers of small files have to be read, to know what is in them.
+        """
+        image = self._image()
+        if image is None or content.NAME not in image.layers:
+            return {}
+        with self._lock:
+            if self._entries is None or self._entries[0] is not image:
+                where = self._location.child(content.NAME).uri
+                manifest = content.parse(b"".join(image.read(content.NAME, 0, None)), where)
+                entries = {file.path: Entry(file.path, file.size, file.sha256) for file in manifest.files}
+                entries[content.NAME] = Entry(content.NAME, image.layers[content.NAME].length, manifest.digest)
+                self._entries = (image, entries)
+            return self._entries[1]
 
     def _needed(self) -> Image:
         image = self._image()
