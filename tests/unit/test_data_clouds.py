@@ -17,7 +17,7 @@ from tests.unit.fake_clouds import Clouds, serving
 from trainjob.data import clouds, content, copy
 from trainjob.data.locations import parse_store
 from trainjob.data.opening import open_store
-from trainjob.errors import ConfigurationError, SourceNotFound, StoreUnavailable, UnsafePath
+from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB: more than a part
 AZURE = {"AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_STORAGE_ENDPOINT": "{}", "AZURE_ALLOW_HTTP": "true"}
@@ -240,8 +240,9 @@ def test_an_unknown_certificate(said: str) -> None:
     [
         ("Error performing list request: … 403 Forbidden", ConfigurationError, "was denied; check"),
         ("Error performing list request: … 401 Unauthorized", ConfigurationError, "was denied; check"),
-        ("… 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>", ConfigurationError, "was denied; check"),
+        ("… 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>", ConfigurationError, "have expired; set"),
         ("… 400 Bad Request: <Error><Code>KeyTooLongError</Code></Error>", UnsafePath, "too long for the store"),
+        ("… 507 Insufficient Storage: <Error><Code>XMinioStorageFull</Code></Error>", OutOfSpace, "no space left"),
         ("… 400 Bad Request: <Error><Code>RequestTimeout</Code></Error>", StoreUnavailable, "400"),
         ("Error performing POST REDACTED … 403 Forbidden", ConfigurationError, "no keys were given .*HTTP 403"),
         ("Error performing POST REDACTED … 503 Service Unavailable", StoreUnavailable, "503"),

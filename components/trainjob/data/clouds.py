@@ -95,8 +95,9 @@ _SECRETS = (
 # Where instances are asked for credentials when the environment has none (AWS and Azure, ECS, EKS, Google).
 _INSTANCE = re.compile(r"169\.254\.(?:169\.254|170\.2|170\.23)|metadata\.google\.internal|http://metadata/")
 
-# What servers answer when there is no room (MinIO 507, Ceph 403).
+# What servers answer when there is no room (MinIO 507, Ceph 403), and when a key has expired (AWS 400, the others 403).
 _FULL = re.compile(r"\b507 Insufficient Storage\b|<Code>(?:XMinio\w*)?(?:StorageFull|QuotaExceeded)</Code>")
+_EXPIRED = re.compile(r"<Code>(?:ExpiredToken|ExpiredTokenException|TokenRefreshRequired)</Code>")
 
 # Of the Rust errors: settings that are missing, or cannot be read.
 _SETTINGS = re.compile(
@@ -108,8 +109,6 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _CERTIFICATE = re.compile(
     r"InvalidCertificate\(\s*(\w+)|UnknownIssuer|invalid peer certificate|certificate verify failed"
 )
-# S3 refuses with 400 what has run out; the others with 401 or 403, as object_store tells where it did not list.
-_RUN_OUT = re.compile(r"\b(?:ExpiredToken|InvalidToken|TokenRefreshRequired)\b")
 
 
 def open_bucket(location: Location) -> Any:
@@ -197,8 +196,8 @@ def _other(location: Location, where: str, error: Exception) -> TrainJobError:
         return _not_found(location, where, said)
     if _FULL.search(said):
         return _full(where)
-    if "KeyTooLong" in said:
-        return UnsafePath(f"the name of {where} is too long for the store; rename the file or exclude it")
+    if "KeyTooLongError" in said:
+        return UnsafePath(f"{where} has a name that is too long for the store; rename or exclude it")
     if (unfit := _unfit(cloud, where, said, text)) is not None:
         return unfit
     if "Range request not supported" in text:
@@ -239,7 +238,9 @@ def _unfit(cloud: Cloud, where: str, said: str, text: str) -> ConfigurationError
     if "REDACTED" in text and status in ("400", "401", "403"):
         why = f"HTTP {status} {code[1]}" if (code := _CODE.search(said)) else f"HTTP {status}"
         return ConfigurationError(f"no keys were given for {where} ({why}): check {cloud.role}")
-    if status in ("401", "403") or (status == "400" and _RUN_OUT.search(said)):
+    if _EXPIRED.search(said):
+        return ConfigurationError(f"access to {where} was denied: the credentials have expired; set {cloud.keys}")
+    if status in ("401", "403"):
         return _denied(cloud, where)
     return None
 
