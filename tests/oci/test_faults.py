@@ -24,7 +24,7 @@ from trainjob.data import copy, read_manifest
 from trainjob.data.oci import client, retries, uploads
 from trainjob.data.stores import CHUNK
 from trainjob.data.transfer import scan
-from trainjob.errors import ConfigurationError, SourceNotFound, StoreUnavailable
+from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable
 
 RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "5"))
 SEED = int(os.environ.get("TRAINJOB_CHAOS_SEED", str(random.randrange(2**32))))
@@ -213,6 +213,68 @@ def test_refusals_are_not_tried_again(proxy: Proxy, name: str, source: Path) -> 
         with pytest.raises(error):
             copy(str(source), uri)
         assert len(proxy.injected) <= 4  # one a file that is under way
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "status", "error"),
+    [
+        ("PATCH", "", 403, ConfigurationError),
+        ("PATCH", "", 401, ConfigurationError),
+        ("PATCH", "", 507, OutOfSpace),
+        ("PUT", "/manifests/", 507, OutOfSpace),
+        ("PUT", "/manifests/", 403, ConfigurationError),
+    ],
+)
+def test_what_ends_a_push(
+    proxy: Proxy, name: str, source: Path, method: str, part: str, status: int, error: type[Exception]
+) -> None:
+    """A credential that is rejected halfway, a registry that is full: nothing is seen of it, and it can be finished."""
+    uri = f"oci://{proxy.host}/{name}:1"
+    count = 0
+
+    def plan(seen: Seen) -> Fault | None:
+        nonlocal count
+        count += seen.method == method and part in seen.target
+        return Fault(Kind.ANSWER, status=status) if count > 1 and seen.method == method else None
+
+    proxy.plan = plan
+    with pytest.raises(error):
+        copy(str(source), uri)
+    assert len(proxy.injected) <= 8, "not tried again"
+    proxy.plan = lambda _: None
+    assert read_manifest(uri) is None
+    copy(str(source), uri)
+    assert scan(uri).digest == scan(str(source)).digest
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_credential_that_is_rejected_in_the_middle_of_a_pull(
+    proxy: Proxy, name: str, source: Path, content: dict[str, bytes], tmp_path: Path, status: int
+) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    proxy.plan = lambda seen: (
+        Fault(Kind.ANSWER, status=status)
+        if len(proxy.seen("GET", "/blobs/")) > 1 and "/blobs/" in seen.target
+        else None
+    )
+    proxy.requests.clear()
+    with pytest.raises(ConfigurationError):
+        copy(uri, str(tmp_path / "back"))
+    assert 0 < len(proxy.injected) <= 8, "not tried again"
+    assert read_manifest(str(tmp_path / "back")) is None
+    proxy.plan = lambda _: None
+    copy(uri, str(tmp_path / "back"))
+    assert files(tmp_path / "back") == content
+
+
+def test_a_pull_to_a_disk_that_is_full(proxy: Proxy, name: str, source: Path, small_disk: Path) -> None:
+    uri = f"oci://{proxy.host}/{name}:1"
+    copy(str(source), uri)
+    with pytest.raises(OutOfSpace, match="no space left for"):
+        copy(uri, str(small_disk / "back"))
+    assert not list(small_disk.rglob("*.part"))
+    assert read_manifest(str(small_disk / "back")) is None
 
 
 def test_a_cut_in_the_reply_to_the_tag_is_no_failure(proxy: Proxy, name: str, source: Path) -> None:

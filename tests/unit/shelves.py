@@ -155,7 +155,7 @@ def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
         from huggingface_hub import close_session
 
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr("trainjob.data.hub._SILENCE", 1.0)
+        monkeypatch.setattr("trainjob.data.hub._SILENCE", 0.3)
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         close_session()

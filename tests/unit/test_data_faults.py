@@ -24,7 +24,6 @@ from trainjob.data import content, copy, opening, ranges, read_manifest, retries
 from trainjob.data.files import FileStore
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.parts import BLOCK, Part
-from trainjob.data.ranges import PART
 from trainjob.data.stores import CHUNK
 from trainjob.errors import CorruptData, StoreUnavailable
 
@@ -341,33 +340,6 @@ def test_a_part_of_wrong_data_is_not_kept(bucket: Any, tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="gzip"):
         copy("s3://faults/d/", str(tmp_path / "t"))
     assert not list((tmp_path / "t").rglob("*.resume"))
-
-
-def test_memory_stays_bounded_with_many_ranges(bucket: Any, server: tuple[str, int], tmp_path: Path) -> None:
-    for number in range(4):
-        bucket.put_object(Key=f"m/{number}", Body=bytes(6 * PART))
-    program = (
-        "import re, sys; from trainjob.data import copy, ranges; ranges.TRIAL, ranges.FAST = 0, float('inf');"
-        "copy(*sys.argv[1:]);"
-        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
-    )
-    for source, target in (("s3://faults/m/", str(tmp_path / "t")), ("s3://faults/m/", "s3://faults/m2")):
-        done = subprocess.run(
-            [sys.executable, "-c", program, source, target], check=True, capture_output=True, text=True
-        )
-        print(f"{source} to {target}: {int(done.stdout) / 1000:.0f} MB")
-        assert int(done.stdout) < 200_000
-
-
-def test_ten_thousand_small_files(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    for number in range(10_000):
-        folder = source / str(number % 101)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / str(number)).write_bytes(b"%d" % number)
-    manifest = copy(str(source), str(tmp_path / "t"))
-    assert len(manifest.files) == 10_000
-    assert transfer.scan(str(tmp_path / "t")).digest == manifest.digest
 
 
 class _Bridged(FileStore):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
 _AT_ONCE = 5 * 1024 * 1024  # bytes from which a file is sent before the commit; the Hub has no larger ones outside LFS
-_SILENCE = 300.0  # seconds without a byte of an answer; a commit of many files takes long
+_SILENCE = 120.0  # seconds without a byte of an answer; a commit of many files takes long
 _OID = re.compile(r"(?:W/)?\"?([0-9a-f]{40}|[0-9a-f]{64})\"?")
 _OWN = ".gitattributes"  # says which files are in LFS; made by the Hub, and no part of the content
 

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,8 +21,8 @@ from trainjob.data.oci.images import Image
 from trainjob.data.oci.manifests import Layer, attachment, documents, kind_of
 from trainjob.data.oci.payloads import Again, Data, Hashing, Joined, Once, Payload, digest_of
 from trainjob.data.oci.repository import IMAGE, INDEX, sha256
-from trainjob.data.stores import Store
-from trainjob.errors import CorruptData, StoreUnavailable
+from trainjob.data.stores import CHUNK, Store
+from trainjob.errors import CorruptData, OutOfSpace, StoreUnavailable
 
 
 @pytest.mark.parametrize(
@@ -257,3 +258,15 @@ def test_small_files_are_replaced_and_forgotten() -> None:
     small.remove("a")
     small.remove("a")
     assert "a" not in small
+
+
+def test_no_room_for_many_small_files(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    small = Small()
+
+    def many() -> None:
+        for number in range(20):
+            small.add(str(number), bytes(CHUNK))
+
+    with pytest.raises(OutOfSpace, match=f"no space left for {small_disk}"):
+        many()

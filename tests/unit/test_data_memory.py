@@ -1,0 +1,77 @@
+"""Memory that does not grow with the data: below 200 MB for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit import zeros
+from tests.unit.measured import COPY, SCAN, peak
+from tests.unit.zeros import Zeros
+
+from trainjob.data import content
+
+GIB = 1 << 30
+LIMIT = 200_000_000
+BY_RANGES = "from trainjob.data import ranges; ranges.TRIAL, ranges.FAST = 0, float('inf')\n"
+"""No connection is fast enough alone."""
+
+
+@pytest.fixture
+def server() -> Iterator[Zeros]:
+    with zeros.serving() as server:
+        yield server
+
+
+def _sparse(folder: Path, size: int) -> Path:
+    folder.mkdir()
+    with (folder / "big").open("wb") as file:
+        file.truncate(size)
+    return folder
+
+
+def test_a_sparse_file_of_20_gib(server: Zeros, tmp_path: Path) -> None:
+    """To a server that keeps its length only: no disk has to have room for it."""
+    source = _sparse(tmp_path / "source", 20 * GIB)
+    # Else obstore hashes every byte a second time, for its signature.
+    unsigned = {**server.environment, "AWS_UNSIGNED_PAYLOAD": "true"}
+    used = peak(COPY, source, "s3://zeros/there", environment=unsigned)
+    print(f"20 GiB to S3: {used / 1e6:.0f} MB")
+    assert server.held["there/big"] == 20 * GIB
+    assert content.parse(server.held[f"there/{content.NAME}"], "").size == 20 * GIB  # type: ignore[arg-type]
+    assert used < LIMIT
+
+
+def test_ranges_of_large_files(server: Zeros, tmp_path: Path) -> None:
+    """Four files at a time, as many ranges as there are."""
+    server.held |= {f"in/{number}": GIB // 2 for number in range(4)}
+    used = peak(BY_RANGES + SCAN, "s3://zeros/in/", environment=server.environment)
+    print(f"2 GiB in four files from S3, read: {used / 1e6:.0f} MB")
+    assert used < LIMIT
+    used = peak(BY_RANGES + COPY, "s3://zeros/in/", "s3://zeros/out", environment=server.environment)
+    print(f"2 GiB in four files from S3 to S3: {used / 1e6:.0f} MB")
+    assert used < LIMIT
+    server.held = {"one": GIB // 2}
+    used = peak(BY_RANGES + COPY, "s3://zeros/one", tmp_path / "target", environment=server.environment)
+    print(f"512 MiB from S3 to a disk: {used / 1e6:.0f} MB")
+    assert used < LIMIT
+
+
+def test_ten_thousand_small_files(server: Zeros, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for number in range(10_000):
+        (source / str(number % 101)).mkdir(parents=True, exist_ok=True)
+        (source / str(number % 101) / str(number)).write_bytes(b"%d" % number)
+    for here, there in (
+        (str(source), str(tmp_path / "copy")),
+        (str(source), "s3://zeros/many"),
+        ("s3://zeros/many", str(tmp_path / "back")),
+    ):
+        used = peak(COPY, here, there, environment=server.environment)
+        print(f"10 000 files from {here.partition(':')[0]} to {there.partition(':')[0]}: {used / 1e6:.0f} MB")
+        assert used < LIMIT
+    for name in ("copy", "back"):
+        files = content.parse((tmp_path / name / content.NAME).read_bytes(), "").files
+        assert len(files) == 10_000
+        assert all((tmp_path / name / file.path).read_bytes() == (source / file.path).read_bytes() for file in files)
