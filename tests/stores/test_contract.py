@@ -242,6 +242,7 @@ def test_names_that_are_refused_reach_no_store(place: Place, name: str, bad: str
     assert place.proxy is None or not [each for each in place.proxy.requests if each.method not in ("GET", "HEAD")]
 
 
+@pytest.mark.usefixtures("by_ranges")
 @every("place", ["file", "s3", "oci", "gs", "az", "hf", "olah", "http", "https"], indirect=True)
 def test_a_large_file(place: Place, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, part = place.uri(name), PART
