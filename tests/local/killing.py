@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ def program(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     constants.HF_HUB_DISABLE_XET = True
     parts.BLOCK, transfer._RESUMED, ranges.PART = 1 << 16, 1 << 18, 1 << 17
-    store.SMALL, uploads.SINGLE, uploads.PART = 1 << 16, 1 << 17, 1 << 18
+    store.SMALL, uploads.SINGLE, uploads.PART = 1 << 16, 1 << 17, 1 << 20
     sys.exit(main(arguments))
 
 
@@ -57,21 +58,21 @@ class Trap:
     """Kills the process at one of the requests that it makes.
 
     Attributes:
-        at: Number of that request; 0 for none.
-        requests: How many there were.
+        at: Whom that request is for (``place`` or ``registry``), and its number among those; None for none.
+        requests: How many there were, of each.
         pid: Of the process, once it is known.
     """
 
-    at: int = 0
-    requests: int = 0
+    at: tuple[str, int] | None = None
+    requests: Counter[str] = field(default_factory=Counter)
     pid: int | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def request(self) -> bool:
+    def request(self, whom: str) -> bool:
         """Note one; whether the process has been killed at it."""
         with self._lock:
-            self.requests += 1
-            if self.requests != self.at:
+            self.requests[whom] += 1
+            if (whom, self.requests[whom]) != self.at:
                 return False
         while self.pid is None:
             time.sleep(0.0002)
@@ -87,7 +88,7 @@ def run(
     kill: tuple[Callable[[], bool], float] | None = None,
 ) -> tuple[float, bool]:
     """Run the program, or kill it so many seconds after something has happened: the seconds, and whether it was."""
-    trap.pid, trap.requests = None, 0
+    trap.pid, trap.requests = None, Counter()
     process = FORKS.Process(target=program, args=(arguments, environment))
     began = time.monotonic()
     process.start()
@@ -292,13 +293,13 @@ def trapped(
     of_fake = [None, registries.Fault(cut=True), registries.Fault(), registries.LOST][at]
 
     def proxied(_: Seen) -> Fault | None:
-        return of_proxies if trap.request() else None
+        return of_proxies if trap.request("place") else None
 
     for proxy in proxies:
         proxy.plan = proxied
-    hub.fault = lambda *_: of_hub if trap.request() else {}
+    hub.fault = lambda *_: of_hub if trap.request("place") else {}
     if fake is not None:
-        fake.fault = lambda _: of_fake if trap.request() else None
+        fake.fault = lambda _: of_fake if trap.request("registry") else None
     close_session()  # our own, of the last look
     try:
         yield
@@ -321,13 +322,13 @@ class Records:
     Attributes:
         uri: For `connect`.
         rows: Counts the versions that it has, finished or not, and looks at what only its own eyes see.
-        writing: Whether something is being written, where that can be seen.
+        state: Changes when something has been written, where that can be seen from outside.
         fake: The server, where there is one.
     """
 
     uri: str
     rows: Callable[[], int]
-    writing: Callable[[], bool] | None = None
+    state: Callable[[], object] | None = None
     fake: registries.FakeRegistry | None = None
 
 
@@ -352,7 +353,7 @@ class Mlflow:
                 with closing(sqlite3.connect(path)) as database:
                     return int(database.execute(query).fetchone()[0])
 
-            yield Records(f"mlflow+sqlite:///{path}", rows, path.with_name("registry.db-journal").exists)
+            yield Records(f"mlflow+sqlite:///{path}", rows, lambda: path.stat().st_mtime_ns)
 
 
 class Kubeflow:

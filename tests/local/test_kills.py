@@ -178,6 +178,17 @@ def _appear(place: Place, uri: str, chance: random.Random) -> list[Happened]:
     return [lambda: len(place.inodes(uri) - before) >= count]
 
 
+def _written(state: Callable[[], object], chance: random.Random) -> Happened:
+    """Until a registry has been written to so many times."""
+    seen, count = {state()}, chance.randint(1, 3)
+
+    def happened() -> bool:
+        seen.add(state())
+        return len(seen) > count
+
+    return happened
+
+
 class Initialize:
     """An initializer, half of the times onto something older; see `Case`."""
 
@@ -219,8 +230,8 @@ class Export:
             "--metrics", '{"acc": 0.9}', "--alias", "champion", "--metric", "acc", "--registry", records.uri,
         ]  # fmt: skip
         self.events = _appear(place, self._target, chance)
-        if records.writing is not None:
-            self.events.append(records.writing)
+        if records.state is not None:
+            self.events.append(_written(records.state, chance))
         self.fake = records.fake
 
     def found(self) -> str:
@@ -262,7 +273,7 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
     """Kill `EACH` runs of it: every other one at an instant, the rest at what can be waited for."""
     print(f"TRAINJOB_CHAOS_SEED={SEED}")
     environment = {name: value for place in world.places.values() for name, value in place.environment.items()}
-    trap, length, requests = Trap(), math.inf, 0
+    trap, length, requests = Trap(), math.inf, Counter[str]()
     for number in range(3):
         chance = random.Random(number)
         with case(RUNS + number, chance) as each, trapped(trap, world.proxies, world.hub, each.fake, chance):
@@ -274,27 +285,24 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
         chance = random.Random(f"{SEED}/{world.name}/{number}")
         with case(number, chance) as each:
             happened: Happened = lambda: True  # noqa: E731 - from the beginning
-            instant, ways = 0.0, len(each.events) + bool(requests)
-            way = chance.randrange(ways) if ways and number % 2 else None
-            if way is None:
-                instant = chance.uniform(0, length)
-            elif way < len(each.events):
-                happened = each.events[way]
-            else:
-                trap.at, happened = chance.randint(1, requests), lambda: False
+            ways: list[Happened | str] = [*each.events, *requests]
+            way = chance.choice(ways) if number % 2 else None
+            instant = 0.0 if way else chance.uniform(0, length)
+            if isinstance(way, str):
+                trap.at, happened = (way, chance.randint(1, requests[way])), lambda: False
+            elif way is not None:
+                happened = way
             with trapped(trap, world.proxies, world.hub, each.fake, chance):
                 took, dead = run(each.arguments, environment, trap, (happened, instant))
-            trap.at = 0
+            trap.at = None
             killed += dead
             if not dead:
                 length = min(length, took)  # it was measured while the machine did something else
             found[each.found()] += 1
             run(each.arguments, environment, trap)
             each.finish()
-    print(
-        f"{world.name}: {killed} of {EACH} runs, {length:.3f} s and {requests} requests long, were killed before their"
-        f" end; left: {dict(found)}"
-    )
+    many = sum(requests.values())
+    print(f"{world.name}: {killed} of {EACH} runs ({length:.3f} s, {many} requests) were killed; left: {dict(found)}")
     assert killed >= EACH / 2, "most were over by then"
     assert len(found) > 1 or EACH < 10, "the kills hit one state only"
 
