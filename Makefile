@@ -11,6 +11,7 @@ STEP_VENV := .venv-step
 BENCH_VENV := .venv-bench
 OCI_VENV := .venv-oci
 PEERS_VENV := .venv-peers
+STORES_VENV := .venv-stores
 REGISTRY_VENVS := .venv-registry-v1 .venv-registry-v1alpha3
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
@@ -104,6 +105,12 @@ $(PEERS_VENV)/stamp: $(BIN)/uv constraints/peers.txt
 	@$(UV) --python $(PEERS_VENV)/bin/python --requirements constraints/peers.txt
 	@touch $@
 
+$(STORES_VENV)/stamp: $(BIN)/uv constraints/stores.txt
+	@echo "setting up $(STORES_VENV) with other clients of object stores"
+	@$(PYTHON) -m venv --without-pip $(STORES_VENV)
+	@$(UV) --python $(STORES_VENV)/bin/python --requirements constraints/stores.txt
+	@touch $@
+
 .PHONY: setup
 setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(OLDEST_VENV)/stamp $(OLDEST_KFP_VENV)/stamp $(STEP_VENV)/stamp \
 	$(REGISTRY_VENVS:%=%/stamp) $(PEERS_VENV)/stamp ## set up all environments, run nothing
@@ -126,6 +133,8 @@ constraints: $(BIN)/uv ## pin the newest versions that install together
 		--upgrade -o constraints/oci.txt constraints/oci.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--upgrade -o constraints/peers.txt constraints/peers.in
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+		--upgrade -o constraints/stores.txt constraints/stores.in
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 		--exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
@@ -256,7 +265,7 @@ record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubefl
 	$(BIN)/python -m tests.docs.sdk
 
 .PHONY: bench
-bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp $(OCI_VENV)/stamp ## measurements, one JSON object a line
+bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp $(OCI_VENV)/stamp $(STORES_VENV)/stamp ## measurements, one JSON object a line
 	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 .PHONY: clean

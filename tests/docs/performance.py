@@ -73,7 +73,32 @@ def plain(lines: Iterable[Line], head: Sequence[str] = ("", "trainjob adds", "be
     return table(head, rows)
 
 
+def stores(lines: Sequence[Line]) -> dict[str, str]:
+    """A row for each figure and how ours compares, a column for each client; from a hub and what is said once apart."""
+    cells: dict[str, dict[str, Line]] = {}
+    for line in lines:
+        cells.setdefault(line["metric"], {})[line["client"]] = line
+    once = [metric for metric in cells if "" in cells[metric]]
+    parts = {"stores": [*once, *(metric for metric in cells if metric not in once and "hub" not in metric)]}
+    parts["hub"] = [metric for metric in cells if metric not in once and "hub" in metric]
+    tables = {}
+    for part, metrics in parts.items():
+        names = list(dict.fromkeys(name for metric in metrics for name in cells[metric] if name))
+        rows = []
+        for metric in metrics:
+            of = cells[metric]
+            rows.append(
+                [metric, *(figure(of.get(name) or (of.get("") if name == "trainjob" else None)) for name in names)]
+            )
+            if metric.endswith(": time"):
+                ratios = (figure(of.get(name), "ratio") for name in names)
+                rows.append([f"{metric.removesuffix(': time')}: times that of trainjob", *ratios])
+        tables[part] = table(["", *names], rows)
+    return tables
+
+
 HEADS = {
+    "oci": ("", "trainjob", "oras-py", "ratio"),
     "diagnosis": ("", "trainjob"),
     "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio"),
     "triggerer": ("", "TrainJobTrigger", "KubernetesJobTrigger", "ratio"),
@@ -86,6 +111,7 @@ def main() -> None:
     for line in lines:
         of.setdefault(line["bench"], []).append(line)
     parts = waiting(of.pop("waiting")) if "waiting" in of else {}
+    parts |= stores(of.pop("stores")) if "stores" in of else {}
     parts |= {name: plain(found, HEADS[name]) if name in HEADS else plain(found) for name, found in of.items()}
     text = PAGE.read_text()
     for name, part in parts.items():

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from queue import Full, Queue
-from threading import Event, Thread
 from typing import Any
 
 from trainjob.data.clouds import errors, open_bucket
 from trainjob.data.content import MARK
+from trainjob.data.feeding import fed
 from trainjob.data.locations import Location, safe_path
 from trainjob.data.stores import CHUNK, Entry
 from trainjob.errors import CorruptData, SourceNotFound
@@ -105,8 +104,10 @@ class ObjectStore:
                 obstore.put(self._inner, self._key(path), b"".join(chunks), use_multipart=False)
             else:
                 part = max(_PART, -(-size // _PARTS))
-                with _fed(chunks) as fed:
-                    obstore.put(self._inner, self._key(path), fed, chunk_size=part, max_concurrency=_UPLOADS)
+                # obstore panics when the iterator of an upload calls obstore itself, as that of a download from S3
+                # does. An error that comes out of the iterator makes it abort the upload.
+                with fed(chunks) as ahead:
+                    obstore.put(self._inner, self._key(path), ahead, chunk_size=part, max_concurrency=_UPLOADS)
 
     def write_small(self, path: str, data: bytes) -> None:
         """See `Store.write_small`."""
@@ -137,44 +138,3 @@ class ObjectStore:
 
     def _uri(self, path: str) -> str:
         return self._location.child(path).uri if path else self._location.uri
-
-
-@contextmanager
-def _fed(chunks: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
-    """Iterate over ``chunks`` in a thread of its own.
-
-    obstore panics when the iterator of an upload calls obstore itself, as that of a download from S3 does. An error of
-    ``chunks`` comes out of the iterator, and makes obstore abort the upload.
-    """
-    queue: Queue[bytes | BaseException | None] = Queue(maxsize=4)
-    ended = Event()
-
-    def put(item: bytes | BaseException | None) -> bool:
-        while not ended.is_set():
-            with suppress(Full):
-                queue.put(item, timeout=0.2)
-                return True
-        return False
-
-    def feed() -> None:
-        try:
-            for chunk in chunks:
-                if not put(chunk):
-                    return
-            put(None)
-        except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
-            put(error)
-
-    def take() -> Iterator[bytes]:
-        while (item := queue.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    thread = Thread(target=feed, name="trainjob-feed")
-    thread.start()
-    try:
-        yield take()
-    finally:
-        ended.set()
-        thread.join()

@@ -103,7 +103,7 @@ class Part:
 
 
 def start_writing(file: int, start: int, end: int) -> None:
-    """Let the kernel write these bytes of a file to the disk now, while others are fetched: `fsync` is short then."""
+    """Let the kernel write these bytes of a file to the disk now, so that `fsync` is short."""
     if hasattr(os, "posix_fadvise"):
         # What is not on the disk yet stays in memory; only the writing begins.
         os.posix_fadvise(file, start, end - start, os.POSIX_FADV_DONTNEED)

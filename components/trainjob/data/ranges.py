@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from threading import Event
 
 from trainjob.data import retries
+from trainjob.data.feeding import fed
 from trainjob.data.retries import Patience
 from trainjob.data.stores import Entry, Ranged, Store
 from trainjob.errors import CorruptData, StoreUnavailable
@@ -58,7 +58,7 @@ def read(  # noqa: PLR0917 - those of `Store.read`, and where from
 def _alone(store: Store, path: str, start: int, entry: Entry, stopped: Event) -> Generator[bytes, None, int]:
     """The bytes over one connection, to the end or until it turns out to be slow; how far they go."""
     at, waited = start, 0.0
-    with closing(retries.read(store, path, start, entry.size, entry.etag, stopped)) as chunks:
+    with fed(retries.read(store, path, start, entry.size, entry.etag, stopped)) as chunks:
         asked = time.monotonic()
         for chunk in chunks:
             waited += time.monotonic() - asked if at > start else 0  # the first byte takes its time everywhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import TypeVar
 
@@ -62,7 +62,7 @@ def call(action: Callable[[], Result]) -> Result:
 
 def read(  # noqa: PLR0917 - those of `Store.read`
     store: Store, path: str, start: int, end: int, etag: str, stopped: Event | None = None
-) -> Generator[bytes, None, None]:
+) -> Iterator[bytes]:
     """`Store.read` up to ``end``, which goes on where it was cut.
 
     Without an entity tag it does not: the rest could be that of another state.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from trainjob.data import content, ranges, retries
@@ -18,7 +18,6 @@ from trainjob.errors import ChecksumMismatch, CorruptData
 
 AT_A_TIME = 4
 """Files; with the buffers of an upload (4 parts of 5 MiB each) 80 MiB at most, and `ranges.AT_ONCE` ranges."""
-_LARGE = 128 * 1024  # bytes; to hash less takes no longer than to ask another thread to
 
 
 class Source:
@@ -31,14 +30,12 @@ class Source:
         large = sum(ranges.worth_it(store, selection.key(entry), entry) for entry in selection.entries)
         self._ahead = max(2, ranges.AT_ONCE // max(1, min(large, AT_A_TIME)))
         self._pool = ThreadPoolExecutor(self._ahead * AT_A_TIME, thread_name_prefix="trainjob-range")
-        self.hashing = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="trainjob-hash")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
-        self.hashing.shutdown()
 
     def read(self, entry: Entry, start: int) -> Iterator[bytes]:
         """The bytes of a file from ``start`` on."""
@@ -59,39 +56,12 @@ class Source:
         return public(location if self._selection.single else location.child(entry.path))
 
 
-class Sha256:
-    """SHA-256 of what passes. A large chunk is hashed while it is written and the next one is fetched."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._sha256, self._pool = hashlib.sha256(), pool
-        self._last: Future[None] | None = None
-
-    def update(self, chunk: bytes) -> None:
-        """Take the next bytes."""
-        self._settle()
-        if len(chunk) < _LARGE:
-            self._sha256.update(chunk)
-        else:
-            self._last = self._pool.submit(self._sha256.update, chunk)
-
-    def hexdigest(self) -> str:
-        """Of all that has passed."""
-        self._settle()
-        return self._sha256.hexdigest()
-
-    def _settle(self) -> None:
-        if self._last is not None:
-            self._last.result()
-            self._last = None
-
-
 class Stream:
     """The bytes of one file, checked as they pass. Ends with an error, never silently, if they are not right."""
 
     def __init__(self, source: Source, entry: Entry, expected: str, meter: Meter) -> None:
         self.source, self._of, self._entry = source.store, source, entry
         self._expected, self._meter = expected, meter
-        self._sha256 = Sha256(source.hashing)
         self.counted = 0
 
     def __iter__(self) -> Iterator[bytes]:
@@ -116,7 +86,7 @@ class Stream:
         self._meter.add(count)
 
     def _checked(self, held: Iterator[bytes], count: Callable[[int], None]) -> Iterator[bytes]:
-        self._sha256 = Sha256(self._of.hashing)
+        self._sha256 = hashlib.sha256()
         gzip = GzipCheck(self._where()) if self._entry.path.endswith((".gz", ".tgz")) else None
         size = 0
 

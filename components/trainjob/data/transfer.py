@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest, File, matches
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.meter import Meter, Moved, Notify
 from trainjob.data.opening import opened
+from trainjob.data.parallel import for_each
 from trainjob.data.selection import Selection, manifest_of, select
 from trainjob.data.stores import Entry, Resuming, Store
 from trainjob.data.streams import AT_A_TIME, Source, Stream
@@ -293,25 +293,7 @@ def _drain(stream: Stream) -> File:
 def _each(selection: Selection, meter: Meter, one: Callable[[Entry], File]) -> ContentManifest:
     """Do ``one`` for each file, several at a time; the first error ends the rest."""
     small = all(entry.size <= _SMALL for entry in selection.entries)
-    workers = min(_SMALL_AT_A_TIME if small else AT_A_TIME, len(selection.entries))
     files: list[File] = []
-    # All take from one iterator: a future for each of many files would take more memory than all else here.
-    entries = iter(selection.entries)
-
-    def work() -> None:
-        for entry in entries:
-            if meter.stopped.is_set():
-                return
-            files.append(one(entry))
-
-    with ThreadPoolExecutor(workers, thread_name_prefix="trainjob-copy") as pool:
-        futures = [pool.submit(work) for _ in range(workers)]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            return content.build(files, selection.origin)
-        except BaseException:
-            meter.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    at_once = _SMALL_AT_A_TIME if small else AT_A_TIME
+    for_each(lambda entry: files.append(one(entry)), selection.entries, at_once, meter.stop)
+    return content.build(files, selection.origin)

@@ -1,18 +1,17 @@
-"""One push or pull of one client, in a process of its own: its seconds and its largest memory.
+"""One push or pull of one client, in a process of its own: its seconds, its memory, and the bytes that it sent.
 
 ::
 
-    python tests/bench/clients/oci.py ours|oras push|pull FOLDER HOST/REPOSITORY:TAG
+    python -m tests.bench.clients.oci ours|oras push|pull FOLDER HOST/REPOSITORY:TAG
 """
 
 from __future__ import annotations
 
-import json
-import resource
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.bench.clients.usage import measure
 
 
 def ours(verb: str, folder: str, name: str) -> Callable[[], object]:
@@ -32,13 +31,7 @@ def oras(verb: str, folder: str, name: str) -> Callable[[], object]:
 
 
 def main(client: str, verb: str, folder: str, name: str) -> None:
-    run = {"ours": ours, "oras": oras}[client](verb, folder, name)
-    began = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - began
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    figures = {"seconds": seconds, "memory": usage.ru_maxrss * 1024, "cpu": usage.ru_utime + usage.ru_stime}
-    print(json.dumps(figures), flush=True)
+    measure({"ours": ours, "oras": oras}[client](verb, folder, name))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,198 @@
+"""One transfer of one client, in a process of its own: its seconds and its memory.
+
+::
+
+    python -m tests.bench.clients.stores CLIENT up|down FOLDER s3://BUCKET/PREFIX
+    python -m tests.bench.clients.stores CLIENT down FOLDER hf://OWNER/NAME
+
+Where the S3 server is and its credentials, or ``HF_ENDPOINT``, the environment says. All but ours are in
+``.venv-stores``. Each does it in the way in which it is fastest on two cores; what is written here beside a client's
+own functions is only what it has none for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from tests.bench.clients.usage import measure
+
+MIB = 1024 * 1024
+LARGE = 8 * MIB
+
+
+def trainjob(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    from importlib import import_module
+
+    from trainjob.data import copy
+
+    for each in ("trainjob.data.object_stores", "obstore.store") if uri.startswith("s3:") else ("trainjob.data.hub",):
+        import_module(each)  # else `copy` does it
+    return lambda: copy(folder, uri) if verb == "up" else copy(uri, folder)
+
+
+def obstore_and_sha256(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    """The same with the SHA-256 of every file, as one who wants to know what was moved has to ask for it."""
+    return obstore(verb, folder, uri, hashed=True)
+
+
+def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False) -> Callable[[], object]:
+    """One call for a large file; threads for small ones, which take less time than its asynchronous functions do."""
+    import obstore as library
+    from obstore.store import S3Store
+
+    bucket, prefix = _bucket(uri)
+
+    def put(store: S3Store, path: Path) -> None:
+        library.put(store, f"{prefix}/{path.relative_to(folder)}", path, chunk_size=5 * MIB, max_concurrency=12)
+        if hashed:
+            _sha256(path)
+
+    def get(store: S3Store, key: str, size: int) -> None:
+        path = _made(folder, key.removeprefix(f"{prefix}/"))
+        with path.open("wb", buffering=0) as file:
+            result = library.get(store, key)
+            if size < LARGE:
+                file.write(result.bytes())
+            else:
+                for chunk in result.stream(min_chunk_size=MIB):
+                    file.write(chunk)
+        if hashed:
+            _sha256(path)
+
+    def run() -> None:
+        store = S3Store(bucket, client_options={"allow_http": True, "timeout": "10m"})
+        with ThreadPoolExecutor(16) as pool:
+            if verb == "up":
+                done = [pool.submit(put, store, path) for path in _files(folder)]
+            else:
+                found = [meta for batch in library.list(store, prefix=prefix) for meta in batch]
+                done = [pool.submit(get, store, meta["path"], meta["size"]) for meta in found]
+        for each in done:
+            each.result()
+
+    return run
+
+
+def boto3(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    """Its transfer manager for large files; for small ones threads, since the manager takes twice as long for them."""
+    import boto3 as library
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+
+    bucket, prefix = _bucket(uri)
+    settings = TransferConfig(multipart_threshold=LARGE, multipart_chunksize=16 * MIB, max_concurrency=8)
+
+    def run() -> None:
+        client = library.client("s3", config=Config(max_pool_connections=16))
+
+        def put(path: Path) -> None:
+            key = f"{prefix}/{path.relative_to(folder)}"
+            if path.stat().st_size < LARGE:
+                client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+            else:
+                client.upload_file(str(path), bucket, key, Config=settings)
+
+        def get(key: str, size: int) -> None:
+            path = _made(folder, key.removeprefix(f"{prefix}/"))
+            if size < LARGE:
+                path.write_bytes(client.get_object(Bucket=bucket, Key=key)["Body"].read())
+            else:
+                client.download_file(bucket, key, str(path), Config=settings)
+
+        with ThreadPoolExecutor(16) as pool:
+            if verb == "up":
+                done = [pool.submit(put, path) for path in _files(folder)]
+            else:
+                pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
+                found = [each for page in pages for each in page["Contents"]]
+                done = [pool.submit(get, each["Key"], each["Size"]) for each in found]
+        for each in done:
+            each.result()
+
+    return run
+
+
+def s3fs(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    import s3fs as library
+
+    path = uri.removeprefix("s3://").rstrip("/")
+    move, arguments = ("put", (f"{folder}/", f"{path}/")) if verb == "up" else ("get", (f"{path}/", f"{folder}/"))
+    return lambda: getattr(library.S3FileSystem(), move)(*arguments, recursive=True)
+
+
+def opendal(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    """As the initializers of Kubeflow Trainer do it (``pkg/initializers/utils/opendal.py``); they only read."""
+    import opendal as library
+
+    assert verb == "down"
+    bucket, prefix = _bucket(uri)
+
+    def run() -> None:
+        operator = library.Operator(
+            "s3",
+            root="/",
+            bucket=bucket,
+            endpoint=os.environ["AWS_ENDPOINT_URL"],
+            access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
+            secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
+            region=os.environ["AWS_REGION"],
+        ).layer(library.layers.RetryLayer(max_times=3, factor=2.0, jitter=True))
+        for entry in operator.list(f"{prefix}/", recursive=True):
+            if not entry.metadata.is_dir:
+                data = operator.read(entry.path)
+                with _made(folder, entry.path.removeprefix(f"{prefix}/")).open("wb") as file:
+                    file.write(data)
+
+    return run
+
+
+def huggingface(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    assert verb == "down"
+    disable_progress_bars()
+    return partial(snapshot_download, uri.removeprefix("hf://"), local_dir=folder)
+
+
+def _bucket(uri: str) -> tuple[str, str]:
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return bucket, prefix
+
+
+def _files(folder: str) -> list[Path]:
+    return [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _made(folder: str, relative: str) -> Path:
+    """The path of a file whose directory is there."""
+    path = Path(folder, relative)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+CLIENTS = {
+    "trainjob": trainjob,
+    "obstore": obstore,
+    "obstore, SHA-256": obstore_and_sha256,
+    "boto3": boto3,
+    "s3fs": s3fs,
+    "opendal": opendal,
+    "huggingface-hub": huggingface,
+}
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    measure(CLIENTS[name](*arguments))

@@ -1,0 +1,50 @@
+"""What one transfer costs the process that does it."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def measure(run: Callable[[], object]) -> None:
+    """Run it; print as JSON its seconds, memory (RSS before it, the process's largest), and bytes sent by Python."""
+    sent = _count_sent()
+    before = _status("VmRSS")
+    began = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - began
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    figures = {
+        "seconds": seconds,
+        "cpu": usage.ru_utime + usage.ru_stime,
+        "memory": _status("VmHWM"),
+        "before": before,
+        "sent": sum(sent),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+def _count_sent() -> list[int]:
+    sent: list[int] = []
+    for name in ("send", "sendall"):
+        original = getattr(socket.socket, name)
+
+        def counted(self: socket.socket, data: Any, *flags: int, original: Any = original) -> Any:
+            sent.append(memoryview(data).nbytes)
+            return original(self, data, *flags)
+
+        setattr(socket.socket, name, counted)
+    return sent
+
+
+def _status(name: str) -> int:
+    # Not ru_maxrss, which a process inherits from the one that started it.
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found, name
+    return int(found[1]) * 1024
