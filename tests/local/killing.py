@@ -96,7 +96,7 @@ def run(
     if kill is not None:
         happened, seconds = kill
         while process.is_alive() and not happened():
-            time.sleep(0.001)
+            time.sleep(0.002)
         process.join(seconds)
         process.kill()
     process.join()
@@ -244,7 +244,8 @@ class Images:
         return files
 
     def left(self, uri: str) -> set[str]:
-        return {content.NAME, *(self.held(uri) or {})}
+        manifest = read_manifest(self._direct(uri))
+        return {content.NAME, *(file.path for file in manifest.files)} if manifest else set()
 
 
 class Repositories:

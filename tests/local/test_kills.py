@@ -262,8 +262,9 @@ class Export:
     def finish(self) -> None:
         assert self._records.rows() == 1 + self._champion
         assert self.found() == "everything"
-        assert self._place.left(self._target) >= {*NEW, content.NAME}
-        assert not any(path.startswith(content.WORK) for path in self._place.left(self._target))
+        left = self._place.left(self._target)
+        assert left >= {*NEW, content.NAME}
+        assert not any(path.startswith(content.WORK) for path in left)
 
 
 # ------------------------------------------------------------ the kills

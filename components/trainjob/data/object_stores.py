@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock
 from typing import Any
 
 from trainjob.data.clouds import errors, open_bucket
@@ -31,6 +32,7 @@ class ObjectStore:
         self._location = location
         self._inner: Any = open_bucket(location)  # obstore's functions take a union that names all its classes
         self._prefix = location.path
+        self._huge = Lock()
 
     @property
     def location(self) -> Location:
@@ -104,10 +106,12 @@ class ObjectStore:
                 obstore.put(self._inner, self._key(path), b"".join(chunks), use_multipart=False)
             else:
                 part = max(_PART, -(-size // _PARTS))
-                # obstore panics when the iterator of an upload calls obstore itself, as that of a download from S3
-                # does. An error that comes out of the iterator makes it abort the upload.
-                with fed(chunks) as ahead:
-                    obstore.put(self._inner, self._key(path), ahead, chunk_size=part, max_concurrency=_UPLOADS)
+                at_once = max(2, _UPLOADS * _PART // part)
+                # Of files above 45 GB the parts are larger, and all that are on their way are in memory. obstore panics
+                # when the iterator of an upload calls obstore itself, as that of a download from S3 does. An error that
+                # comes out of the iterator makes it abort the upload.
+                with self._huge if part > _PART else nullcontext(), fed(chunks) as ahead:
+                    obstore.put(self._inner, self._key(path), ahead, chunk_size=part, max_concurrency=at_once)
 
     def write_small(self, path: str, data: bytes) -> None:
         """See `Store.write_small`."""

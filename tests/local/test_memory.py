@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit import zeros
+from tests.local import zeros
+from tests.local.zeros import Zeros
 from tests.unit.measured import COPY, SCAN, peak
-from tests.unit.zeros import Zeros
 
 from trainjob.data import content
 
@@ -40,6 +40,17 @@ def test_a_sparse_file_of_20_gib(server: Zeros, tmp_path: Path) -> None:
     print(f"20 GiB to S3: {used / 1e6:.0f} MB")
     assert server.held["there/big"] == 20 * GIB
     assert content.parse(server.held[f"there/{content.NAME}"], "").size == 20 * GIB  # type: ignore[arg-type]
+    assert used < LIMIT
+
+
+def test_parts_that_are_large(server: Zeros, tmp_path: Path) -> None:
+    """S3 takes 10 000 parts: those of a file of 200 GiB have 23 MiB. As many bytes, here of a file in fewer parts."""
+    source = _sparse(tmp_path / "source", 2 * GIB)
+    (source / "other").hardlink_to(source / "big")
+    fewer = f"from trainjob.data import object_stores; object_stores._PARTS = 90; {COPY}"
+    used = peak(fewer, source, "s3://zeros/there", environment={**server.environment, "AWS_UNSIGNED_PAYLOAD": "true"})
+    print(f"two files in parts of 23 MiB to S3: {used / 1e6:.0f} MB")
+    assert server.held["there/other"] == 2 * GIB
     assert used < LIMIT
 
 
