@@ -219,7 +219,7 @@ class FileStore:
 
     def _sync(self) -> None:
         """Make files durable and, since that does not cover their names, the directories in which they are."""
-        paths, self._unsynced = self._unsynced, set()
+        paths, self._unsynced = tuple(self._unsynced), set()
         for_each(_fsync, paths, _SYNCS)
 
     def _entry(self, full: Path, path: str) -> Entry:

@@ -119,7 +119,7 @@ def boto3(verb: str, folder: str, uri: str) -> Callable[[], object]:
 
 
 def s3fs(verb: str, folder: str, uri: str) -> Callable[[], object]:
-    import s3fs as library
+    import s3fs as library  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     path = uri.removeprefix("s3://").rstrip("/")
     move, arguments = ("put", (f"{folder}/", f"{path}/")) if verb == "up" else ("get", (f"{path}/", f"{folder}/"))
@@ -128,7 +128,7 @@ def s3fs(verb: str, folder: str, uri: str) -> Callable[[], object]:
 
 def opendal(verb: str, folder: str, uri: str) -> Callable[[], object]:
     """As the initializers of Kubeflow Trainer do it (``pkg/initializers/utils/opendal.py``); they only read."""
-    import opendal as library
+    import opendal as library  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     assert verb == "down"
     bucket, prefix = _bucket(uri)
