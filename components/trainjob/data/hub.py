@@ -12,8 +12,9 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -29,6 +30,7 @@ from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, Sto
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.hf_api import RepoFile
 
 _AT_ONCE = 5 * 1024 * 1024  # bytes from which a file is sent before the commit; the Hub has no larger ones outside LFS
 _SILENCE = 120.0  # seconds without a byte of an answer; a commit of many files takes long
@@ -69,7 +71,7 @@ class HubStore:
         self._web = Web({"Authorization": f"Bearer {token}"} if token else {}, _oid)
         self._commit = ""
         self._ranges: bool | None = None
-        self._files: dict[str, Any] | None = None
+        self._files: dict[str, Entry] | None = None
         self._spool: Path | None = None
         self._additions: dict[str, CommitOperationAdd] = {}
         self._deletions: set[str] = set()
@@ -99,16 +101,16 @@ class HubStore:
     def list(self) -> Iterator[Entry]:
         """See `Store.list`; SourceNotFound if there is no such repository."""
         prefix = f"{self._location.path}/" if self._location.path else ""
-        for path, item in self._tree().items():
+        for path, entry in self._tree().items():
             if path.startswith(prefix) and path != _OWN:
-                yield _entry(path.removeprefix(prefix), item)
+                yield replace(entry, path=path.removeprefix(prefix))
 
     def stat(self, path: str) -> Entry:
         """See `Store.stat`."""
-        item = self._tree().get(self._full(path))
-        if item is None:
+        entry = self._tree().get(self._full(path))
+        if entry is None:
             raise SourceNotFound(f"{self._where(path)} does not exist")
-        return _entry(path, item)
+        return replace(entry, path=path)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """See `Store.read`."""
@@ -199,20 +201,20 @@ class HubStore:
             raise StoreUnavailable(f"{self._location}: the hub does not say which commit that is")
         return str(info.sha)
 
-    def _tree(self) -> dict[str, Any]:
+    def _tree(self) -> dict[str, Entry]:
         """All files of the commit below the location, by path."""
         if self._files is None:
             commit = self._resolve()
             self._files = retries.call(lambda: self._tree_of(commit))
         return self._files
 
-    def _tree_of(self, commit: str) -> dict[str, Any]:
+    def _tree_of(self, commit: str) -> dict[str, Entry]:
         from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415 - an extra
 
         with errors(self._location.uri):
             # Of the whole repository: a location can be one file, and of that there is no tree.
             items = self._api.list_repo_tree(self._repo, recursive=True, revision=commit, repo_type=self._kind)
-            return {item.path: item for item in items if isinstance(item, RepoFile)}
+            return {item.path: _entry(item) for item in items if isinstance(item, RepoFile)}
 
     def _known(self) -> Iterable[str]:
         try:
@@ -304,17 +306,18 @@ class HubStore:
         """Compare the commit with what was to be in it."""
         found = self._tree()
         for addition in additions:
-            item, path = found.get(addition.path_in_repo), addition.path_in_repo
-            if item is None or item.size != addition.upload_info.size:
+            entry, path = found.get(addition.path_in_repo), addition.path_in_repo
+            if entry is None or entry.size != addition.upload_info.size:
                 raise CorruptData(f"{self._location}: commit {self._commit} lacks {path!r}, or has another size of it")
-            if item.lfs is not None and item.lfs.sha256 != addition.upload_info.sha256.hex():
+            if entry.sha256 and entry.sha256 != addition.upload_info.sha256.hex():
                 raise CorruptData(f"{self._location}: commit {self._commit} has another content of {path!r}")
 
 
-def _entry(path: str, item: Any) -> Entry:
+def _entry(item: RepoFile) -> Entry:
+    """What is needed of it; the client's own object takes ten times as much memory."""
     if item.lfs is not None:
-        return Entry(path, item.lfs.size, item.lfs.sha256, sha256=item.lfs.sha256)
-    return Entry(path, item.size, item.blob_id)
+        return Entry(item.path, item.lfs.size, item.lfs.sha256, sha256=item.lfs.sha256)
+    return Entry(item.path, item.size, item.blob_id)
 
 
 def _oid(response: httpx.Response) -> str | None:
