@@ -304,7 +304,7 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
             each.finish()
     many = sum(requests.values())
     print(f"{world.name}: {killed} of {EACH} runs ({length:.3f} s, {many} requests) were killed; left: {dict(found)}")
-    assert killed >= EACH / 2, "most were over by then"
+    assert killed >= EACH // 2, "most were over by then"
     assert len(found) > 1 or EACH < 10, "the kills hit one state only"
 
 
