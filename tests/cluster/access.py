@@ -96,6 +96,18 @@ class Access:
         self.api.apply(runtime)
         until_known(self.api, runtime)
 
+    def add_priority_class(self, name: str) -> None:
+        """A class of pods that preempt others; waits until admission, which has a cache of classes, knows it."""
+        kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+        self.api.apply({**kind, "metadata": {"name": name}, "value": 1000})
+        spec = {"priorityClassName": name, "containers": [{"name": "probe", "image": "none"}]}
+        probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": "default"}, "spec": spec}
+
+        def known() -> bool:
+            return "no PriorityClass" not in refused(lambda: self.api.create(probe, dry_run=True))
+
+        wait_until(f"the priority class {name} is known", known)
+
     def forbid_trainjobs(self, namespace: str) -> None:
         """Give a namespace a quota of no TrainJobs, and wait until it is enforced.
 

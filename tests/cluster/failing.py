@@ -253,9 +253,8 @@ def outrank_in_queue(cluster: Access, ref: JobRef) -> None:
 @contextmanager
 def own_node_and_priority(cluster: Access, where: str) -> Iterator[None]:
     """A simulated node, and a class of a priority for pods that preempt others."""
-    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
     with own_node(cluster, where):
-        cluster.api.create({**urgent, "metadata": {"name": where}})
+        cluster.add_priority_class(where)
         try:
             yield
         finally:

@@ -155,8 +155,7 @@ async def test_volcanos_settings_reach_its_pod_group(
     gangs: Cluster, backend: KubernetesBackend, namespace: str
 ) -> None:
     """Of the kind that Volcano's own Go types define. There is no Volcano here that would schedule the pods."""
-    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "training"}}
-    gangs.api.apply({**priority, "value": 1000})
+    gangs.add_priority_class("training")
     gangs.add_runtime(yaml.safe_load((EXAMPLES / "torch-volcano.yaml").read_text()))
     theirs = {"training_runtime_spec": {"template": {"metadata": {"annotations": {QUEUE: "theirs"}}}}}
     for key, patches, queue in (("a", [], "research"), ("b", [theirs], "theirs")):

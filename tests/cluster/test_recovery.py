@@ -216,14 +216,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
         node = str(works["tainted"].pod(0)["spec"]["nodeName"])
         taint = {"key": "trainjob.test/unreachable", "effect": "NoExecute"}
         api.patch("v1", "Node", "", node, {"spec": {"taints": [taint]}})
-        api.create(
-            {
-                "apiVersion": "scheduling.k8s.io/v1",
-                "kind": "PriorityClass",
-                "metadata": {"name": namespace},
-                "value": 1000,
-            }
-        )
+        resilient.add_priority_class(namespace)
         container = {
             "name": "node",
             "image": "none",
