@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -225,6 +226,28 @@ class Triggerer:
     @property
     def events(self) -> list[TriggerEvent]:
         return [entry.event if hasattr(entry, "event") else entry[1] for entry in self.runner.events]
+
+
+def test_on_kill_is_not_the_first_to_ask_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow (3.3.2) starts its API inside the triggerer at the first question, in which time on_kill may run out."""
+    asked = []
+
+    def states_of(task_instance: Any) -> list[str]:
+        asked.append(task_instance.task_id)
+        return ["deferred"]
+
+    monkeypatch.setattr("trainjob_airflow.triggers.trainjob.states_of", states_of)
+    monkeypatch.setattr(TrainJobTrigger, "_has_asked", False)
+
+    async def two() -> None:
+        for key in ("first", "second"):
+            _, ref = await started("print()", key)
+            trigger = trigger_of(ref)
+            trigger.task_instance = cast(Any, SimpleNamespace(task_id=key))
+            assert (await only_event(trigger))["status"] == "complete"
+
+    asyncio.run(two())
+    assert asked == ["first"]
 
 
 @since("3.3", "triggers that are told of a kill")

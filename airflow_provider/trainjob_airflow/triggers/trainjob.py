@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -31,7 +31,7 @@ _LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the j
 _KILLED = "__airflow_user_action__"  # what Airflow cancels a trigger with when a person has ended its task (3.3)
 _KILL = 25.0  # Airflow gives on_kill() 30 s ([triggerer] on_kill_timeout)
 
-_ENDING: set[asyncio.Task[None]] = set()  # an event loop holds its tasks weakly
+_BACKGROUND: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
 
 
 class TrainJobTrigger(BaseTrigger):
@@ -62,6 +62,8 @@ class TrainJobTrigger(BaseTrigger):
         resumed: How often the task was deferred again after an error.
         target: What the connection says, if it holds no secret: `TrainJobHook.public`.
     """
+
+    _has_asked = False  # any trigger of this process
 
     def __init__(
         self,
@@ -120,6 +122,11 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(_load)
+        if self.task_instance is not None and not TrainJobTrigger._has_asked:
+            # At the first question Airflow (3.3.2) starts its API inside the triggerer, for 4 s of one core, and many
+            # more where that is busy. So the first one is not that of `on_kill`, which ends after 30 s.
+            TrainJobTrigger._has_asked = True
+            _begin(self._is_wanted())
         from trainjob.crashes import pack_diagnosis, pack_evidence
         from trainjob.errors import RankCrashed, TimedOut, TrainJobError
 
@@ -178,9 +185,7 @@ class TrainJobTrigger(BaseTrigger):
         goes along with every sync), and a request to a cluster can take longer.
         """
         self._killed = False
-        ending = asyncio.create_task(self._end())
-        _ENDING.add(ending)
-        ending.add_done_callback(_ENDING.discard)
+        ending = _begin(self._end())
         while not ending.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.shield(ending)
@@ -337,6 +342,14 @@ def _load() -> None:
         import trainjob.backends.kubernetes.backend  # noqa: F401 - so that it is there before the freeze
 
     gc.freeze()
+
+
+def _begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Do something in the background."""
+    task = asyncio.create_task(work)
+    _BACKGROUND.add(task)
+    task.add_done_callback(_BACKGROUND.discard)
+    return task
 
 
 def _event(status: str, message: str, *, retryable: bool = True) -> dict[str, Any]:
