@@ -347,6 +347,7 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
             "dataset": {"storage_uri": DIGITS_URI, **keyed},
             "model": {"storage_uri": "s3://training/base", **keyed},
         },
+        "one": {"dataset": {"storage_uri": DIGITS_URI, **keyed}},
         "missing": {"model": {"storage_uri": "s3://training/nosuch", **keyed}},
     }
     keys = {
@@ -380,8 +381,12 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
         assert "s3://training/nosuch" in diagnosis.summary
         assert "check the URI of the dataset or model" in str(caught.value)
         lines = [str(line) for line in client.logs(jobs["missing"])]
-        assert "[dataset-initializer-0] STORAGE_URI is empty: nothing to bring" in lines
         assert not any(line.startswith("[node") for line in lines)
+        platform.said += lines
+
+        assert {Path(name).parent.name for name in client.wait(jobs["one"]).outputs} == {"dataset"}
+        lines = [str(line) for line in client.logs(jobs["one"])]
+        assert "[model-initializer-0] STORAGE_URI is empty: nothing to bring" in lines
         platform.said += lines
         platform.check_that_no_secret_shows(namespace)
 
