@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from tests.contract.processes import marked
 
-from trainjob.data.stores import Store
+from trainjob.data.stores.base import Store
 
 # A shell without job control starts what it puts into the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

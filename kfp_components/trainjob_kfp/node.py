@@ -87,7 +87,7 @@ def _bring(where: str, place: Path) -> str:
 def _take(path: Path, where: str) -> None:
     """Put a file, or all files of a directory, where KFP looks for the artifact: at its URI, or below it."""
     from trainjob.data.locations import parse_store  # noqa: PLC0415
-    from trainjob.data.opening import open_store  # noqa: PLC0415
+    from trainjob.data.stores.opening import open_store  # noqa: PLC0415
 
     parent, _, name = where.rpartition("/")
     store = open_store(parse_store(parent + "/"))

@@ -396,8 +396,8 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
 
 @pytest.fixture
 def claims(platform: Platform, namespace: str, tmp_path: Path) -> Path:
-    """The directory of the claims ``work`` and ``models``."""
-    for name in ("work", "models"):
+    """The directory of the claims ``scratch`` and ``models``."""
+    for name in ("scratch", "models"):
         (tmp_path / name).mkdir()
         spec = platform.volume(name, namespace, tmp_path / name, "ReadWriteMany")
         metadata = {"name": name, "namespace": namespace}
@@ -415,13 +415,13 @@ def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace
         def wait(key: str, **spec: Any) -> Any:
             return client.wait(client.launch({**step, **spec}, f"claims/{key}"))
 
-        options: Object = {"source": DIGITS_URI, "target": "pvc://work/data set"}
+        options: Object = {"source": DIGITS_URI, "target": "pvc://scratch/data set"}
         brought = wait("initialize", command=step_command("initialize-dataset", options))
-        assert brought.outputs["uri"] == "pvc://work/data%20set"
-        assert (claims / "work" / "data set" / "digits.csv.gz").read_bytes() == DIGITS.read_bytes()
+        assert brought.outputs["uri"] == "pvc://scratch/data%20set"
+        assert (claims / "scratch" / "data set" / "digits.csv.gz").read_bytes() == DIGITS.read_bytes()
 
         # Without `trainjob exec`: it is the mount that makes a local path of it.
-        inputs, outputs = {"dataset": brought.outputs["uri"]}, {"model": "pvc://work/model"}
+        inputs, outputs = {"dataset": brought.outputs["uri"]}, {"model": "pvc://scratch/model"}
         trained = wait("train", command=TRAIN, args=TRAIN_ARGS, inputs=inputs, outputs=outputs)
         assert trained.outputs == outputs
 
@@ -434,13 +434,13 @@ def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace
         manifest = content.parse((path / "MANIFEST.json").read_bytes(), str(path))
         assert manifest.digest == properties(version)["trainjob.digest"] == exported.outputs["digest"]
         for name in ("config.json", "model.safetensors"):
-            assert (path / name).read_bytes() == (claims / "work" / "model" / name).read_bytes()
+            assert (path / name).read_bytes() == (claims / "scratch" / "model" / name).read_bytes()
 
         # Which claim a registered model is on is not known before its step runs.
-        options = {"source": "models:/digits-claim/latest", "target": "pvc://work/champion", "registry": registry}
+        options = {"source": "models:/digits-claim/latest", "target": "pvc://scratch/champion", "registry": registry}
         command = step_command("initialize-model", options)
         with pytest.raises(TrainJobFailed, match="claim models is not mounted at /mnt/trainjob-claims/models"):
             wait("unmounted", command=command)
         brought = wait("mounted", command=command, inputs={"models": "pvc://models"})
-        assert (brought.outputs["uri"], brought.outputs["digest"]) == ("pvc://work/champion", manifest.digest)
-        assert (claims / "work" / "champion" / "model.safetensors").exists()
+        assert (brought.outputs["uri"], brought.outputs["digest"]) == ("pvc://scratch/champion", manifest.digest)
+        assert (claims / "scratch" / "champion" / "model.safetensors").exists()

@@ -44,7 +44,7 @@ def program(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     from huggingface_hub import constants
 
     from trainjob.data import parts, ranges, transfer
-    from trainjob.data.oci import store, uploads
+    from trainjob.data.stores.oci import store, uploads
 
     os.environ.update(environment)
     constants.HF_HUB_DISABLE_XET = True

@@ -9,7 +9,7 @@ import pytest
 from tests.oci.proxy import Proxy
 from tests.oci.registry import PROGRAM, Server, registry
 
-from trainjob.data.oci import retries
+from trainjob.data.stores.oci import retries
 
 MEBI = 1024 * 1024
 

@@ -14,7 +14,7 @@ from tests.oci.registry import Server
 
 from trainjob.data import export, initialize
 from trainjob.data.locations import parse_store
-from trainjob.data.oci import attached
+from trainjob.data.stores.oci import attached
 from trainjob.errors import ChecksumMismatch, ConfigurationError, RegistryConflict
 from trainjob.registry import connect
 

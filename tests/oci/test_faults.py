@@ -21,8 +21,8 @@ from tests.oci.conftest import MEBI, files
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
 
 from trainjob.data import copy, read_manifest
-from trainjob.data.oci import client, retries, uploads
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.oci import client, retries, uploads
 from trainjob.data.transfer import scan
 from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable
 

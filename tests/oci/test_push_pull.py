@@ -18,7 +18,7 @@ from tests.oci.registry import Server, needs_skopeo
 
 from trainjob.data import copy, read_manifest
 from trainjob.data.locations import parse_store
-from trainjob.data.oci import OciStore, attach, attached, uploads
+from trainjob.data.stores.oci import OciStore, attach, attached, uploads
 from trainjob.data.transfer import scan
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
 

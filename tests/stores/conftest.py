@@ -26,7 +26,7 @@ from tests.stores.places import Place, tree
 from tests.unit import fake_clouds
 from tests.unit.hub import fake as fake_hub
 
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
 
 USER = "somebody:the-password-of-this-registry"
 SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "HF_", "DOCKER_", "REGISTRY_AUTH_FILE", "SSL_CERT_")
@@ -41,7 +41,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("trainjob.data.retries._FIRST", 0.02)
-    monkeypatch.setattr("trainjob.data.oci.retries.FIRST", 0.02)
+    monkeypatch.setattr("trainjob.data.stores.oci.retries.FIRST", 0.02)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from tests.stores.places import MANIFEST, Place, files, tree
 
 from trainjob.data import content, copy, read_manifest, transfer
 from trainjob.data.ranges import PART
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, UnsafePath
 
 WRITTEN = ["file", "s3", "oci", "oci-password", "gs", "az", "hf"]

@@ -17,7 +17,7 @@ from tests.stores.places import files, tree
 
 from trainjob.data import copy, export
 from trainjob.data.locations import parse_store
-from trainjob.data.oci import OciStore
+from trainjob.data.stores.oci import OciStore
 
 _DOWNLOAD = "import sys; from kserve_storage import Storage; Storage.download(sys.argv[1], sys.argv[2])"
 

@@ -147,15 +147,15 @@ class HubShelf:
 def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Shelf]:
     """A shelf at ``s3``, ``gs``, ``az``, ``http`` or ``hf``; clients wait little, and the settings name the server."""
     monkeypatch.setattr("trainjob.data.retries._FIRST", 0.01)
-    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
-    monkeypatch.setattr("trainjob.data.clouds.STALL", "1s")
-    monkeypatch.setattr("trainjob.data.web._TIMEOUT", 1.0)
+    monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
+    monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "1s")
+    monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", 1.0)
     if scheme == "hf":
         constants = pytest.importorskip("huggingface_hub.constants")
         from huggingface_hub import close_session
 
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr("trainjob.data.hub._SILENCE", 0.3)
+        monkeypatch.setattr("trainjob.data.stores.hub._SILENCE", 0.3)
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         close_session()

@@ -32,10 +32,10 @@ def mounted(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_locations_of_a_step_are_mounted() -> None:
-    options = {"source": "pvc://work/trained", "target": "pvc://models/", "name": "digits", "export_id": "pvc//x"}
+    options = {"source": "pvc://scratch/trained", "target": "pvc://models/", "name": "digits", "export_id": "pvc//x"}
     spec = body(command=step_command("export", options))
-    assert mounted(spec) == {"/mnt/trainjob-claims/work": "work", "/mnt/trainjob-claims/models": "models"}
-    assert {"--source=pvc://work/trained", "--target=pvc://models/"} <= set(spec["trainer"]["command"])
+    assert mounted(spec) == {"/mnt/trainjob-claims/scratch": "scratch", "/mnt/trainjob-claims/models": "models"}
+    assert {"--source=pvc://scratch/trained", "--target=pvc://models/"} <= set(spec["trainer"]["command"])
 
 
 def test_inputs_and_outputs_of_a_training_are_mounted_on_its_nodes() -> None:

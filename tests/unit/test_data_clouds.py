@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from tests.unit.fake_clouds import Clouds, serving
 
-from trainjob.data import clouds, content, copy
+from trainjob.data import content, copy
 from trainjob.data.locations import parse_store
-from trainjob.data.opening import open_store
+from trainjob.data.stores import clouds
+from trainjob.data.stores.opening import open_store
 from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB: more than a part
@@ -30,7 +31,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
+    monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     monkeypatch.setattr("trainjob.data.retries.TRIES", 1)
 
 

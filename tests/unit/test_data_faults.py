@@ -21,10 +21,10 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from trainjob.data import content, copy, opening, ranges, read_manifest, retries, transfer
-from trainjob.data.files import FileStore
 from trainjob.data.locations import Location, parse_store
-from trainjob.data.parts import BLOCK, Part
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.files import FileStore
+from trainjob.data.stores.parts import BLOCK, Part
 from trainjob.errors import CorruptData, StoreUnavailable
 
 BIG = os.urandom(1_000_003) * 30  # 30 MB: three ranges and more
@@ -132,7 +132,7 @@ def bucket(server: tuple[str, int], proxy: _Proxy, monkeypatch: pytest.MonkeyPat
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(retries, "_FIRST", 0.01)
-    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
+    monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     endpoint = f"http://{server[0]}:{server[1]}"
     bucket = boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1").Bucket("faults")
     bucket.create()
@@ -164,7 +164,7 @@ def test_cuts(bucket: Any, proxy: _Proxy, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("connections")
 def test_stalls(bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.clouds.STALL", "500ms")
+    monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "500ms")
     bucket.put_object(Key="d/big", Body=BIG)
     left = [2_000_000, 0]
     proxy.decide = lambda head: {"stall": left.pop()} if _get(head) and left else {}
@@ -232,7 +232,7 @@ def test_several_connections_where_one_is_slow(
 def test_an_upload_through_cuts(
     bucket: Any, proxy: _Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, status: str, size: int
 ) -> None:
-    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 6})
+    monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 6})
     (tmp_path / "source").mkdir()
     (tmp_path / "source/big").write_bytes(BIG[:size])
     answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()

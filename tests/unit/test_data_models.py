@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainjob.data.files import FileStore
 from trainjob.data.locations import parse_store
 from trainjob.data.models import _BITS, ModelFacts, check_model
-from trainjob.data.stores import Entry
+from trainjob.data.stores.base import Entry
+from trainjob.data.stores.files import FileStore
 from trainjob.errors import CorruptData
 
 

@@ -153,7 +153,7 @@ def test_an_image_without_certificates_is_told_from_plain_http(bucket: Any, monk
 
 def test_errors_hold_no_secret(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1/hunter2hunter2")
-    monkeypatch.setattr("trainjob.data.clouds.RETRY", {"max_retries": 0})
+    monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     with pytest.raises(StoreUnavailable) as caught:
         copy("s3://models/x", str(tmp_path / "t"))
     assert "hunter2" not in str(caught.value)

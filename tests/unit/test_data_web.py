@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from trainjob.data import copy, ranges, read_manifest
-from trainjob.data.web import retry_after
+from trainjob.data.stores.web import retry_after
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB
@@ -172,7 +172,7 @@ def test_goes_on_after_a_cut(
 
 
 def test_stalls(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.web._TIMEOUT", httpx.Timeout(0.5))
+    monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", httpx.Timeout(0.5))
     web.faults = lambda number, span: {"stall": True} if number in (0, 1) else {}
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     web.faults = lambda number, span: {"stall": True}
@@ -257,7 +257,7 @@ def test_a_web_server_is_no_target(web: _Server, tmp_path: Path, act: Callable[[
 def test_without_httpx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
-    monkeypatch.delitem(sys.modules, "trainjob.data.web", raising=False)
+    monkeypatch.delitem(sys.modules, "trainjob.data.stores.web", raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ConfigurationError, match=r"trainjob\[storage\]"):
         copy("https://host/x", str(tmp_path / "t"))

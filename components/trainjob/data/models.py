@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainjob.data import pickles, strict
-from trainjob.data.stores import Entry, Store
+from trainjob.data.stores.base import Entry, Store
 from trainjob.errors import CorruptData
 
 # The limit of the safetensors library (100 MB); a longer header is an attack or garbage.

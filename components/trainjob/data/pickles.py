@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from trainjob.data.stores import Entry, Store
+from trainjob.data.stores.base import Entry, Store
 
 SUFFIXES = frozenset({".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
 """Suffixes of weights that are usually pickles: loading one runs whatever code its maker put into it."""

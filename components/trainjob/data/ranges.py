@@ -11,7 +11,7 @@ from threading import Event
 from trainjob.data import retries
 from trainjob.data.feeding import fed
 from trainjob.data.retries import Patience
-from trainjob.data.stores import Entry, Ranged, Store
+from trainjob.data.stores.base import Entry, Ranged, Store
 from trainjob.errors import CorruptData, StoreUnavailable
 
 PART = 8 * 1024 * 1024

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from threading import Event
 from typing import TypeVar
 
-from trainjob.data.stores import Store
+from trainjob.data.stores.base import Store
 from trainjob.errors import StoreUnavailable
 
 Result = TypeVar("Result")

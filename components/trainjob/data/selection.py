@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest
-from trainjob.data.stores import Entry, Store
+from trainjob.data.stores.base import Entry, Store
 from trainjob.errors import CorruptData, SourceNotFound, UnsafePath
 
 

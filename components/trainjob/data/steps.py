@@ -14,9 +14,9 @@ from trainjob.data.content import ContentManifest
 from trainjob.data.locations import Location, ModelRef, join, parse, parse_store
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
-from trainjob.data.opening import opened
 from trainjob.data.record import Record
 from trainjob.data.selection import select, wanted
+from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
 from trainjob.errors import (
     ChecksumMismatch,

@@ -13,7 +13,7 @@ from trainjob.data.gzips import GzipCheck
 from trainjob.data.locations import public
 from trainjob.data.meter import Meter
 from trainjob.data.selection import Selection
-from trainjob.data.stores import Bridging, Entry, Store
+from trainjob.data.stores.base import Bridging, Entry, Store
 from trainjob.errors import ChecksumMismatch, CorruptData
 
 AT_A_TIME = 4

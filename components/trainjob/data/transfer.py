@@ -15,10 +15,10 @@ from trainjob.data import content
 from trainjob.data.content import ContentManifest, File, matches
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.meter import Meter, Moved, Notify
-from trainjob.data.opening import opened
 from trainjob.data.parallel import for_each
 from trainjob.data.selection import Selection, manifest_of, select
-from trainjob.data.stores import Entry, Resuming, Store
+from trainjob.data.stores.base import Entry, Resuming, Store
+from trainjob.data.stores.opening import opened
 from trainjob.data.streams import AT_A_TIME, Source, Stream
 from trainjob.errors import ChecksumMismatch, ConfigurationError, SourceNotFound, UnsafePath
 

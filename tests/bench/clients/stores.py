@@ -31,7 +31,8 @@ def trainjob(verb: str, folder: str, uri: str) -> Callable[[], object]:
 
     from trainjob.data import copy
 
-    for each in ("trainjob.data.object_stores", "obstore.store") if uri.startswith("s3:") else ("trainjob.data.hub",):
+    s3 = ("trainjob.data.stores.object_stores", "obstore.store")
+    for each in s3 if uri.startswith("s3:") else ("trainjob.data.stores.hub",):
         import_module(each)  # else `copy` does it
     return lambda: copy(folder, uri) if verb == "up" else copy(uri, folder)
 

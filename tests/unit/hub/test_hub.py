@@ -9,7 +9,7 @@ from tests.unit.hub.fake import Hub
 
 from trainjob.data import content, copy, read_manifest
 from trainjob.data.locations import parse_store
-from trainjob.data.opening import open_store
+from trainjob.data.stores.opening import open_store
 from trainjob.errors import ConfigurationError, CorruptData, DataError, SourceNotFound, StoreUnavailable, UnsafePath
 
 # Of the client, as it sends files.

@@ -9,10 +9,10 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainjob.data.oci.client import Client
-from trainjob.data.oci.images import Image
-from trainjob.data.oci.manifests import IMAGE_CONFIG, IMAGE_LAYER
-from trainjob.data.oci.repository import IMAGE, Manifest, Repository, sha256
+from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.images import Image
+from trainjob.data.stores.oci.manifests import IMAGE_CONFIG, IMAGE_LAYER
+from trainjob.data.stores.oci.repository import IMAGE, Manifest, Repository, sha256
 
 Entry = tuple[tarfile.TarInfo, bytes]
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.data.oci import challenges, retries
-from trainjob.data.oci.access import Access
-from trainjob.data.oci.challenges import Challenge
-from trainjob.data.oci.credentials import Credential, find
-from trainjob.data.oci.retries import Interrupted, Patience, retry_after
+from trainjob.data.stores.oci import challenges, retries
+from trainjob.data.stores.oci.access import Access
+from trainjob.data.stores.oci.challenges import Challenge
+from trainjob.data.stores.oci.credentials import Credential, find
+from trainjob.data.stores.oci.retries import Interrupted, Patience, retry_after
 from trainjob.errors import ConfigurationError, StoreUnavailable
 
 HOST = "registry.example:5000"

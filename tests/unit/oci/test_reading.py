@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.oci.memory import MemoryRepository, entry, files, image, load, packed, read_all, zipped
 
-from trainjob.data.oci import layers as layers_module
-from trainjob.data.oci import tars
-from trainjob.data.oci.gzips import Gunzip
-from trainjob.data.oci.images import Image
-from trainjob.data.oci.manifests import MODEL, MODEL_LAYER
-from trainjob.data.oci.repository import DOCKER_INDEX, INDEX
-from trainjob.data.oci.tars import Member, Reader
+from trainjob.data.stores.oci import layers as layers_module
+from trainjob.data.stores.oci import tars
+from trainjob.data.stores.oci.gzips import Gunzip
+from trainjob.data.stores.oci.images import Image
+from trainjob.data.stores.oci.manifests import MODEL, MODEL_LAYER
+from trainjob.data.stores.oci.repository import DOCKER_INDEX, INDEX
+from trainjob.data.stores.oci.tars import Member, Reader
 from trainjob.errors import (
     ChecksumMismatch,
     ConfigurationError,

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.oci.memory import MemoryRepository
 
-from trainjob.data.files import FileStore
-from trainjob.data.oci import manifests, tars
-from trainjob.data.oci.bundles import Small
-from trainjob.data.oci.images import Image
-from trainjob.data.oci.manifests import Layer, attachment, documents, kind_of
-from trainjob.data.oci.payloads import Again, Data, Hashing, Joined, Once, Payload, digest_of
-from trainjob.data.oci.repository import IMAGE, INDEX, sha256
-from trainjob.data.stores import CHUNK, Store
+from trainjob.data.stores.base import CHUNK, Store
+from trainjob.data.stores.files import FileStore
+from trainjob.data.stores.oci import manifests, tars
+from trainjob.data.stores.oci.bundles import Small
+from trainjob.data.stores.oci.images import Image
+from trainjob.data.stores.oci.manifests import Layer, attachment, documents, kind_of
+from trainjob.data.stores.oci.payloads import Again, Data, Hashing, Joined, Once, Payload, digest_of
+from trainjob.data.stores.oci.repository import IMAGE, INDEX, sha256
 from trainjob.errors import CorruptData, OutOfSpace, StoreUnavailable
 
 

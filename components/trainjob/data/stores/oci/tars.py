@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainjob.data.locations import safe_path
-from trainjob.data.oci.payloads import Data, Joined, Payload
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.oci.payloads import Data, Joined, Payload
 from trainjob.errors import CorruptData, UnsafePath
 
 BLOCK = 512

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Protocol
 
-from trainjob.data.oci import challenges, credentials
-from trainjob.data.oci.challenges import Challenge
-from trainjob.data.oci.credentials import Credential
+from trainjob.data.stores.oci import challenges, credentials
+from trainjob.data.stores.oci.challenges import Challenge
+from trainjob.data.stores.oci.credentials import Credential
 from trainjob.errors import ConfigurationError
 
 _DEFAULT_SECONDS, _MARGIN = 60.0, 15.0  # the specification's life of a token that states none; renewed so long before

@@ -16,7 +16,7 @@ import httpx
 from trainjob import __version__
 from trainjob.data import retries
 from trainjob.data.locations import Location, public
-from trainjob.data.stores import CHUNK, Entry
+from trainjob.data.stores.base import CHUNK, Entry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
 _TIMEOUT = httpx.Timeout(60, connect=10)  # of a stall; a body may take as long as it takes

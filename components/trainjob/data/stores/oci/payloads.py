@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from trainjob.data.stores import CHUNK, Reread
+from trainjob.data.stores.base import CHUNK, Reread
 from trainjob.errors import CorruptData, StoreUnavailable
 
 

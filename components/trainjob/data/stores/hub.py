@@ -21,11 +21,11 @@ import httpx
 from trainjob import __version__
 from trainjob.data import retries
 from trainjob.data.content import NAME, WORK
-from trainjob.data.files import os_errors
-from trainjob.data.hub_errors import errors
 from trainjob.data.locations import Location, hub_parts, pinned
-from trainjob.data.stores import Entry
-from trainjob.data.web import Web
+from trainjob.data.stores.base import Entry
+from trainjob.data.stores.files import os_errors
+from trainjob.data.stores.hub_errors import errors
+from trainjob.data.stores.web import Web
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable, UnsafePath
 
 if TYPE_CHECKING:

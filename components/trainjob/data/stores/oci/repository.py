@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.data.oci.client import Client
-from trainjob.data.oci.reference import check_digest
-from trainjob.data.oci.retries import Interrupted, Patience, patiently
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.reference import check_digest
+from trainjob.data.stores.oci.retries import Interrupted, Patience, patiently
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, StoreUnavailable
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"

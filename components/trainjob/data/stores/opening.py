@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainjob.data.files import FileStore
 from trainjob.data.locations import Location
-from trainjob.data.stores import Closing, Store
+from trainjob.data.stores.base import Closing, Store
+from trainjob.data.stores.files import FileStore
 from trainjob.errors import ConfigurationError
 
 
@@ -21,7 +21,7 @@ def open_store(location: Location) -> Store:
         return FileStore(location)
     if location.scheme in ("http", "https"):
         try:
-            from trainjob.data.web import WebStore  # noqa: PLC0415 - an extra, for those who need it
+            from trainjob.data.stores.web import WebStore  # noqa: PLC0415 - an extra, for those who need it
         except ImportError:
             raise ConfigurationError(
                 f"{location.scheme}:// needs httpx: install trainjob[storage], or use an image that has it"
@@ -29,7 +29,7 @@ def open_store(location: Location) -> Store:
         return WebStore(location)
     if location.scheme == "hf":
         try:
-            from trainjob.data.hub import HubStore  # noqa: PLC0415 - likewise
+            from trainjob.data.stores.hub import HubStore  # noqa: PLC0415 - likewise
         except ImportError:
             raise ConfigurationError(
                 "hf:// needs huggingface-hub and httpx: install trainjob[hf], or use an image that has them"
@@ -37,13 +37,13 @@ def open_store(location: Location) -> Store:
         return HubStore(location)
     if location.scheme == "oci":
         try:
-            from trainjob.data.oci import OciStore  # noqa: PLC0415 - likewise
+            from trainjob.data.stores.oci import OciStore  # noqa: PLC0415 - likewise
         except ImportError:
             raise ConfigurationError(
                 "oci:// needs httpx: install trainjob[storage], or use an image that has it"
             ) from None
         return OciStore(location)
-    from trainjob.data.object_stores import ObjectStore  # noqa: PLC0415 - likewise
+    from trainjob.data.stores.object_stores import ObjectStore  # noqa: PLC0415 - likewise
 
     return ObjectStore(location)
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 
-from trainjob.data.oci import tars
-from trainjob.data.oci.gzips import Gunzip
-from trainjob.data.oci.payloads import limited
-from trainjob.data.oci.repository import Repository
-from trainjob.data.oci.tars import Member, Reader
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.oci import tars
+from trainjob.data.stores.oci.gzips import Gunzip
+from trainjob.data.stores.oci.payloads import limited
+from trainjob.data.stores.oci.repository import Repository
+from trainjob.data.stores.oci.tars import Member, Reader
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
 
 _IMAGE = re.compile(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainjob.data.web import retry_after
+from trainjob.data.stores.web import retry_after
 from trainjob.errors import (
     ConfigurationError,
     OutOfSpace,

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from trainjob.data.oci.access import Access
-from trainjob.data.oci.retries import Interrupted, retry_after
+from trainjob.data.stores.oci.access import Access
+from trainjob.data.stores.oci.retries import Interrupted, retry_after
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, TrainJobError
 from trainjob.settings import Settings
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import httpx
 
-from trainjob.data.oci.client import FINISH
-from trainjob.data.oci.payloads import Hashing, Once, Payload
-from trainjob.data.oci.repository import Repository
-from trainjob.data.oci.retries import Interrupted, Patience
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.oci.client import FINISH
+from trainjob.data.stores.oci.payloads import Hashing, Once, Payload
+from trainjob.data.stores.oci.repository import Repository
+from trainjob.data.stores.oci.retries import Interrupted, Patience
 from trainjob.errors import CorruptData
 
 PART = 64 * CHUNK

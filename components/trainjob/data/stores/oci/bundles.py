@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 
-from trainjob.data.files import os_errors
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
+from trainjob.data.stores.files import os_errors
 
 _IN_MEMORY = 16 * CHUNK
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from trainjob.data import content
 from trainjob.data.locations import Location
-from trainjob.data.oci import manifests
-from trainjob.data.oci.client import Client
-from trainjob.data.oci.manifests import EMPTY_DATA, Document, attachment
-from trainjob.data.oci.payloads import Data
-from trainjob.data.oci.reference import Reference, check_digest
-from trainjob.data.oci.repository import IMAGE, INDEX, Repository, sha256
-from trainjob.data.oci.retries import patiently
-from trainjob.data.oci.uploads import push
+from trainjob.data.stores.oci import manifests
+from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.manifests import EMPTY_DATA, Document, attachment
+from trainjob.data.stores.oci.payloads import Data
+from trainjob.data.stores.oci.reference import Reference, check_digest
+from trainjob.data.stores.oci.repository import IMAGE, INDEX, Repository, sha256
+from trainjob.data.stores.oci.retries import patiently
+from trainjob.data.stores.oci.uploads import push
 from trainjob.errors import CorruptData, SourceNotFound
 
 IN_TOTO = "application/vnd.in-toto+json"

@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
 from typing import Any
 
-from trainjob.data.clouds import errors, open_bucket
 from trainjob.data.content import MARK
 from trainjob.data.feeding import fed
 from trainjob.data.locations import Location, safe_path
-from trainjob.data.stores import CHUNK, Entry
+from trainjob.data.stores.base import CHUNK, Entry
+from trainjob.data.stores.clouds import errors, open_bucket
 from trainjob.errors import CorruptData, SourceNotFound
 
 # Of a download, at once: about what a connection gives by itself; to put more of them together costs time.

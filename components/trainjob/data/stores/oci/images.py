@@ -11,12 +11,12 @@ from threading import Lock
 from typing import Any
 
 from trainjob.data.locations import safe_path
-from trainjob.data.oci import manifests
-from trainjob.data.oci.layers import LayerBlob, form_of
-from trainjob.data.oci.manifests import Layer
-from trainjob.data.oci.reference import check_digest
-from trainjob.data.oci.repository import DOCKER_INDEX, INDEX, Manifest, Repository
-from trainjob.data.oci.tars import Member
+from trainjob.data.stores.oci import manifests
+from trainjob.data.stores.oci.layers import LayerBlob, form_of
+from trainjob.data.stores.oci.manifests import Layer
+from trainjob.data.stores.oci.reference import check_digest
+from trainjob.data.stores.oci.repository import DOCKER_INDEX, INDEX, Manifest, Repository
+from trainjob.data.stores.oci.tars import Member
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, UnsafePath
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"  # image-spec, "Whiteouts"

@@ -11,16 +11,16 @@ from typing import Literal
 from trainjob.data import content
 from trainjob.data.content import ContentManifest
 from trainjob.data.locations import Location, safe_path
-from trainjob.data.oci import manifests, referrers, tars
-from trainjob.data.oci.bundles import Small
-from trainjob.data.oci.client import Client
-from trainjob.data.oci.images import Image
-from trainjob.data.oci.manifests import Document, Layer
-from trainjob.data.oci.payloads import Again, Data, Joined, Once, Payload, digest_of
-from trainjob.data.oci.reference import Reference
-from trainjob.data.oci.repository import Repository
-from trainjob.data.oci.uploads import push, push_once
-from trainjob.data.stores import CHUNK, Entry, Reread
+from trainjob.data.stores.base import CHUNK, Entry, Reread
+from trainjob.data.stores.oci import manifests, referrers, tars
+from trainjob.data.stores.oci.bundles import Small
+from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.images import Image
+from trainjob.data.stores.oci.manifests import Document, Layer
+from trainjob.data.stores.oci.payloads import Again, Data, Joined, Once, Payload, digest_of
+from trainjob.data.stores.oci.reference import Reference
+from trainjob.data.stores.oci.repository import Repository
+from trainjob.data.stores.oci.uploads import push, push_once
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound
 
 SMALL = CHUNK

@@ -1,4 +1,4 @@
-"""Stores: where bytes are. The protocol; which store a location is of, says `trainjob.data.opening`.
+"""Stores: where bytes are. The protocol; which store a location is of, says `trainjob.data.stores.opening`.
 
 A store is opened at a location and speaks of paths relative to it; the empty path is the location itself, when that is
 a single file. Errors are those of `trainjob.errors`, name the location, and never hold a credential.

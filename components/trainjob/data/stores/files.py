@@ -15,8 +15,8 @@ from pathlib import Path
 from trainjob.data.content import WORK
 from trainjob.data.locations import Location
 from trainjob.data.parallel import for_each
-from trainjob.data.parts import Part, start_writing
-from trainjob.data.stores import CHUNK, Continued, Entry
+from trainjob.data.stores.base import CHUNK, Continued, Entry
+from trainjob.data.stores.parts import Part, start_writing
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 _SYNCS = 16  # files at once; a disk makes several durable in the time of one

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainjob.data.oci.repository import IMAGE, INDEX, sha256
+from trainjob.data.stores.oci.repository import IMAGE, INDEX, sha256
 
 ROOT = "models/"
 """Where a ModelCar has its files."""

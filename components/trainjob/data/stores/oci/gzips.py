@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.data.stores import CHUNK
+from trainjob.data.stores.base import CHUNK
 from trainjob.errors import CorruptData
 
 _SPACING, _PLACES = 4 * CHUNK, 64  # each place costs about 45 kB, the window of the decompressor
