@@ -46,8 +46,8 @@ from tests.oci.registry import needs_registry
 from tests.oci.registry import registry as container_registry
 from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
 from tests.unit.hub.fake import Hub
-from tests.unit.hub.fake import serving as hub_serving
 
 from trainjob.data import content
 from trainjob.data.transfer import scan
@@ -109,7 +109,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SeaweedF
         to_s3, to_images = Proxy(s3.endpoint.removeprefix("http://")), Proxy(images.host)
         stack.enter_context(to_s3.running())
         stack.enter_context(to_images.running())
-        yield s3, to_s3, images.host, to_images, stack.enter_context(hub_serving())
+        yield s3, to_s3, images.host, to_images, stack.enter_context(serving(Hub()))
 
 
 @pytest.fixture

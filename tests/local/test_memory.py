@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.local import zeros
 from tests.local.zeros import Zeros
+from tests.serving import serving
 from tests.unit.measured import COPY, SCAN, peak
 
 from trainjob.data import content
@@ -20,7 +21,7 @@ BY_RANGES = "from trainjob.data import ranges; ranges.TRIAL, ranges.FAST = 0, fl
 
 @pytest.fixture
 def server() -> Iterator[Zeros]:
-    with zeros.serving() as server:
+    with serving(zeros.Zeros()) as server:
         yield server
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import http.server
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape
 
@@ -126,17 +123,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-@contextmanager
-def serving() -> Iterator[Zeros]:
-    """The server, in a thread."""
-    server = Zeros()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.oci.proxy import Proxy
 from tests.oci.registry import PROGRAM, Server, registry
+from tests.trees import tree
 
 from trainjob.data.stores.oci import retries
 
@@ -68,16 +69,3 @@ def content() -> dict[str, bytes]:
 @pytest.fixture
 def source(tmp_path: Path, content: dict[str, bytes]) -> Path:
     return tree(tmp_path / "source", content)
-
-
-def tree(folder: Path, files: dict[str, bytes]) -> Path:
-    for path, data in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    return folder
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found.pop("MANIFEST.json", None)
-    return found

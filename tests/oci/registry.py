@@ -8,7 +8,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ import jwt
 import pytest
 import yaml
 from tests.cluster.certificates import Authority, Pair
+from tests.serving import serving
 
 PROGRAM = "docker-registry"
 needs_registry = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"needs {PROGRAM} (Debian: {PROGRAM})")
@@ -150,16 +150,9 @@ class TokenServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{server.server_port}/token"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
+        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+            self.url = f"http://127.0.0.1:{server.server_port}/token"
             yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
     def token(self, user: str, scopes: list[str]) -> str:
         access = []

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.oci.conftest import files
 from tests.oci.registry import Server
+from tests.trees import files
 
 from trainjob.data import export, initialize
 from trainjob.data.locations import parse_store

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.oci.conftest import MEBI, files
+from tests.oci.conftest import MEBI
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
+from tests.trees import files
 
 from trainjob.data import copy, read_manifest
 from trainjob.data.stores.base import CHUNK

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.certificates import Authority
-from tests.oci.conftest import MEBI, files
+from tests.oci.conftest import MEBI
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
+from tests.trees import files
 
 from trainjob.data import copy
 from trainjob.data.stores.oci import client, uploads

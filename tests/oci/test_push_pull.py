@@ -12,9 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.oci.conftest import MEBI, files, tree
+from tests.oci.conftest import MEBI
 from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, needs_skopeo
+from tests.trees import files, tree
 
 from trainjob.data import copy, read_manifest
 from trainjob.data.locations import parse_store

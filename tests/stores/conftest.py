@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,9 +19,11 @@ from tests.oci import registry as registries
 from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, hashed
 from tests.seaweedfs import SeaweedFS
+from tests.serving import serving
 from tests.stores import places
 from tests.stores.olah import Olah
-from tests.stores.places import Place, tree
+from tests.stores.places import Place
+from tests.trees import tree
 from tests.unit import fake_clouds
 from tests.unit.hub import fake as fake_hub
 
@@ -96,7 +97,7 @@ def olah(peers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Olah]
 
 @pytest.fixture(scope="session")
 def clouds() -> Iterator[fake_clouds.Clouds]:
-    with fake_clouds.serving() as running:
+    with serving(fake_clouds.Clouds()) as running:
         yield running
 
 
@@ -105,7 +106,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
     from huggingface_hub import close_session
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with fake_hub.serving() as running:
+    with serving(fake_hub.Hub()) as running:
         yield running
         close_session()
 
@@ -130,12 +131,8 @@ def web(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
     server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield places.Web(folder, f"https://127.0.0.1:{server.server_port}")
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield places.Web(folder, f"https://127.0.0.1:{server.server_port}")
 
 
 @pytest.fixture

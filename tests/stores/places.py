@@ -13,27 +13,13 @@ from typing import Any
 
 from tests.oci.proxy import Proxy
 from tests.stores.olah import Olah
+from tests.trees import files, tree
 from tests.unit.fake_clouds import Clouds
 from tests.unit.hub.fake import Hub
 
 from trainjob.data import content, copy
 
 MANIFEST = content.NAME
-
-
-def tree(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files."""
-    for path, data in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    return folder
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """All files below a folder, without the manifest."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found.pop(MANIFEST, None)
-    return found
 
 
 class Place(ABC):

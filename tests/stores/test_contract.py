@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from tests.stores.conftest import Make
-from tests.stores.places import MANIFEST, Place, files, tree
+from tests.stores.places import MANIFEST, Place
+from tests.trees import files, tree
 
 from trainjob.data import content, copy, read_manifest, transfer
 from trainjob.data.ranges import PART

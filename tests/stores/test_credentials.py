@@ -15,8 +15,9 @@ import pytest
 from tests.cluster.certificates import Authority
 from tests.oci.proxy import Fault, Proxy, Seen
 from tests.seaweedfs import SeaweedFS
-from tests.stores.places import MANIFEST, files, tree
+from tests.stores.places import MANIFEST
 from tests.stores.roles import Issuer, answering
+from tests.trees import files, tree
 
 from trainjob.data import copy, read_manifest, transfer
 from trainjob.errors import ConfigurationError

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.certificates import Authority
 from tests.oci.registry import TokenServer, needs_registry, registry
 from tests.stores.conftest import Make
-from tests.stores.places import files, tree
+from tests.trees import files, tree
 
 from trainjob.data import copy, export
 from trainjob.data.locations import parse_store

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.stores.conftest import Make
-from tests.stores.places import MANIFEST, files, tree
+from tests.stores.places import MANIFEST
+from tests.trees import files, tree
 
 from trainjob.data import copy, read_manifest
 from trainjob.errors import DataError, UnsafePath

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.stores.olah import Olah
-from tests.stores.places import files
+from tests.trees import files
 
 from trainjob.data import copy
 from trainjob.data.locations import parse_store

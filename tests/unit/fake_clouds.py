@@ -10,8 +10,7 @@ import hashlib
 import http.server
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape, unescape
@@ -167,18 +166,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 def _tag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
-
-
-@contextmanager
-def serving() -> Iterator[Clouds]:
-    """The server, in a thread."""
-    server = Clouds()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stalled.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

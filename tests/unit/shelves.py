@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.serving import serving
 from tests.unit import fake_clouds
 from tests.unit.fake_clouds import Clouds
 from tests.unit.hub import fake as fake_hub
@@ -159,12 +160,12 @@ def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         close_session()
-        with fake_hub.serving() as hub:
+        with serving(fake_hub.Hub()) as hub:
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             yield HubShelf(hub)
             close_session()
         return
-    with fake_clouds.serving() as server:
+    with serving(fake_clouds.Clouds()) as server:
         account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
         (folder / "account.json").write_text(json.dumps(account | {"private_key_id": ""}))
         for name, value in {

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.fake_clouds import Clouds, serving
+from tests.serving import serving
+from tests.unit.fake_clouds import Clouds
 
 from trainjob.data import content, copy
 from trainjob.data.locations import parse_store
@@ -44,7 +44,7 @@ def test_plain_http_of_google_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def clouds_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clouds]:
-    with serving() as server:
+    with serving(Clouds()) as server:
         account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
         (tmp_path / "account.json").write_text(json.dumps(account | {"private_key_id": ""}))
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "account.json"))
@@ -115,13 +115,8 @@ class _Cloud(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def cloud() -> Iterator[str]:
     _Cloud.asked = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Cloud)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Cloud)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 S3 = {"AWS_ENDPOINT_URL": "{}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-1"}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.trees import files, tree
 from tests.unit.measured import COPY, peak
 
 from trainjob.data import content, copy, read_manifest
@@ -23,29 +24,13 @@ from trainjob.errors import (
     UnsafePath,
 )
 
-
-def _tree(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def _content(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in _files(folder).items() if name != content.NAME}
-
-
 LEFT = {".trainjob/lock", content.MARK}
 FILES = {"a.txt": b"one", "sub/b.bin": bytes(range(256)) * 9000, "sub/deep/c": b"", "ünï cödé %20": b"x"}
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return _tree(tmp_path / "source", FILES)
+    return tree(tmp_path / "source", FILES)
 
 
 @pytest.fixture
@@ -56,7 +41,7 @@ def target(tmp_path: Path) -> Path:
 def test_a_directory(source: Path, target: Path) -> None:
     lines: list[str] = []
     manifest = copy(str(source), target.as_uri(), progress=lines.append)
-    assert _content(target) == FILES
+    assert files(target) == FILES
     assert read_manifest(str(target)) == manifest
     assert {file.path: file.sha256 for file in manifest.files} == {
         name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()
@@ -68,7 +53,7 @@ def test_a_directory(source: Path, target: Path) -> None:
 
 def test_a_single_file(source: Path, target: Path) -> None:
     manifest = copy(str(source / "a.txt"), str(target), digest=hashlib.sha256(b"one").hexdigest())
-    assert _content(target) == {"a.txt": b"one"}
+    assert files(target) == {"a.txt": b"one"}
     assert copy(str(source / "a.txt"), str(target), digest=manifest.digest) == manifest
 
 
@@ -88,24 +73,24 @@ def test_a_changed_source_replaces_the_copy(source: Path, target: Path) -> None:
     (target / "notes.txt").write_bytes(b"not ours")
     copy(str(source), str(target))
     expected = {name: data for name, data in FILES.items() if name != "sub/b.bin"} | {"a.txt": b"two"}
-    assert _content(target) == expected | {"notes.txt": b"not ours"}
+    assert files(target) == expected | {"notes.txt": b"not ours"}
 
 
 def test_a_copy_that_lost_a_file_is_repaired(source: Path, target: Path) -> None:
     copy(str(source), str(target))
     (target / "a.txt").unlink()
     copy(str(source), str(target))
-    assert _content(target) == FILES
+    assert files(target) == FILES
 
 
 def test_a_half_written_target_is_finished_and_its_good_files_are_kept(
     source: Path, target: Path, tmp_path: Path
 ) -> None:
     copy(str(source), str(tmp_path / "whole"))
-    _tree(target, {".trainjob/lock": b"", ".trainjob/0.part": b"on", "sub/b.bin": FILES["sub/b.bin"], "a.txt": b"OOO"})
+    tree(target, {".trainjob/lock": b"", ".trainjob/0.part": b"on", "sub/b.bin": FILES["sub/b.bin"], "a.txt": b"OOO"})
     before = (target / "sub/b.bin").stat()
     copy(str(tmp_path / "whole"), str(target))
-    assert _content(target) == FILES
+    assert files(target) == FILES
     after = (target / "sub/b.bin").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -116,34 +101,34 @@ def test_what_a_killed_try_wrote_and_the_next_does_not_need_is_removed(
     (source / "old.gz").write_bytes(b"the copy fails at this one")
     with pytest.raises(CorruptData):
         copy(str(source), str(target))
-    _tree(target, {"old/1": b"of an even older try", "notes.txt": b"not ours"})
+    tree(target, {"old/1": b"of an even older try", "notes.txt": b"not ours"})
     mark = target / content.MARK
     mark.write_text(json.dumps([*json.loads(mark.read_text()), "old/1"]))
-    other = _tree(tmp_path / "other", {"a.txt": b"other"})
+    other = tree(tmp_path / "other", {"a.txt": b"other"})
     copy(str(other), str(target))
-    assert _content(target) == {"a.txt": b"other", "notes.txt": b"not ours"}
+    assert files(target) == {"a.txt": b"other", "notes.txt": b"not ours"}
 
 
 @pytest.mark.parametrize(
     "listed", [b"", b"{", b"[1]", b'["../outside"]', b'["/etc/passwd"]', b'["MANIFEST.json"]', b"null"]
 )
 def test_a_hostile_mark_removes_nothing(source: Path, target: Path, tmp_path: Path, listed: bytes) -> None:
-    _tree(tmp_path, {"outside": b"x", f"target/{content.MARK}": listed})
+    tree(tmp_path, {"outside": b"x", f"target/{content.MARK}": listed})
     copy(str(source), str(target))
     assert (tmp_path / "outside").exists()
-    assert _content(target) == FILES
+    assert files(target) == FILES
 
 
 def test_litter_of_a_writer_that_was_killed_at_its_very_end(source: Path, target: Path) -> None:
     manifest = copy(str(source), str(target))
-    _tree(target, {content.MARK: b"[]", ".trainjob/lock": b""})
+    tree(target, {content.MARK: b"[]", ".trainjob/lock": b""})
     assert copy(str(source), str(target)) == manifest
     assert not (target / content.WORK).exists()
 
 
 def test_patterns(source: Path, target: Path) -> None:
     copy(str(source), str(target), include=["sub/*", "*.txt"], exclude=["c"])
-    assert set(_content(target)) == {"a.txt", "sub/b.bin"}
+    assert set(files(target)) == {"a.txt", "sub/b.bin"}
     with pytest.raises(SourceNotFound, match=r"none of the 4 files .*\*\.parquet"):
         copy(str(source), str(target / "2"), include=["*.parquet"])
 
@@ -162,7 +147,7 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
     for wrong in ("0" * 64, "sha256:" + "0" * 64):
         with pytest.raises(ChecksumMismatch, match="0000"):
             copy(str(source / "a.txt"), str(target), digest=wrong)
-        assert _content(target).keys() <= LEFT
+        assert files(target).keys() <= LEFT
     copy(str(source / "a.txt"), str(target))
     with pytest.raises(ChecksumMismatch):
         copy(str(source / "a.txt"), str(target), digest="0" * 64)
@@ -171,9 +156,9 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
 def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> None:
     with pytest.raises(ChecksumMismatch):
         copy(str(source), str(target), digest="sha256:" + "0" * 64)
-    assert _content(target).keys() <= LEFT
+    assert files(target).keys() <= LEFT
     copy(str(source), str(target))
-    assert _content(target) == FILES
+    assert files(target) == FILES
 
 
 @pytest.mark.parametrize("digest", ["md5:abc", "sha256:", "xyz", "0" * 63])
@@ -198,11 +183,11 @@ def test_a_source_is_held_to_its_manifest(source: Path, target: Path, tmp_path: 
     (whole / "a.txt").unlink()
     with pytest.raises(CorruptData, match="lacks"):
         copy(str(whole), str(tmp_path / "t5"))
-    _tree(whole, {"a.txt": b"one", "new": b"1"})
+    tree(whole, {"a.txt": b"one", "new": b"1"})
     with pytest.raises(CorruptData, match="does not name"):
         copy(str(whole), str(tmp_path / "t6"))
     copy(str(whole), str(tmp_path / "t7"), exclude=["MANIFEST.json"])
-    assert _content(tmp_path / "t7") == FILES | {"new": b"1"}
+    assert files(tmp_path / "t7") == FILES | {"new": b"1"}
 
 
 def test_part_of_a_source_with_a_manifest(source: Path, target: Path, tmp_path: Path) -> None:
@@ -212,7 +197,7 @@ def test_part_of_a_source_with_a_manifest(source: Path, target: Path, tmp_path: 
 
 
 def test_a_half_written_source_is_refused(source: Path, target: Path) -> None:
-    _tree(source, {".trainjob/lock": b""})
+    tree(source, {".trainjob/lock": b""})
     with pytest.raises(CorruptData, match="half written"):
         copy(str(source), str(target))
 
@@ -220,13 +205,13 @@ def test_a_half_written_source_is_refused(source: Path, target: Path) -> None:
 def test_gzip(tmp_path: Path, target: Path) -> None:
     data = os.urandom(300_000)
     whole = gzip.compress(data) + gzip.compress(bytes(5_000_000)) + bytes(512)
-    copy(str(_tree(tmp_path / "good", {"x.csv.gz": whole})), str(target))
+    copy(str(tree(tmp_path / "good", {"x.csv.gz": whole})), str(target))
     for number, cut in enumerate(
         (whole[: len(whole) - 520], whole[:200_000], b"", b"not gzip at all", whole + b"garbage")
     ):
         with pytest.raises(CorruptData, match="gzip"):
-            copy(str(_tree(tmp_path / f"bad{number}", {"x.csv.gz": cut})), str(tmp_path / f"t{number}"))
-        assert _content(tmp_path / f"t{number}").keys() <= LEFT
+            copy(str(tree(tmp_path / f"bad{number}", {"x.csv.gz": cut})), str(tmp_path / f"t{number}"))
+        assert files(tmp_path / f"t{number}").keys() <= LEFT
 
 
 def test_links(source: Path, target: Path, tmp_path: Path) -> None:
@@ -280,20 +265,21 @@ def test_a_file_where_the_target_should_be(source: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="has to be a directory"):
         copy(str(source), str(tmp_path / "file"))
-    _tree(tmp_path / "t", {"sub": b"a file"})
+    tree(tmp_path / "t", {"sub": b"a file"})
     with pytest.raises(DataError, match="in the way"):
         copy(str(source), str(tmp_path / "t"))
 
 
 def test_a_manifest_of_others_is_not_overwritten(source: Path, target: Path) -> None:
-    _tree(target, {"MANIFEST.json": b'{"name": "a browser extension"}'})
+    tree(target, {"MANIFEST.json": b'{"name": "a browser extension"}'})
     with pytest.raises(CorruptData, match="not a manifest that trainjob wrote"):
         copy(str(source), str(target))
-    assert _files(target) == {"MANIFEST.json": b'{"name": "a browser extension"}'}
+    assert files(target) == {}
+    assert (target / "MANIFEST.json").read_bytes() == b'{"name": "a browser extension"}'
 
 
 def test_a_source_that_changes_while_it_is_read(tmp_path: Path, target: Path) -> None:
-    source = _tree(tmp_path / "source", {"big": bytes(8_000_000)})
+    source = tree(tmp_path / "source", {"big": bytes(8_000_000)})
 
     def grow(line: str) -> None:
         with (source / "big").open("ab") as file:
@@ -306,7 +292,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, target: Path) ->
 
 
 def test_out_of_space(small_disk: Path, tmp_path: Path) -> None:
-    source = _tree(tmp_path / "source", {"a": bytes(900_000), "b": os.urandom(900_000)})
+    source = tree(tmp_path / "source", {"a": bytes(900_000), "b": os.urandom(900_000)})
     with pytest.raises(OutOfSpace, match=r"no space left for .*/(a|b|MANIFEST)"):
         copy(str(source), str(small_disk / "data"))
     assert read_manifest(str(small_disk / "data")) is None
@@ -333,7 +319,7 @@ def test_two_writers_take_turns(source: Path, target: Path) -> None:
     for thread in threads:
         thread.join()
     assert not errors
-    assert _content(target) == FILES
+    assert files(target) == FILES
     assert sum("copied 100 %" in line for line in lines) == 1
 
 
@@ -355,7 +341,7 @@ def test_a_writer_that_finishes_while_the_next_one_begins(
         patch.setattr(Path, "is_dir", finishing)
         copy(str(source), str(target))
     assert not left
-    assert _content(target) == FILES
+    assert files(target) == FILES
 
 
 @pytest.mark.parametrize("dangling", [False, True])

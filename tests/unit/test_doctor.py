@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncGenerator, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +18,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from tests.serving import serving
 
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.local import runtimes
@@ -152,12 +152,8 @@ def kubeconfig(path: Path, url: str, **user: Any) -> Path:
 @pytest.fixture
 def page() -> Iterator[str]:
     """URL of a web server that is no API server."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Silent) as web:
-        thread = threading.Thread(target=web.serve_forever)
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Silent)) as web:
         yield f"http://127.0.0.1:{web.server_port}"
-        web.shutdown()
-        thread.join()
 
 
 class _Silent(SimpleHTTPRequestHandler):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.serving import serving
 
 from trainjob import progress
 from trainjob.progress import Report, read, report
@@ -489,18 +490,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
-    with Server() as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    server = Server()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with serving(server):
         token = tmp_path / "token"
         token.write_text("secret-1\n")
         monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", server.url)
         monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", str(certificates / "ca.crt"))
         monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(token))
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_post_as_trainer_takes_it(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

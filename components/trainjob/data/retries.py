@@ -18,6 +18,7 @@ TRIES = 6
 SECONDS = 60.0
 """For which nothing may move; a server that asks for a longer pause gets it once."""
 _FIRST, _LONGEST = 0.5, 20.0  # seconds of a pause
+_ASKED = 3600.0  # that a server may ask for; more is no answer to a transfer
 
 
 class Patience:
@@ -44,7 +45,7 @@ class Patience:
         # The whole of the span is random, so that many clients do not come back together.
         pause = random.uniform(0, min(_LONGEST, _FIRST * 2**self._failures))  # noqa: S311 - no secret
         if error.retry_after is not None:
-            pause = error.retry_after + random.uniform(0, 1)  # noqa: S311
+            pause = min(error.retry_after, _ASKED) + random.uniform(0, 1)  # noqa: S311
             self._since = max(self._since, time.monotonic() + pause - SECONDS / 2)
         if self._stopped.wait(pause):
             raise error

@@ -13,8 +13,6 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import sleep
 from types import TracebackType
@@ -23,7 +21,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from trainjob import __version__
+from trainjob import __version__, retry_after
 from trainjob.errors import ConfigurationError, RegistryError, RegistryUnavailable
 
 Json = dict[str, Any]
@@ -200,7 +198,7 @@ class Session:
                 if answer.status_code not in _PASSING:
                     return self._read(answer, method, path, token)
                 problem = _said(answer, token)
-                asked = _retry_after(answer)
+                asked = retry_after.seconds(answer.headers.get("Retry-After")) or 0.0
                 if asked > _LONGEST_PAUSE:
                     problem += f" (it asks to come back in {asked:.0f} s)"
                     break
@@ -245,16 +243,3 @@ def _said(answer: httpx.Response, token: str) -> str:
         text = answer.text if "html" not in answer.headers.get("Content-Type", "") else answer.reason_phrase
     text = " ".join((text.replace(token, "***") if token else text).split())
     return f"{answer.status_code} {text[:400]}"
-
-
-def _retry_after(answer: httpx.Response) -> float:
-    """Seconds that the server asks to wait, given as such or as a date; 0 if it does not."""
-    text = answer.headers.get("Retry-After", "").strip()
-    if text.isdigit():
-        return float(text)
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

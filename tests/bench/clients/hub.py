@@ -10,10 +10,10 @@ It is the one of the unit tests. Prints its URL.
 from __future__ import annotations
 
 import sys
-import threading
 import urllib.request
 from pathlib import Path
 
+from tests.serving import serving
 from tests.unit.hub.fake import Hub
 
 
@@ -23,14 +23,12 @@ def main(*repos: str) -> None:
         name, _, folder = repo.partition("=")
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
         hub.repo(name).commit({str(path.relative_to(folder)): path.read_bytes() for path in paths})
-    threading.Thread(target=hub.serve_forever).start()
-    for name in hub.repos:
-        # It hashes its files when it is first asked for them.
-        urllib.request.urlopen(f"{hub.url}/api/models/{name}/tree/main").close()
-    print(hub.url, flush=True)
-    sys.stdin.read()
-    hub.shutdown()
-    hub.server_close()
+    with serving(hub):
+        for name in hub.repos:
+            # It hashes its files when it is first asked for them.
+            urllib.request.urlopen(f"{hub.url}/api/models/{name}/tree/main").close()
+        print(hub.url, flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

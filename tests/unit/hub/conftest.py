@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.hub.fake import Hub, serving
+from tests.serving import serving
+from tests.unit.hub.fake import Hub
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr("trainjob.data.retries._FIRST", 0.001)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with serving() as server:
+    with serving(Hub()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
         close_session()

@@ -13,8 +13,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -330,18 +329,3 @@ _ROUTES: list[tuple[str, str, Callable[[_Handler, dict[str, str], bytes], None]]
     ("POST", r"/verify", _Handler._verify),
     ("POST", _API + r"/commit/(?P<revision>[^/]+)", _Handler._commit),
 ]
-
-
-@contextmanager
-def serving() -> Iterator[Hub]:
-    """The server, in a thread."""
-    hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.stalled.set()
-        hub.shutdown()
-        thread.join()
-        hub.server_close()

@@ -6,8 +6,6 @@ import base64
 import json
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from trainjob.data.stores.oci import challenges, retries
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.challenges import Challenge
 from trainjob.data.stores.oci.credentials import Credential, find
-from trainjob.data.stores.oci.retries import Interrupted, Patience, retry_after
+from trainjob.data.stores.oci.retries import Interrupted, Patience
 from trainjob.errors import ConfigurationError, StoreUnavailable
 
 HOST = "registry.example:5000"
@@ -332,18 +330,6 @@ def test_what_ends_in_an_error(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- patience
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [(None, 0), ("", 0), ("7", 7), ("soon", 0), ("-5", 0), (format_datetime(datetime.now(UTC) - timedelta(days=1)), 0)],
-)
-def test_retry_after(value: str | None, seconds: float) -> None:
-    assert retry_after(value) == seconds
-
-
-def test_retry_after_a_date() -> None:
-    assert 50 < retry_after(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)) <= 60
 
 
 def _fail(patience: Patience, times: int, *, progress: bool = False) -> None:

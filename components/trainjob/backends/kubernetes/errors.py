@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainjob import retry_after
 from trainjob.errors import RetryVerdict, TrainJobError
 
 _SHOWN = 1000  # characters of a server's message; a rejected patch can quote a whole pod
@@ -108,20 +109,20 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
 }
 
 
-def error_of(status: int, body: object, retry_after: str | None = None) -> ApiError:
+def error_of(status: int, body: object, header: str | None = None) -> ApiError:
     """The exception for a reply.
 
     Args:
         status: HTTP status, or the ``code`` of a Status object inside a watch.
         body: Its JSON; anything but a Status object is quoted only in part, since a proxy may have written it.
-        retry_after: The header of that name.
+        header: ``Retry-After``.
     """
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) and body.get("kind") == "Status" else {}
     message = str(fields.get("message") or (body if isinstance(body, str) else "") or "no message")
-    seconds = (fields.get("details") or {}).get("retryAfterSeconds")
-    if retry_after and retry_after.isdigit():
-        seconds = float(retry_after)
+    asked = retry_after.seconds(header)
+    if asked is None:
+        asked = (fields.get("details") or {}).get("retryAfterSeconds")
     if "etcdserver: request is too large" in message:  # which the API server passes on as 500
         status = 413
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
-    return kind(status, str(fields.get("reason") or ""), message.strip()[:_SHOWN], seconds)
+    return kind(status, str(fields.get("reason") or ""), message.strip()[:_SHOWN], asked)

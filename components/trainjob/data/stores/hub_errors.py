@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainjob.data.stores.web import retry_after
+from trainjob import retry_after
 from trainjob.errors import (
     ConfigurationError,
     OutOfSpace,
@@ -66,7 +66,7 @@ def _answered(where: str, error: Exception) -> TrainJobError:
     if status in (408, 409, 412, 425, 429) or status >= 500 or not status:
         unavailable = StoreUnavailable(f"{where}: the hub answered HTTP {status}")
         if response is not None:
-            unavailable.retry_after = retry_after(response.headers.get("Retry-After", ""))
+            unavailable.retry_after = retry_after.seconds(response.headers.get("Retry-After"))
         return unavailable
     return ConfigurationError(f"{where}: the hub answered HTTP {status}: {_brief(error)}")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import email.utils
 import re
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from typing import NoReturn
 
 import httpx
 
-from trainjob import __version__
+from trainjob import __version__, retry_after
 from trainjob.data import retries
 from trainjob.data.locations import Location, public
 from trainjob.data.stores.base import CHUNK, Entry
@@ -21,7 +19,6 @@ from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, Sto
 
 _TIMEOUT = httpx.Timeout(60, connect=10)  # of a stall; a body may take as long as it takes
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
-_LONGEST = 3600.0  # seconds that a server may ask to wait; more is no answer to a transfer
 
 
 @dataclass(frozen=True)
@@ -201,19 +198,9 @@ def _check(response: httpx.Response, where: str) -> None:
         raise ConfigurationError(f"access to {where} was denied (HTTP {status})")
     if status in (408, 425, 429) or status >= 500:
         error = StoreUnavailable(f"{where}: the server answered HTTP {status}")
-        error.retry_after = retry_after(response.headers.get("Retry-After", ""))
+        error.retry_after = retry_after.seconds(response.headers.get("Retry-After"))
         raise error
     raise ConfigurationError(f"{where}: the server answered HTTP {status}")
-
-
-def retry_after(text: str) -> float | None:
-    """Seconds of a ``Retry-After`` header (RFC 9110 10.2.3), None if it says nothing of use."""
-    if text.isdecimal():
-        return min(float(text), _LONGEST)
-    try:
-        return min(max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time()), _LONGEST)
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 
+from trainjob import retry_after
 from trainjob.data.stores.oci.access import Access
-from trainjob.data.stores.oci.retries import Interrupted, retry_after
+from trainjob.data.stores.oci.retries import Interrupted
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, TrainJobError
 from trainjob.settings import Settings
 
@@ -119,7 +120,7 @@ class Client:
                     if response.status_code == 403:
                         raise self._access.denied(scopes)
                     if response.status_code in _AGAIN:
-                        wait = retry_after(response.headers.get("retry-after"))
+                        wait = retry_after.seconds(response.headers.get("retry-after"))
                         raise Interrupted(f"it answers {self.reason(response)}", wait)
                     yield response
                     return
@@ -194,7 +195,7 @@ class Client:
         response = self._quietly(request)
         try:
             if response.status_code in _AGAIN:
-                wait = retry_after(response.headers.get("retry-after"))
+                wait = retry_after.seconds(response.headers.get("retry-after"))
                 raise Interrupted(f"its token server answers {response.status_code}", wait)
             if response.status_code != 200:
                 return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from trainjob.data import content
@@ -13,7 +14,7 @@ from trainjob.data.stores.oci.client import Client
 from trainjob.data.stores.oci.manifests import EMPTY_DATA, Document, attachment
 from trainjob.data.stores.oci.payloads import Data
 from trainjob.data.stores.oci.reference import Reference, check_digest
-from trainjob.data.stores.oci.repository import IMAGE, INDEX, Repository, sha256
+from trainjob.data.stores.oci.repository import IMAGE, INDEX, Manifest, Repository, sha256
 from trainjob.data.stores.oci.retries import patiently
 from trainjob.data.stores.oci.uploads import push
 from trainjob.errors import CorruptData, SourceNotFound
@@ -39,17 +40,9 @@ def attach(location: Location, name: str, data: bytes, artifact_type: str = IN_T
     Raises:
         SourceNotFound: There is nothing at ``location``.
     """
-    reference = Reference.of(location)
-    client = Client(reference.host)
-    try:
-        repository = Repository(client, reference.repository)
-        subject = repository.manifest(reference.name)
-        if subject is None:
-            raise SourceNotFound(f"{location} does not exist")
+    with _subject(location) as (repository, subject):
         descriptor = {"mediaType": subject.media_type, "digest": subject.digest, "size": subject.size}
         return attach_to(repository, descriptor, name, data, artifact_type)
-    finally:
-        client.close()
 
 
 def attached(location: Location, artifact_type: str = IN_TOTO) -> dict[str, bytes]:
@@ -58,6 +51,17 @@ def attached(location: Location, artifact_type: str = IN_TOTO) -> dict[str, byte
     Raises:
         SourceNotFound: There is nothing at ``location``.
     """
+    with _subject(location) as (repository, subject):
+        found: dict[str, bytes] = {}
+        for entry in listed(repository, subject.digest):
+            if entry.get("artifactType") == artifact_type:
+                found |= _contents(repository, check_digest(entry.get("digest"), str(location)))
+        return found
+
+
+@contextmanager
+def _subject(location: Location) -> Iterator[tuple[Repository, Manifest]]:
+    """What is at ``location``, and the repository that holds it."""
     reference = Reference.of(location)
     client = Client(reference.host)
     try:
@@ -65,11 +69,7 @@ def attached(location: Location, artifact_type: str = IN_TOTO) -> dict[str, byte
         subject = repository.manifest(reference.name)
         if subject is None:
             raise SourceNotFound(f"{location} does not exist")
-        found: dict[str, bytes] = {}
-        for entry in listed(repository, subject.digest):
-            if entry.get("artifactType") == artifact_type:
-                found |= _contents(repository, check_digest(entry.get("digest"), str(location)))
-        return found
+        yield repository, subject
     finally:
         client.close()
 

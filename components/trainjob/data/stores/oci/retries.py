@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from trainjob.errors import StoreUnavailable
@@ -23,10 +21,10 @@ class Interrupted(Exception):
     """One request failed in a way that another try may not.
 
     Attributes:
-        retry_after: Seconds that the server asked to wait; 0 if it did not.
+        retry_after: Seconds that the server asked to wait; None if it did not.
     """
 
-    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
 
@@ -58,7 +56,7 @@ class Patience:
         if self._failures >= TRIES or self._total >= TOTAL:
             raise StoreUnavailable(f"{self._where}: {error} ({self._total} failures)") from None
         # With jitter, so that a thousand pods do not come back at the same time.
-        time.sleep(max(min(error.retry_after, 60.0), self._wait * random.uniform(0.5, 1)))  # noqa: S311
+        time.sleep(max(min(error.retry_after or 0.0, 60.0), self._wait * random.uniform(0.5, 1)))  # noqa: S311
         self._wait = min(2 * self._wait, LONGEST)
 
 
@@ -70,17 +68,3 @@ def patiently(where: str, attempt: Callable[[], T]) -> T:
             return attempt()
         except Interrupted as error:
             patience.failed(error)
-
-
-def retry_after(value: str | None) -> float:
-    """Seconds of a ``Retry-After`` header (RFC 9110, 10.2.3); 0 if there is none that can be read."""
-    if not value:
-        return 0.0
-    if value.strip().isdigit():
-        return float(value)
-    try:
-        at = parsedate_to_datetime(value)
-    except ValueError:
-        return 0.0
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return max(0.0, (at - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,23 @@
+"""Files of a folder, written and read as a mapping of paths to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainjob.data import content
+
+
+def tree(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files."""
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, without the manifest."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found.pop(content.NAME, None)
+    return found
