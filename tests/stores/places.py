@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ from tests.trees import files, tree
 from tests.unit.fake_clouds import Clouds
 from tests.unit.hub.fake import Hub
 
-from trainjob.data import content, copy
+from trainjob.data import content
 
 MANIFEST = content.NAME
 
@@ -122,8 +125,28 @@ class Oci(Place):
         return f"oci://{self.proxy.host}/{name}:1"
 
     def put(self, name: str, given: Mapping[str, bytes]) -> str:
+        """An image with one layer, pushed by skopeo."""
+        tar = io.BytesIO()
+        with tarfile.open(fileobj=tar, mode="w") as archive:
+            for path, data in given.items():
+                member = tarfile.TarInfo(f"models/{path}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        layer = tar.getvalue()
+        config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]}}
+        kind, blobs = "application/vnd.oci.image", (json.dumps(config).encode(), layer)
+        of_config, of_layer = (
+            {"mediaType": f"{kind}.{what}", "digest": _digest(blob), "size": len(blob)}
+            for what, blob in zip(("config.v1+json", "layer.v1.tar"), blobs, strict=True)
+        )
+        manifest = {"schemaVersion": 2, "mediaType": f"{kind}.manifest.v1+json", "config": of_config}
         with tempfile.TemporaryDirectory() as folder:
-            copy(str(tree(Path(folder), given)), self.uri(name))
+            tree(Path(folder), {_digest(blob).removeprefix("sha256:"): blob for blob in blobs})
+            Path(folder, "manifest.json").write_text(json.dumps({**manifest, "layers": [of_layer]}))
+            Path(folder, "version").write_text("Directory Transport Version: 1.1\n")
+            options = ["--preserve-digests", "--dest-tls-verify=false"]
+            log_in = [f"--dest-creds={self._log_in}"] if self._log_in else []
+            _run("skopeo", "copy", *options, *log_in, f"dir:{folder}", f"docker:{self.uri(name).removeprefix('oci:')}")
         return self.uri(name)
 
     def held(self, name: str) -> dict[str, bytes]:
@@ -193,3 +216,7 @@ class Mirror(Place):
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.unit.shelves import Fault, Shelf, opened, sha256
+from tests.stores.shelves import Fault, Shelf, opened, sha256
+from tests.trees import files, tree
 
 from trainjob.data import content, copy, read_manifest, retries
-from trainjob.data.content import ContentManifest, File
 from trainjob.data.transfer import scan
 from trainjob.errors import (
-    ChecksumMismatch,
     ConfigurationError,
     CorruptData,
     DataError,
@@ -46,17 +43,6 @@ def shelf(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def _tree(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
 
 
 def _times(count: int, fault: Fault) -> Callable[[int], Fault]:
@@ -105,7 +91,8 @@ def test_what_does_not_pass_ends_soon(
     with pytest.raises(StoreUnavailable):
         copy(shelf.uri("big"), str(target))
     assert shelf.asked <= 2 * retries.TRIES * 6
-    assert _files(target).keys() <= {".trainjob/lock", content.MARK}
+    assert files(target).keys() <= {".trainjob/lock", content.MARK}
+    assert read_manifest(str(target)) is None
     shelf.on_read(lambda number: {})
     copy(shelf.uri("big"), str(target), digest=sha256(BIG))
 
@@ -163,7 +150,7 @@ def test_what_ends_an_upload(
     shelf: Shelf, tmp_path: Path, target: Path, fault: Fault, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "_FIRST", 0.001)
-    source = _tree(tmp_path / "source", {"big": BIG, "a": b"a"})
+    source = tree(tmp_path / "source", {"big": BIG, "a": b"a"})
     shelf.on_write(lambda number: fault if number > 1 else {})
     if shelf.scheme == "hf":
         shelf.on_write(lambda number: fault)
@@ -187,7 +174,7 @@ def test_what_ends_an_upload(
     ],
 )
 def test_what_s3_servers_say(shelf: Shelf, tmp_path: Path, status: int, code: str, error: type[Exception]) -> None:
-    source = _tree(tmp_path / "source", {"big": BIG})
+    source = tree(tmp_path / "source", {"big": BIG})
     shelf.on_write(lambda number: {"status": status, "body": f"<Error><Code>{code}</Code></Error>".encode()})
     with pytest.raises(error):
         copy(str(source), shelf.uri())
@@ -222,7 +209,7 @@ def test_no_room_for_what_is_to_be_sent(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(small_disk))
     with pytest.raises(OutOfSpace, match="no space left for"):
-        copy(str(_tree(tmp_path / "source", {"big": BIG})), shelf.uri())
+        copy(str(tree(tmp_path / "source", {"big": BIG})), shelf.uri())
     assert not list(small_disk.iterdir())
     assert content.NAME not in shelf.held()
 
@@ -297,123 +284,9 @@ FORMS = [
 @writing
 def test_forms_of_unicode_stay_apart(shelf: Shelf, target: Path, tmp_path: Path) -> None:
     """What some systems take for the same name are several files, and each stays what it is."""
-    files = {f"{form}/{form}": form.encode() + b"%d" % number for number, form in enumerate(FORMS)}
-    source = _tree(tmp_path / "source", files)
+    given = {f"{form}/{form}": form.encode() + b"%d" % number for number, form in enumerate(FORMS)}
+    source = tree(tmp_path / "source", given)
     there = copy(str(source), shelf.uri())
-    assert shelf.held() == files | {content.NAME: there.to_json()}
+    assert shelf.held() == given | {content.NAME: there.to_json()}
     assert copy(shelf.uri(), str(target)).digest == there.digest
-    assert _files(target) == files | {content.NAME: _files(target)[content.NAME]}
-
-
-# ------------------------------------------------------------ manifests
-
-
-ONE, TWO = File("a", 3, sha256(b"one")), File("sub/b", 3, sha256(b"two"))
-GOOD = json.loads(content.build([ONE, TWO]).to_json())
-
-
-def _made(*files: File) -> bytes:
-    """A manifest that is consistent in itself, whatever it says."""
-    return ContentManifest(files).to_json()
-
-
-def _with(**fields: Any) -> bytes:
-    return json.dumps({**GOOD, **fields}).encode()
-
-
-def _size(text: str, total: str = "") -> bytes:
-    """With this for the size of the first file."""
-    value = json.loads(json.dumps(GOOD))
-    value["files"][0]["size"], value["size"] = "SIZE", "TOTAL" if total else 6
-    return json.dumps(value).replace('"SIZE"', text).replace('"TOTAL"', total).encode()
-
-
-MANIFESTS = {
-    "leads up": _made(ONE, File("../../sub/b", 3, TWO.sha256)),
-    "absolute": _made(ONE, File("/etc/passwd", 3, TWO.sha256)),
-    "NUL": _made(ONE, File("a\0b", 3, TWO.sha256)),
-    "backslash": _made(ONE, File("..\\b", 3, TWO.sha256)),
-    "itself": _made(ONE, File("MANIFEST.json", 3, TWO.sha256)),
-    "our work": _made(ONE, File(".trainjob/lock", 3, TWO.sha256)),
-    "file and directory": _made(ONE, File("a/b", 3, TWO.sha256)),
-    "half a character": json.dumps(
-        {**GOOD, "files": [GOOD["files"][0], {**GOOD["files"][1], "path": "\ud800"}]}
-    ).encode(),
-    "twice the same path": _made(ONE, ONE, TWO),
-    "another file": _made(ONE, TWO, File("c", 3, TWO.sha256)),
-    "a file less": _made(ONE),
-    "another size": _made(File("a", 4, ONE.sha256), TWO),
-    "another content": _made(File("a", 3, TWO.sha256), TWO),
-    "negative": _size("-3", "0"),
-    "minus nothing": _size("-0", "3"),
-    "huge": _made(File("a", 10**30, ONE.sha256), TWO),
-    "thousands of digits": _size("9" * 5000, "9" * 5000),
-    "float": _size("3.0"),
-    "exponent": _size("1e400"),
-    "NaN": _size("NaN", "NaN"),
-    "infinity": _size("Infinity", "Infinity"),
-    "text": _size('"3"'),
-    "bool": _size("true", "4"),
-    "null": _size("null"),
-    "a total of something else": _with(size=7),
-    "another digest": _with(digest="sha256:" + "0" * 64),
-    "a digest that is none": _with(digest=[]),
-    "upper case": _made(File("a", 3, ONE.sha256.upper()), TWO),
-    "half a digest": _made(File("a", 3, ONE.sha256[:32]), TWO),
-    "an object of files": _with(files={"a": GOOD["files"][0]}),
-    "no files": _with(files=None),
-    "files of numbers": _with(files=[1, 2]),
-    "a path that is a list": _with(files=[{**GOOD["files"][0], "path": ["a"]}, GOOD["files"][1]]),
-    "another format": _with(format="trainjob.content/v2"),
-    "a format that is a list": _with(format=["trainjob.content/v1"]),
-    "NaN where nobody looks": _with(more=float("nan")),
-    "the same key twice": json.dumps(GOOD).replace('"files":', '"files": [], "files":').encode(),
-    "the same key twice in a file": json.dumps(GOOD).replace('"size": 3', '"size": 1, "size": 3', 1).encode(),
-    "deep": b"[" * 1_000_000,
-    "deep inside": json.dumps(GOOD)[:-1].encode() + b', "more": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001,
-    "a list": b"[]",
-    "nothing": b"",
-    "no UTF-8": b"\xff\xfe{}",
-    "UTF-16": json.dumps(GOOD).encode("utf-16"),
-    "half of it": json.dumps(GOOD).encode()[:-10],
-    "two of it": json.dumps(GOOD).encode() * 2,
-    "longer than its files": b" " * 3_000_000 + json.dumps(GOOD).encode(),
-}
-
-
-@pytest.mark.parametrize("shelf", ["s3", "hf"], indirect=True)
-def test_a_manifest_that_is_right(shelf: Shelf, target: Path) -> None:
-    shelf.put({"a": b"one", "sub/b": b"two", content.NAME: json.dumps(GOOD, indent=4).encode()})
-    assert copy(shelf.uri(), str(target)).files == (ONE, TWO)
-
-
-@pytest.mark.parametrize("shelf", ["s3", "hf"], indirect=True)
-def test_hostile_manifests(shelf: Shelf, tmp_path: Path) -> None:
-    for number, (name, manifest) in enumerate(MANIFESTS.items()):
-        shelf.put({"a": b"one", "sub/b": b"two", content.NAME: manifest})
-        target = tmp_path / "in" / f"{number}"
-        with pytest.raises((CorruptData, UnsafePath, ChecksumMismatch)):
-            pytest.fail(f"{name}: {copy(shelf.uri(), str(target))}")
-        assert read_manifest(str(target)) is None, name
-        assert {path.name for path in tmp_path.iterdir()} <= {"in", "account.json"}, name
-    copy(shelf.uri(), str(tmp_path / "unverified"), exclude=[content.NAME])
-
-
-@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS.keys())
-def test_hostile_manifests_in_directories(manifest: bytes, tmp_path: Path) -> None:
-    """As a source, and as what is at the target already."""
-    source = _tree(tmp_path / "source", {"a": b"one", "sub/b": b"two", content.NAME: manifest})
-    with pytest.raises((CorruptData, UnsafePath, ChecksumMismatch)):
-        copy(str(source), str(tmp_path / "target"))
-    assert read_manifest(str(tmp_path / "target")) is None
-    assert {path.name for path in tmp_path.iterdir()} <= {"source", "target"}
-
-
-def test_a_manifest_without_end_is_not_read(tmp_path: Path) -> None:
-    source = _tree(tmp_path / "source", {"a": b"one"})
-    with (source / content.NAME).open("wb") as file:
-        file.truncate(1 << 40)
-    began = time.monotonic()
-    with pytest.raises(CorruptData, match="1099511627776 bytes for 2 files"):
-        copy(str(source), str(tmp_path / "target"))
-    assert time.monotonic() - began < 5
+    assert files(target) == given
