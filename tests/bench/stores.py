@@ -34,7 +34,7 @@ STORES = ROOT / ".venv-stores" / "bin" / "python"
 MIB = 1024 * 1024
 CLIENTS = {
     ("s3", "up"): ("trainjob", "obstore", "obstore, SHA-256", "boto3", "s3fs"),
-    ("s3", "down"): ("trainjob", "obstore", "obstore, SHA-256", "boto3", "s3fs", "opendal"),
+    ("s3", "down"): ("trainjob", "obstore", "obstore, SHA-256", "obstore, SHA-256, fsync", "boto3", "s3fs", "opendal"),
     ("hub", "down"): ("trainjob", "huggingface-hub"),
 }
 FIGURES = {

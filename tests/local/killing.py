@@ -43,7 +43,8 @@ def program(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """``python -m trainjob.data``, which takes files of a few hundred kB for large: many parts, and little to send."""
     from huggingface_hub import constants
 
-    from trainjob.data import parts, ranges, transfer
+    from trainjob.data import ranges, transfer
+    from trainjob.data.stores import parts
     from trainjob.data.stores.oci import store, uploads
 
     os.environ.update(environment)

@@ -20,8 +20,9 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 from moto.server import ThreadedMotoServer
 
-from trainjob.data import content, copy, opening, ranges, read_manifest, retries, transfer
+from trainjob.data import content, copy, ranges, read_manifest, retries, transfer
 from trainjob.data.locations import Location, parse_store
+from trainjob.data.stores import opening
 from trainjob.data.stores.base import CHUNK
 from trainjob.data.stores.files import FileStore
 from trainjob.data.stores.parts import BLOCK, Part

@@ -28,7 +28,7 @@ digest."""
 Check = Callable[[ContentManifest], None]
 """Raises ChecksumMismatch if the content is not to be taken."""
 
-_SMALL, _SMALL_AT_A_TIME = 4 * 1024 * 1024, 16  # where all files are small, they wait for answers most of the time
+_HELD, _AT_MOST = 64 * 1024 * 1024, 32  # bytes of files at a time; small ones wait for answers most of the time
 _RESUMED = 32 * 1024 * 1024  # smaller files are sent again sooner than their parts are looked for
 
 
@@ -292,8 +292,8 @@ def _drain(stream: Stream) -> File:
 
 def _each(selection: Selection, meter: Meter, one: Callable[[Entry], File]) -> ContentManifest:
     """Do ``one`` for each file, several at a time; the first error ends the rest."""
-    small = all(entry.size <= _SMALL for entry in selection.entries)
+    largest = max((entry.size for entry in selection.entries), default=0)
     files: list[File] = []
-    at_once = _SMALL_AT_A_TIME if small else AT_A_TIME
+    at_once = min(_AT_MOST, max(AT_A_TIME, _HELD // max(1, largest)))
     for_each(lambda entry: files.append(one(entry)), selection.entries, at_once, meter.stop)
     return content.build(files, selection.origin)

@@ -42,7 +42,12 @@ def obstore_and_sha256(verb: str, folder: str, uri: str) -> Callable[[], object]
     return obstore(verb, folder, uri, hashed=True)
 
 
-def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False) -> Callable[[], object]:
+def obstore_sha256_and_fsync(verb: str, folder: str, uri: str) -> Callable[[], object]:
+    """And each file is on the disk, as one who says that it is there has to ask for it."""
+    return obstore(verb, folder, uri, hashed=True, synced=True)
+
+
+def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: bool = False) -> Callable[[], object]:
     """One call for a large file; threads for small ones, which take less time than its asynchronous functions do."""
     import obstore as library
     from obstore.store import S3Store
@@ -63,12 +68,14 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False) -> Callab
             else:
                 for chunk in result.stream(min_chunk_size=MIB):
                     file.write(chunk)
+            if synced:
+                os.fsync(file.fileno())
         if hashed:
             _sha256(path)
 
     def run() -> None:
         store = S3Store(bucket, client_options={"allow_http": True, "timeout": "10m"})
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPoolExecutor(32) as pool:
             if verb == "up":
                 done = [pool.submit(put, store, path) for path in _files(folder)]
             else:
@@ -187,6 +194,7 @@ CLIENTS = {
     "trainjob": trainjob,
     "obstore": obstore,
     "obstore, SHA-256": obstore_and_sha256,
+    "obstore, SHA-256, fsync": obstore_sha256_and_fsync,
     "boto3": boto3,
     "s3fs": s3fs,
     "opendal": opendal,
