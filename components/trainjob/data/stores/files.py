@@ -81,9 +81,9 @@ class FileStore:
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
         """See `Store.write`: into a part file under ``.trainjob``, then renamed; on disk when `write_small` returns."""
-        del size
-        # To wait for the disk after each of many files would take longer than to fetch them.
-        self._write(path, chunks, lambda file: start_writing(file, 0, 0))
+        # To wait for the disk after each of many files would take longer than to fetch them, and to tell it of each
+        # small one as long as to write that.
+        self._write(path, chunks, start_writing if size >= CHUNK else None)
         self._unsynced.add(self._at(path))
 
     def write_on(self, path: str, identity: str, content: Continued) -> None:
@@ -176,7 +176,7 @@ class FileStore:
         """Not as a ``Path``: where files are small and many, making these would take a quarter of all time."""
         return f"{self._root}/{path}" if path else str(self._root)
 
-    def _write(self, path: str, chunks: Iterable[bytes], end: Callable[[int], None]) -> None:
+    def _write(self, path: str, chunks: Iterable[bytes], end: Callable[[int], None] | None) -> None:
         full, part = self._at(path), self._at(f"{WORK}/{self._name}-{next(self._parts)}.part")
         try:
             with os_errors(full):
@@ -187,7 +187,8 @@ class FileStore:
                         view = memoryview(chunk)
                         while view:
                             view = view[os.write(file, view) :]
-                    end(file)
+                    if end is not None:
+                        end(file)
                 finally:
                     os.close(file)
                 os.replace(part, full)  # noqa: PTH105 - see `_at`

@@ -102,8 +102,8 @@ class Part:
         return [identity, *itertools.takewhile(re.compile(r"[0-9]{1,18} [0-9a-f]{64}").fullmatch, lines)]
 
 
-def start_writing(file: int, start: int, end: int) -> None:
-    """Let the kernel write these bytes of a file to the disk now, so that `fsync` is short."""
+def start_writing(file: int, start: int = 0, end: int = 0) -> None:
+    """Let the kernel write these bytes of a file, by default all, to the disk now, so that `fsync` is short."""
     if hasattr(os, "posix_fadvise"):
         # What is not on the disk yet stays in memory; only the writing begins.
         os.posix_fadvise(file, start, end - start, os.POSIX_FADV_DONTNEED)
