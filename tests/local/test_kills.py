@@ -274,6 +274,8 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
     """Kill `EACH` runs of it: every other one at an instant, the rest at what can be waited for."""
     print(f"TRAINJOB_CHAOS_SEED={SEED}")
     environment = {name: value for place in world.places.values() for name, value in place.environment.items()}
+    environment["TMPDIR"] = str(world.folder / "left")  # who is killed leaves temporary files
+    (world.folder / "left").mkdir()
     trap, length, requests = Trap(), math.inf, Counter[str]()
     for number in range(3):
         chance = random.Random(number)

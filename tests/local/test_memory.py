@@ -48,7 +48,7 @@ def test_parts_that_are_large(server: Zeros, tmp_path: Path) -> None:
     """S3 takes 10 000 parts: those of a file of 200 GiB have 23 MiB. As many bytes, here of a file in fewer parts."""
     source = _sparse(tmp_path / "source", 2 * GIB)
     (source / "other").hardlink_to(source / "big")
-    fewer = f"from trainjob.data import object_stores; object_stores._PARTS = 90; {COPY}"
+    fewer = f"from trainjob.data.stores import object_stores; object_stores._PARTS = 90; {COPY}"
     used = peak(fewer, source, "s3://zeros/there", environment={**server.environment, "AWS_UNSIGNED_PAYLOAD": "true"})
     print(f"two files in parts of 23 MiB to S3: {used / 1e6:.0f} MB")
     assert server.held["there/other"] == 2 * GIB
