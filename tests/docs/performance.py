@@ -83,7 +83,8 @@ def stores(lines: Sequence[Line]) -> dict[str, str]:
     parts["hub"] = [metric for metric in cells if metric not in once and "hub" in metric]
     tables = {}
     for part, metrics in parts.items():
-        names = list(dict.fromkeys(name for metric in metrics for name in cells[metric] if name))
+        most_first = sorted(metrics, key=lambda metric: -len(cells[metric]))
+        names = list(dict.fromkeys(name for metric in most_first for name in cells[metric] if name))
         rows = []
         for metric in metrics:
             of = cells[metric]
