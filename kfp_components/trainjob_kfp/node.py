@@ -86,8 +86,8 @@ def _bring(where: str, place: Path) -> str:
 
 def _take(path: Path, where: str) -> None:
     """Put a file, or all files of a directory, where KFP looks for the artifact: at its URI, or below it."""
-    from trainjob.data.locations import parse_store  # noqa: PLC0415
-    from trainjob.data.stores.opening import open_store  # noqa: PLC0415
+    from trainjob.data.locations import parse_store  # noqa: PLC0415 - see above
+    from trainjob.data.stores.opening import open_store  # noqa: PLC0415 - see above
 
     parent, _, name = where.rpartition("/")
     store = open_store(parse_store(parent + "/"))

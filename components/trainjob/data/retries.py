@@ -45,7 +45,7 @@ class Patience:
         # The whole of the span is random, so that many clients do not come back together.
         pause = random.uniform(0, min(_LONGEST, _FIRST * 2**self._failures))  # noqa: S311 - no secret
         if error.retry_after is not None:
-            pause = min(error.retry_after, _ASKED) + random.uniform(0, 1)  # noqa: S311
+            pause = min(error.retry_after, _ASKED) + random.uniform(0, 1)  # noqa: S311 - no secret
             self._since = max(self._since, time.monotonic() + pause - SECONDS / 2)
         if self._stopped.wait(pause):
             raise error

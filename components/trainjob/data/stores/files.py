@@ -89,8 +89,8 @@ class FileStore:
     def write_on(self, path: str, identity: str, content: Continued) -> None:
         """See `Resuming.write_on`. It stays where a store failed or this process ends, not where the data is wrong."""
         if not self._alone:
-            # Another process may be writing the same part.
-            self.write(path, content.after(iter(())), 0)
+            # Another process may be writing the same part. What is resumed is large.
+            self.write(path, content.after(iter(())), CHUNK)
             return
         full = self._at(path)
         part = Part(self._root / WORK, path, identity)

@@ -56,7 +56,7 @@ class Patience:
         if self._failures >= TRIES or self._total >= TOTAL:
             raise StoreUnavailable(f"{self._where}: {error} ({self._total} failures)") from None
         # With jitter, so that a thousand pods do not come back at the same time.
-        time.sleep(max(min(error.retry_after or 0.0, 60.0), self._wait * random.uniform(0.5, 1)))  # noqa: S311
+        time.sleep(max(min(error.retry_after or 0.0, 60.0), self._wait * random.uniform(0.5, 1)))  # noqa: S311 - no secret
         self._wait = min(2 * self._wait, LONGEST)
 
 
