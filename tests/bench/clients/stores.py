@@ -53,6 +53,7 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
     from obstore.store import S3Store
 
     bucket, prefix = _bucket(uri)
+    written: list[Path] = []
 
     def put(store: S3Store, path: Path) -> None:
         library.put(store, f"{prefix}/{path.relative_to(folder)}", path, chunk_size=5 * MIB, max_concurrency=12)
@@ -61,17 +62,19 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
 
     def get(store: S3Store, key: str, size: int) -> None:
         path = _made(folder, key.removeprefix(f"{prefix}/"))
+        total = hashlib.sha256()
         with path.open("wb", buffering=0) as file:
             result = library.get(store, key)
-            if size < LARGE:
-                file.write(result.bytes())
-            else:
-                for chunk in result.stream(min_chunk_size=MIB):
-                    file.write(chunk)
-            if synced:
-                os.fsync(file.fileno())
-        if hashed:
-            _sha256(path)
+            for chunk in [result.bytes()] if size < LARGE else result.stream(min_chunk_size=MIB // 4):
+                file.write(chunk)
+                if hashed:
+                    total.update(chunk)
+        total.hexdigest()
+        written.append(path)
+
+    def sync(path: Path) -> None:
+        with path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())
 
     def run() -> None:
         store = S3Store(bucket, client_options={"allow_http": True, "timeout": "10m"})
@@ -81,8 +84,11 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
             else:
                 found = [meta for batch in library.list(store, prefix=prefix) for meta in batch]
                 done = [pool.submit(get, store, meta["path"], meta["size"]) for meta in found]
-        for each in done:
-            each.result()
+            for each in done:
+                each.result()
+            if synced:
+                # All at the end: a disk makes several durable in the time of one.
+                list(pool.map(sync, written))
 
     return run
 

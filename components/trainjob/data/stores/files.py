@@ -41,17 +41,23 @@ class FileStore:
 
     def list(self) -> Iterator[Entry]:
         """See `Store.list`. Links to files inside the root are followed; other links are refused."""
-        root = os.path.realpath(self._root)
+        root, folders = os.path.realpath(self._root), [""]
         with os_errors(self._root):
-            for folder, folders, names in os.walk(root, onerror=_raise):
-                for name in folders:
-                    if os.path.islink(path := os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
-                        raise UnsafePath(f"{path} is a link to a directory; copy what it points to in its place")
-                for name in names:
-                    path = os.path.join(folder, name)  # noqa: PTH118
-                    if os.path.islink(path) and not os.path.realpath(path).startswith(root.rstrip("/") + "/"):  # noqa: PTH114
-                        raise UnsafePath(f"{path} is a link that leads out of {root}; copy its target in its place")
-                    yield self._entry(Path(path), os.path.relpath(path, root))
+            while folders:
+                folder = folders.pop()
+                try:
+                    # Not `Path.walk` or `os.walk`: of small files, to find them would take as long as to read them.
+                    found = os.scandir(f"{root}/{folder}")
+                except FileNotFoundError:
+                    continue
+                with found:
+                    for each in found:
+                        if each.is_symlink():
+                            _check_link(each, root)
+                        if each.is_dir():
+                            folders.append(f"{folder}{each.name}/")
+                        else:
+                            yield _entry(each.stat(), each.path, f"{folder}{each.name}")
 
     def stat(self, path: str) -> Entry:
         """See `Store.stat`."""
@@ -59,7 +65,7 @@ class FileStore:
         with os_errors(full):
             if full.is_dir():
                 raise SourceNotFound(f"{full} is a directory")
-            return self._entry(full, path)
+            return _entry(full.stat(), full, path)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """See `Store.read`."""
@@ -223,11 +229,18 @@ class FileStore:
         paths, self._unsynced = tuple(self._unsynced), set()
         for_each(_fsync, paths, _SYNCS)
 
-    def _entry(self, full: Path, path: str) -> Entry:
-        status = full.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafePath(f"{full} is neither a file nor a directory; exclude it")
-        return Entry(path, status.st_size, _etag(status))
+
+def _check_link(link: os.DirEntry[str], root: str) -> None:
+    if link.is_dir():
+        raise UnsafePath(f"{link.path} is a link to a directory; copy what it points to in its place")
+    if not os.path.realpath(link.path).startswith(root.rstrip("/") + "/"):
+        raise UnsafePath(f"{link.path} is a link that leads out of {root}; copy its target in its place")
+
+
+def _entry(status: os.stat_result, full: Path | str, path: str) -> Entry:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnsafePath(f"{full} is neither a file nor a directory; exclude it")
+    return Entry(path, status.st_size, _etag(status))
 
 
 def _fsync(path: str) -> None:
@@ -271,12 +284,6 @@ def _is_something_else(folder: Path) -> bool:
         return not stat.S_ISDIR(folder.lstat().st_mode)
     except FileNotFoundError:
         return False
-
-
-def _raise(error: OSError) -> None:
-    # os.walk says nothing of a directory that it cannot read, and part of a dataset would be missing.
-    if not isinstance(error, FileNotFoundError):
-        raise error
 
 
 @contextmanager
