@@ -74,12 +74,14 @@ class ContentManifest:
         """Canonical JSON: sorted keys, no white space, UTF-8, one line."""
         value = {
             "digest": self.digest,
-            "files": [{"path": file.path, "sha256": file.sha256, "size": file.size} for file in self.files],
+            "files": self.files,
             "format": _FORMAT,
             "origin": self.origin,
             "size": self.size,
         }
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        # By `default`, one file after the other: as dictionaries, all of them would take more memory than their text.
+        text = json.dumps(value, default=_value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return text.encode() + b"\n"
 
 
 def build(files: Iterable[File], origin: str = "") -> ContentManifest:
@@ -153,6 +155,10 @@ def parse(data: bytes, where: str) -> ContentManifest:
     if not consistent:
         raise CorruptData(f"{where} was altered: its digest or size does not fit its list of files")
     return manifest
+
+
+def _value(file: File) -> dict[str, object]:
+    return {"path": file.path, "sha256": file.sha256, "size": file.size}
 
 
 def _file(item: dict[str, object]) -> File:

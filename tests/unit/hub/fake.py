@@ -90,6 +90,7 @@ class Hub(Settling, http.server.HTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is two packets; as real servers, it does not wait between them
     timeout = 5  # of an idle connection, so that no test hangs
     server: Hub
     fault: dict[str, Any]

@@ -28,7 +28,7 @@ class FileStore:
     def __init__(self, location: Location) -> None:
         self._location = location
         self._root = location.local
-        self._unsynced: set[str] = set()
+        self._unsynced: set[str] = set()  # files and directories, by their relative paths
         self._made: set[str] = set()
         # Random, since on a file system without locks another process may be writing the same files.
         self._name, self._parts = secrets.token_hex(12), itertools.count()
@@ -90,7 +90,7 @@ class FileStore:
         # To wait for the disk after each of many files would take longer than to fetch them, and to tell it of each
         # small one as long as to write that.
         self._write(path, chunks, start_writing if size >= CHUNK else None)
-        self._unsynced.add(self._at(path))
+        self._unsynced.add(path)
 
     def write_on(self, path: str, identity: str, content: Continued) -> None:
         """See `Resuming.write_on`. It stays where a store failed or this process ends, not where the data is wrong."""
@@ -102,7 +102,7 @@ class FileStore:
         part = Part(self._root / WORK, path, identity)
         try:
             with os_errors(full):
-                self._make_parent(full)
+                self._make_parent(path)
                 part.append(content.after(part.held()), lambda: content.digest)
                 part.move(Path(full))
         except Exception as error:
@@ -123,8 +123,8 @@ class FileStore:
         with os_errors(full):
             try:
                 full.unlink()
-                self._unsynced.discard(self._at(path))
-                self._unsynced.add(str(full.parent))
+                self._unsynced.discard(path)
+                self._unsynced.add(path.rpartition("/")[0])
             except OSError as error:
                 # A name that is too long, of a try that failed because of it, is not there either.
                 if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
@@ -186,7 +186,7 @@ class FileStore:
         full, part = self._at(path), self._at(f"{WORK}/{self._name}-{next(self._parts)}.part")
         try:
             with os_errors(full):
-                self._make_parent(full)
+                self._make_parent(path)
                 file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
                 try:
                     for chunk in chunks:
@@ -204,20 +204,18 @@ class FileStore:
                 os.unlink(part)  # noqa: PTH108
             raise
 
-    def _make_parent(self, full: str) -> None:
-        folder = full.rpartition("/")[0]
+    def _make_parent(self, path: str) -> None:
+        folder = path.rpartition("/")[0]
         self._unsynced.add(folder)
         if folder in self._made:
             return
-        parent = Path(folder)
+        parent = Path(self._at(folder))
         self._confine(parent)
         parent.mkdir(parents=True, exist_ok=True)
         self._made.add(folder)
-        while True:
-            self._unsynced.add(str(parent))
-            if parent in (self._root, parent.parent):
-                break
-            parent = parent.parent
+        while folder:
+            folder = folder.rpartition("/")[0]
+            self._unsynced.add(folder)
 
     def _confine(self, folder: Path) -> None:
         root, real = self._root.resolve(), folder.resolve()
@@ -227,7 +225,7 @@ class FileStore:
     def _sync(self) -> None:
         """Make files durable and, since that does not cover their names, the directories in which they are."""
         paths, self._unsynced = tuple(self._unsynced), set()
-        for_each(_fsync, paths, _SYNCS)
+        for_each(lambda path: _fsync(self._at(path)), paths, _SYNCS)
 
 
 def _check_link(link: os.DirEntry[str], root: str) -> None:

@@ -18,6 +18,9 @@ from trainjob.data.stores.base import CHUNK, Entry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
 _TIMEOUT = httpx.Timeout(60, connect=10)  # of a stall; a body may take as long as it takes
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+"""As many connections as there are threads, all of them kept: httpx itself keeps 20, and opens the others anew for each
+file."""
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
@@ -49,7 +52,9 @@ class Web:
     ) -> None:
         own = {"User-Agent": f"trainjob/{__version__}", "Accept-Encoding": "identity"}
         # Certificates are those of the system, or of SSL_CERT_FILE; proxies are those of the environment.
-        self._client = httpx.Client(headers={**own, **(headers or {})}, timeout=_TIMEOUT, follow_redirects=True)
+        self._client = httpx.Client(
+            headers={**own, **(headers or {})}, timeout=_TIMEOUT, limits=LIMITS, follow_redirects=True
+        )
         self._tag = tag or _tag
         # For those who open a store and do not close it.
         weakref.finalize(self, self._client.close)

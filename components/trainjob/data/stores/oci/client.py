@@ -17,6 +17,7 @@ import httpx
 from trainjob import retry_after
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.retries import Interrupted
+from trainjob.data.stores.web import LIMITS
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, TrainJobError
 from trainjob.settings import Settings
 
@@ -50,7 +51,7 @@ class Client:
         self._http = httpx.Client(
             verify=_tls(),
             timeout=httpx.Timeout(READ, connect=CONNECT, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            limits=LIMITS,
             headers={"user-agent": "trainjob", "accept-encoding": "identity"},
         )
         self._plain = host in {each.strip() for each in Settings().oci_plain_http.split(",")}
