@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -28,6 +30,13 @@ from tests.oci.registry import PROGRAM, registry  # noqa: E402
 
 ORAS = ROOT / ".venv-oci" / "bin" / "python"
 FILES = 4
+FIGURES = {
+    "seconds": ("time", "s", 1.0),
+    "cpu": ("CPU of the client", "s", 1.0),
+    "server": ("CPU of the registry", "s", 1.0),
+    "least": ("both, spread over all cores", "s", 1.0),
+    "memory": ("memory", "MB", 1e6),
+}
 
 
 def say(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
@@ -38,13 +47,17 @@ def say(metric: str, value: float | str, unit: str = "", peer: float | None = No
     )
 
 
-def once(python: Path, client: str, verb: str, folder: Path, name: str) -> dict[str, float]:
+def once(python: Path, client: str, verb: str, folder: Path, name: str, server: int) -> dict[str, float]:
+    """One push or pull; ``server`` is the process id of the registry."""
+    before = psutil.Process(server).cpu_times()
     command = [str(python), "-m", "tests.bench.clients.oci", client, verb, str(folder), name]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise SystemExit(f"{client} {verb}: {done.stderr[-2000:]}")
+    after = psutil.Process(server).cpu_times()
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    used = after.user + after.system - before.user - before.system
+    return figures | {"server": used, "least": (figures["cpu"] + used) / (os.cpu_count() or 1)}
 
 
 def same(one: Path, other: Path) -> bool:
@@ -81,27 +94,22 @@ def main() -> None:
         for run in range(arguments.runs):
             for client, python in clients.items():
                 name = f"{server.host}/{client}/{run}:1"
-                found.setdefault((client, "push"), []).append(once(python, client, "push", model, name))
+                found.setdefault((client, "push"), []).append(once(python, client, "push", model, name, server.pid))
                 target = Path(directory, "pulled")
-                found.setdefault((client, "pull"), []).append(once(python, client, "pull", target, name))
+                found.setdefault((client, "pull"), []).append(once(python, client, "pull", target, name, server.pid))
                 if not same(model, target):
                     raise SystemExit(f"{client} pulled something else than it pushed")
                 shutil.rmtree(target)
                 if client == "ours":
-                    again.append(once(python, client, "push", model, name))
+                    again.append(once(python, client, "push", model, name, server.pid))
             shutil.rmtree(server.folder / "data")
     for verb in ("push", "pull"):
-        for figure, unit, scale in (("seconds", "s", 1.0), ("memory", "MB", 1e6), ("cpu", "s", 1.0)):
+        for figure, (said, unit, scale) in FIGURES.items():
             ours, oras = (
                 [each[figure] / scale for each in found.get((client, verb), [])] for client in ("ours", "oras")
             )
             peer = round(statistics.median(oras), 2) if oras else None
-            say(
-                f"{verb} of {arguments.mebibytes} MiB: {figure}, median of {len(ours)}",
-                round(statistics.median(ours), 2),
-                unit,
-                peer,
-            )
+            say(f"{verb} of {arguments.mebibytes} MiB: {said}", round(statistics.median(ours), 2), unit, peer)
     say("the same model pushed again: seconds", round(statistics.median(each["seconds"] for each in again), 2), "s")
     say("the same model pushed again: bytes sent, requests and all", max(each["sent"] for each in again), "B")
     say("load average after", os.getloadavg()[0])

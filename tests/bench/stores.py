@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -39,7 +41,9 @@ CLIENTS = {
 }
 FIGURES = {
     "seconds": ("time", "s", 1.0),
-    "cpu": ("CPU of the process, imports included", "s", 1.0),
+    "cpu": ("CPU of the client", "s", 1.0),
+    "server": ("CPU of the server", "s", 1.0),
+    "least": ("both, spread over all cores", "s", 1.0),
     "memory": ("memory", "MB", 1e6),
     "before": ("of it before the transfer", "MB", 1e6),
 }
@@ -51,14 +55,23 @@ def say(metric: str, value: float | str, unit: str = "", client: str = "", ratio
     print(json.dumps({"bench": "stores", **line}), flush=True)
 
 
-def once(python: Path, environment: Mapping[str, str], *arguments: str) -> Figures:
+def once(python: Path, environment: Mapping[str, str], *arguments: str, server: int | None = None) -> Figures:
+    """One transfer; ``server`` is the process id of the server."""
     command = [str(python), "-m", "tests.bench.clients.stores", *arguments]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", **environment}
+    before = cpu(server)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    used = cpu(server) - before
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return figures | {"server": used, "least": (figures["cpu"] + used) / (os.cpu_count() or 1)}
+
+
+def cpu(process: int | None) -> float:
+    """Seconds of CPU that a process has taken until now."""
+    times = psutil.Process(process).cpu_times() if process else None
+    return times.user + times.system if times else 0.0
 
 
 def check(source: Path, target: Path) -> None:
@@ -76,12 +89,13 @@ def turned(clients: Sequence[str], run: int) -> Sequence[str]:
 
 
 @contextmanager
-def hub(folders: Iterable[Path]) -> Iterator[str]:
+def hub(folders: Iterable[Path]) -> Iterator[tuple[str, int]]:
+    """Its URL and process id."""
     repos = [f"bench/{folder.name}={folder}" for folder in folders]
     command = [sys.executable, "-m", "tests.bench.clients.hub", *repos]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), process.pid
         process.communicate()
 
 
@@ -122,7 +136,7 @@ def main() -> None:
     say("load average before", round(os.getloadavg()[0], 2))
     with tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory:
         kinds = make(Path(directory), arguments.mebibytes, arguments.files)
-        with SeaweedFS(bucket="bench") as server, hub(kinds.values()) as url:
+        with SeaweedFS(bucket="bench") as server, hub(kinds.values()) as (url, hub_pid):
             environment = {**server.environment(), "HF_ENDPOINT": url, "HF_HUB_DISABLE_TELEMETRY": "1"}
             for folder in kinds.values():
                 once(arguments.stores, environment, "obstore", "up", str(folder), server.uri(folder.name))
@@ -138,7 +152,8 @@ def main() -> None:
                             here.mkdir()
                         if kind == "hub":
                             there = f"hf://bench/{folder.name}"
-                        figures = once(python, environment, client, verb, str(here), there)
+                        pid = hub_pid if kind == "hub" else server.pid
+                        figures = once(python, environment, client, verb, str(here), there, server=pid)
                         title = f"{what} {verb}" + (", from a hub" if kind == "hub" else "")
                         found.setdefault(title, {name: [] for name in clients})[client].append(figures)
                         if verb == "down":

@@ -37,10 +37,12 @@ class Server:
     Attributes:
         host: ``127.0.0.1:port``.
         folder: Where it keeps everything.
+        pid: Its process.
     """
 
     host: str
     folder: Path
+    pid: int
 
     def uri(self, name: str) -> str:
         return f"oci://{self.host}/{name}"
@@ -80,7 +82,7 @@ def registry(
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, "the registry does not answer"
             time.sleep(0.05)
-        yield Server(f"127.0.0.1:{port}", folder)
+        yield Server(f"127.0.0.1:{port}", folder, process.pid)
     finally:
         process.terminate()
         process.wait(30)

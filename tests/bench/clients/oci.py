@@ -16,6 +16,7 @@ from tests.bench.clients.usage import measure
 
 def ours(verb: str, folder: str, name: str) -> Callable[[], object]:
     from trainjob.data import copy
+    from trainjob.data.stores.oci import store as _  # else `copy` does it
 
     return lambda: copy(folder, f"oci://{name}") if verb == "push" else copy(f"oci://{name}", folder)
 

@@ -13,21 +13,24 @@ from typing import Any
 
 
 def measure(run: Callable[[], object]) -> None:
-    """Run it; print as JSON its seconds, memory (RSS before it, the process's largest), and bytes sent by Python."""
+    """Run it; print as JSON its seconds, CPU, memory (RSS before it, and the largest), and bytes sent by Python."""
     sent = _count_sent()
     before = _status("VmRSS")
-    began = time.perf_counter()
+    began, used = time.perf_counter(), _cpu()
     run()
-    seconds = time.perf_counter() - began
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     figures = {
-        "seconds": seconds,
-        "cpu": usage.ru_utime + usage.ru_stime,
+        "seconds": time.perf_counter() - began,
+        "cpu": _cpu() - used,
         "memory": _status("VmHWM"),
         "before": before,
         "sent": sum(sent),
     }
     print(json.dumps(figures), flush=True)
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _count_sent() -> list[int]:
