@@ -5,6 +5,7 @@ import http.server
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tests.serving import serving
 
 from trainjob.data import copy, ranges, read_manifest
+from trainjob.data.stores.web import Web
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB
@@ -23,10 +25,12 @@ class _Server(http.server.ThreadingHTTPServer):
     """What it serves and how it fails is set by the tests."""
 
     daemon_threads = False
+    request_queue_size = 64
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[str] = []
+        self.accepted = 0
         self.stalled = threading.Event()
         self.sent = 0
         self.ranges = True
@@ -36,6 +40,10 @@ class _Server(http.server.ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.accepted += 1
+        super().process_request(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -103,6 +111,24 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.data.ranges.PART", 1_000_000)
+
+
+def test_a_connection_for_each_thread_is_all_it_takes(web: _Server) -> None:
+    """With httpx' own limits 12 of 32 connections are closed behind each file, and made anew for the next."""
+    together = threading.Barrier(32)
+
+    def all_at_once(number: int, span: str) -> dict[str, Any]:
+        together.wait(20)
+        return {}
+
+    web.faults = all_at_once
+    client = Web()
+    read = [lambda: b"".join(client.read(f"{web.url}/query.csv?some", "it", 0, None, ""))] * 32
+    with ThreadPoolExecutor(32) as pool:
+        for _ in range(3):
+            assert [each.result() for each in [pool.submit(one) for one in read]] == [b"some"] * 32
+    client.close()
+    assert web.accepted == 32
 
 
 def test_a_file(web: _Server, tmp_path: Path) -> None:

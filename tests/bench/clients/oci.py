@@ -15,9 +15,11 @@ from tests.bench.clients.usage import measure
 
 
 def ours(verb: str, folder: str, name: str) -> Callable[[], object]:
-    from trainjob.data import copy
-    from trainjob.data.stores.oci import store as _  # else `copy` does it
+    from importlib import import_module
 
+    from trainjob.data import copy
+
+    import_module("trainjob.data.stores.oci.store")  # else `copy` does it
     return lambda: copy(folder, f"oci://{name}") if verb == "push" else copy(f"oci://{name}", folder)
 
 

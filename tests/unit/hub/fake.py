@@ -57,6 +57,7 @@ class Hub(Settling, http.server.HTTPServer):
     """
 
     daemon_threads = False
+    request_queue_size = 64
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
