@@ -21,11 +21,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.bench.stores import cpu  # noqa: E402
 from tests.oci.registry import PROGRAM, registry  # noqa: E402
 
 ORAS = ROOT / ".venv-oci" / "bin" / "python"
@@ -49,14 +48,13 @@ def say(metric: str, value: float | str, unit: str = "", peer: float | None = No
 
 def once(python: Path, client: str, verb: str, folder: Path, name: str, server: int) -> dict[str, float]:
     """One push or pull; ``server`` is the process id of the registry."""
-    before = psutil.Process(server).cpu_times()
+    before = cpu(server)
     command = [str(python), "-m", "tests.bench.clients.oci", client, verb, str(folder), name]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise SystemExit(f"{client} {verb}: {done.stderr[-2000:]}")
-    after = psutil.Process(server).cpu_times()
+    used = cpu(server) - before
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    used = after.user + after.system - before.user - before.system
     return figures | {"server": used, "least": (figures["cpu"] + used) / (os.cpu_count() or 1)}
 
 
