@@ -77,7 +77,7 @@ def _run(given: dict[str, Any], directory: Path) -> int:
 
 
 def _bring(where: str, place: Path) -> str:
-    from trainjob.data.transfer import copy  # noqa: PLC0415 - see above
+    from trainjob.data.transfer import copy  # noqa: PLC0415 - not in every image
 
     copy(where, str(place), progress=lambda line: print(line, flush=True))  # noqa: T201 - the node's log
     single = place / where.rpartition("/")[2]
@@ -86,8 +86,8 @@ def _bring(where: str, place: Path) -> str:
 
 def _take(path: Path, where: str) -> None:
     """Put a file, or all files of a directory, where KFP looks for the artifact: at its URI, or below it."""
-    from trainjob.data.locations import parse_store  # noqa: PLC0415 - see above
-    from trainjob.data.stores.opening import open_store  # noqa: PLC0415 - see above
+    from trainjob.data.locations import parse_store  # noqa: PLC0415 - not in every image
+    from trainjob.data.stores.opening import open_store  # noqa: PLC0415 - not in every image
 
     parent, _, name = where.rpartition("/")
     store = open_store(parse_store(parent + "/"))

@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.stores import cpu  # noqa: E402
-from tests.oci.registry import PROGRAM, registry  # noqa: E402
+from tests.bench.stores import cpu  # noqa: E402 - the path comes first
+from tests.oci.registry import PROGRAM, registry  # noqa: E402 - the path comes first
 
 ORAS = ROOT / ".venv-oci" / "bin" / "python"
 FILES = 4

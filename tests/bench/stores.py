@@ -30,7 +30,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.seaweedfs import SeaweedFS  # noqa: E402
+from tests.seaweedfs import SeaweedFS  # noqa: E402 - the path comes first
 
 STORES = ROOT / ".venv-stores" / "bin" / "python"
 MIB = 1024 * 1024
