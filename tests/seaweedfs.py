@@ -80,10 +80,11 @@ class SeaweedFS:
             (self.folder / "iam.json").write_text(json.dumps(iam))
             options["s3.iam.config"] = self.folder / "iam.json"
         program = Path(sysconfig.get_path("scripts"), "weed")
-        arguments = [f"-{name}={value}" for name, value in options.items()]
+        arguments = [f"-logdir={self.folder}", "server", "-filer", "-s3"]
+        arguments += [f"-{name}={value}" for name, value in options.items()]
         # One that is given keys in its environment makes them an administrator's.
         keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
-        self._server = Component("seaweedfs", [str(program), "server", "-filer", "-s3", *arguments], self.folder, keys)
+        self._server = Component("seaweedfs", [str(program), *arguments], self.folder, keys)
 
     def __enter__(self) -> Self:
         self.start()

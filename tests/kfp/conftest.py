@@ -124,8 +124,12 @@ class Steps:
 
     def variables(self) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINJOB_", "KFP_", "KUBERNETES_"))}
+        # KFP's command leaves its program where `mktemp` makes it: with a pod it goes, here it would stay.
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
         return {
             **clean,
+            "TMPDIR": str(temporary),
             "PATH": f"{Path(STEP_PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
             "TRAINJOB_HOME": str(self.home),
             "TRAINJOB_BACKEND": "local",

@@ -89,13 +89,14 @@ def test_a_rank_that_fails_is_named(steps: "Steps", component: Path) -> None:
     assert ended.output == {}
 
 
-def test_the_step_needs_no_authoring_half(component: Path) -> None:
+def test_the_step_needs_no_authoring_half(component: Path, tmp_path: Path) -> None:
     """It would take a second of the step's start, and modules that a step image without KFP's dependencies lacks."""
     spec = yaml.safe_load(component.read_text())
     container = spec["deploymentSpec"]["executors"]["exec-fit"]["container"]
     *before, python, _, module = container["command"]
     program = f"import sys, {module}; print([name for name in sys.modules if name.startswith('kfp')])"
-    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    env = {"PATH": path, "PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path)}
     done = subprocess.run([*before, python, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
