@@ -75,7 +75,7 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
             made.add(parent)
         total = hashlib.sha256()
         # Not by pathlib, which takes a tenth of the time of a small file.
-        with open(path, "wb", buffering=0) as file:  # noqa: PTH123
+        with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - see above
             result = library.get(store, key)
             for chunk in [result.bytes()] if size < LARGE else result.stream(min_chunk_size=MIB // 4):
                 file.write(chunk)
