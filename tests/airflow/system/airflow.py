@@ -238,7 +238,15 @@ class Airflow:
         wait_until(f"{dag_id}.{task_id} can be marked", marked, 30)
 
     def clear(self, dag_id: str, run_id: str, task_id: str = "train") -> None:
-        """Clear a task: it runs again."""
+        """Clear a task: it runs again.
+
+        Airflow reads the run's state before it clears, and starts the run again only if it was over: one that the
+        scheduler ends in between stays over, with a task that nobody starts (`clear_task_instances`). So a run that is
+        about to end ends first.
+        """
+        tasks = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        if all(each["state"] in ("success", "failed", "skipped") for each in tasks):
+            self.over(dag_id, run_id)
         body = {
             "dag_run_id": run_id,
             "task_ids": [task_id],

@@ -14,6 +14,8 @@ from tests.airflow.system.training import MODES, Training
 from tests.airflow.versions import older_than
 from tests.cluster.processes import wait_until
 
+from trainjob.manifest import DELIVERED
+
 FATES = {
     "failed": "cancel",
     "success": "cancel",
@@ -61,6 +63,11 @@ def is_suspended(it: Training) -> bool:
     return set(it.phases.values()) == {"Suspended"}
 
 
+def is_acknowledged(it: Training) -> bool:
+    with it.client() as client:
+        return all(DELIVERED in job["metadata"]["annotations"] for job in client.list())
+
+
 def gone(it: Training) -> float:
     """When its job was deleted: where its name is kept as used."""
     return max(name.stat().st_mtime for name in (it.home / "jobs" / it.namespace / ".deleted").glob("[!.]*"))
@@ -106,7 +113,8 @@ def test_cleared_after_success(them: Both) -> None:
     for it in them["again"]:
         it.finish()
     first = [it.delivered for it in them["again"]]
-    for it in them["again"]:
+    for it in them["again"]:  # a clear before that gives the same result again
+        wait_until("its job is marked as delivered", partial(is_acknowledged, it), 60)
         it.clear()
     for it, name in zip(them["again"], first, strict=True):
         wait_until("it trains again", lambda it=it: len(it.jobs) == 2, 90)  # type: ignore[misc]
