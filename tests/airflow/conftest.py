@@ -51,6 +51,10 @@ WARNINGS = (
 )
 
 
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the tests of this directory only: hooks of a conftest see all tests of the session."""
     for item in items:
@@ -60,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def airflow_home() -> Iterator[Path]:
+def airflow_home() -> Path:
     """AIRFLOW_HOME with a migrated database."""
     (HOME / "dags").mkdir(exist_ok=True)
     from airflow.utils.db import initdb
@@ -68,8 +72,7 @@ def airflow_home() -> Iterator[Path]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         initdb()
-    yield HOME
-    shutil.rmtree(HOME, ignore_errors=True)
+    return HOME
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,10 @@ def launcher_environment() -> dict[str, str]:
 
 def run(environment: dict[str, str], directory: Path, *command: str, code: int = 0, timeout: float = 400) -> str:
     """What a program says, which ends with `code` after at most `timeout` seconds."""
+    # KFP's own command, for one, leaves its program where `mktemp` makes it.
+    temporary = directory / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = {"TMPDIR": str(temporary), **environment}
     done = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )

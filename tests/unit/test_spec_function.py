@@ -26,6 +26,12 @@ LIMIT = 3
 NASTY = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %s {x} \x07 é 😀 EOM\nEOM\n"
 
 
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a node leaves the functions that it ran; it takes them with it, a machine would keep them."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def parts(func: object, **fields: Any) -> list[str]:
     """The words of the command, as the nodes get them."""
     spec = TrainJobSpec.parse({"runtime": "a-runtime", "func": func, **fields})
@@ -134,7 +140,7 @@ def test_the_runtimes_plugin_decides_what_starts_it(
     for name in ("torchrun", "mpirun"):
         (tmp_path / name).write_text(LAUNCHER.format(name=name, python=sys.executable))
         (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.defpath}", **variables}
+    environment = {"PATH": f"{tmp_path}:{os.defpath}", "TMPDIR": str(tmp_path), **variables}
     assert run(decorated, environment).split() == [*started_by, "plain"]
 
 
