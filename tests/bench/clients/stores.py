@@ -74,7 +74,7 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
             os.makedirs(parent, exist_ok=True)  # noqa: PTH103 - pathlib's own time shows in small files
             made.add(parent)
         total = hashlib.sha256()
-        with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - likewise
+        with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - pathlib, as above
             result = library.get(store, key)
             for chunk in [result.bytes()] if size < LARGE else result.stream(min_chunk_size=MIB // 4):
                 file.write(chunk)
