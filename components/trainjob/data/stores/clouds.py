@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainjob.data.locations import Location
+from trainjob.data.stores.translated import Translated
 from trainjob.errors import (
     ConfigurationError,
     CorruptData,
@@ -144,30 +144,28 @@ def open_bucket(location: Location) -> Any:
         return AzureStore(container, client_options=client, retry_config=RETRY)
 
 
-@contextmanager
-def errors(location: Location, path: str) -> Iterator[None]:
+def errors(location: Location, path: str) -> Translated:
     """Turn what obstore raises into our errors."""
+    return Translated(partial(_translate, location, path))
+
+
+def _translate(location: Location, path: str, error: BaseException) -> None:
     from obstore import exceptions  # noqa: PLC0415 - an extra
 
-    cloud = CLOUDS[location.scheme]
-
-    def where() -> str:
-        return location.child(path).uri if path else location.uri
-
-    try:
-        yield
-    except TrainJobError:
-        raise
-    except FileNotFoundError as error:
-        raise _not_found(location, where(), str(error)) from None
-    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise (_full(where()) if _FULL.search(str(error)) else _denied(cloud, where())) from None
-    except exceptions.PreconditionError:
-        raise CorruptData(f"{where()} changed while it was read; run the step again") from None
-    except exceptions.InvalidPathError as error:
-        raise UnsafePath(f"{where()} holds a file with an unsafe name: {_brief(error)}") from None
-    except (exceptions.BaseError, OSError, ValueError) as error:
-        raise _other(location, where(), error) from None
+    cloud, where = CLOUDS[location.scheme], location.child(path).uri if path else location.uri
+    match error:
+        case TrainJobError():
+            pass
+        case FileNotFoundError():
+            raise _not_found(location, where, str(error)) from None
+        case exceptions.PermissionDeniedError() | exceptions.UnauthenticatedError():
+            raise (_full(where) if _FULL.search(str(error)) else _denied(cloud, where)) from None
+        case exceptions.PreconditionError():
+            raise CorruptData(f"{where} changed while it was read; run the step again") from None
+        case exceptions.InvalidPathError():
+            raise UnsafePath(f"{where} holds a file with an unsafe name: {_brief(error)}") from None
+        case exceptions.BaseError() | OSError() | ValueError():
+            raise _other(location, where, error) from None
 
 
 def _full(where: str) -> OutOfSpace:

@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from trainjob.data.content import WORK
@@ -17,6 +18,7 @@ from trainjob.data.locations import Location
 from trainjob.data.parallel import for_each
 from trainjob.data.stores.base import CHUNK, Continued, Entry
 from trainjob.data.stores.parts import Part, start_writing
+from trainjob.data.stores.translated import Translated
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 _SYNCS = 16  # files at once; a disk makes several durable in the time of one
@@ -284,24 +286,26 @@ def _is_something_else(folder: Path) -> bool:
         return False
 
 
-@contextmanager
-def os_errors(path: Path | str) -> Iterator[None]:
+def os_errors(path: Path | str) -> Translated:
     """Turn what the operating system says into our errors."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise SourceNotFound(f"{path} does not exist") from None
-    except PermissionError as error:
-        raise ConfigurationError(f"no permission for {error.filename or path}") from None
-    except (IsADirectoryError, NotADirectoryError, FileExistsError):
-        raise UnsafePath(f"{path} is in the way: a file and a directory have the same name") from None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
+    return Translated(partial(_translate, path))
+
+
+def _translate(path: Path | str, error: BaseException) -> None:
+    match error:
+        case FileNotFoundError():
+            raise SourceNotFound(f"{path} does not exist") from None
+        case PermissionError():
+            raise ConfigurationError(f"no permission for {error.filename or path}") from None
+        case IsADirectoryError() | NotADirectoryError() | FileExistsError():
+            raise UnsafePath(f"{path} is in the way: a file and a directory have the same name") from None
+        case OSError(errno=errno.ENAMETOOLONG):
             raise UnsafePath(f"{path} has a name that is too long for this file system; rename or exclude it") from None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             raise OutOfSpace(f"no space left for {path}; free some, or use a larger volume") from None
-        if error.errno == errno.EFBIG:
+        case OSError(errno=errno.EFBIG):
             raise OutOfSpace(f"{path} is larger than the file system or a limit (ulimit -f) allows") from None
-        if error.errno == errno.EROFS:
+        case OSError(errno=errno.EROFS):
             raise ConfigurationError(f"{path} is on a read-only file system") from None
-        raise StoreUnavailable(f"{path}: {error.strerror or error}") from None
+        case OSError():
+            raise StoreUnavailable(f"{path}: {error.strerror or error}") from None
