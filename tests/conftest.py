@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from tests.contract.processes import marked
+from tests.contract.processes import marked, supervisors
 
 from trainjob.data.stores.base import Store
 
@@ -54,7 +54,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"mounting a tmpfs needs root: {mounted.stderr.decode().strip()}")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    if subprocess.run(["umount", folder], check=False).returncode:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+        pytest.fail(f"a file of {folder} is still open")
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +69,7 @@ def anyio_backend() -> str:
 def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails the session if a process of any job that was launched in it is still there at its end."""
     yield
-    patience = time.monotonic() + 10
-    while (left := marked(under=tmp_path_factory.getbasetemp())) and time.monotonic() < patience:
+    under, patience = tmp_path_factory.getbasetemp(), time.monotonic() + 10
+    while (left := marked(under=under) | supervisors(under)) and time.monotonic() < patience:
         time.sleep(0.1)
     assert not left, f"processes of jobs outlived the tests: {left}"

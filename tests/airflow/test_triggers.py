@@ -162,10 +162,11 @@ def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
 
 def test_a_budget_is_an_event() -> None:
     async def scenario() -> None:
-        _, ref = await started(SLEEP, suspend=True, labels={"kueue.x-k8s.io/queue-name": "q"})
+        backend, ref = await started(SLEEP, suspend=True, labels={"kueue.x-k8s.io/queue-name": "q"})
         event = await only_event(trigger_of(ref, queue_timeout=0.2))
         assert event["status"] == "timeout"
         assert "was not admitted within queue_timeout" in event["message"]
+        await cancel(backend, ref)
 
     asyncio.run(scenario())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 MARKER = "TRAINJOB_LOCAL_UID"
+_SUPERVISOR = b"\0trainjob.backends.local.supervisor\0"
 
 
 def marked(uid: str = "", under: Path | None = None) -> dict[int, str]:
@@ -17,18 +19,33 @@ def marked(uid: str = "", under: Path | None = None) -> dict[int, str]:
         under: Of jobs launched with a ``TRAINJOB_HOME`` below this folder only.
     """
     found = {}
-    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else []:
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = b"\0" + (entry / "environ").read_bytes() + b"\0"
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
+    for process, command, environment in _processes():
         mine = under is None or f"\0TRAINJOB_HOME={under}/".encode() in environment
         if mine and f"\0{MARKER}={uid}".encode() + (b"\0" if uid else b"") in environment:
-            found[int(entry.name)] = command
+            found[process] = _shown(command)
     return found
+
+
+def supervisors(under: Path) -> dict[int, str]:
+    """The supervisors, and their guards, of jobs below this folder: pid -> command line."""
+    return {
+        process: _shown(command)
+        for process, command, _ in _processes()
+        if _SUPERVISOR in command and f"\0{under}/".encode() in command
+    }
+
+
+def _processes() -> Iterator[tuple[int, bytes, bytes]]:
+    """Process id, command line and environment; of the latter two each word is between NULs."""
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else []:
+        if entry.name.isdigit():
+            with suppress(OSError):
+                command, environment = ((entry / each).read_bytes() for each in ("cmdline", "environ"))
+                yield int(entry.name), b"\0" + command, b"\0" + environment + b"\0"
+
+
+def _shown(command: bytes) -> str:
+    return command.replace(b"\0", b" ").strip().decode(errors="replace")
 
 
 def eventually(happened: Callable[[], object], seconds: float = 60) -> None:
