@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from trainjob.spec import TrainJobSpec
     from trainjob.status import Observation, Phase
     from trainjob.waiting import Budgets, TrainJobResult
+else:  # hidden from type checkers: they would take any name for one of this module
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from trainjob.data.content import ContentManifest
     from trainjob.data.steps import Exported, Initialized, export, initialize
     from trainjob.data.transfer import copy, read_manifest
+else:  # hidden from type checkers: they would take any name for one of this module
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)
