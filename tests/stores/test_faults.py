@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ class _Proxy:
         self.requests: list[bytes] = []
         self.decide: Callable[[bytes], dict[str, Any]] = lambda head: {}
         self.threads: list[threading.Thread] = []
+        self.connections: list[socket.socket] = []
         self.stalled = threading.Event()
         self._start(self._accept)
 
@@ -60,6 +62,7 @@ class _Proxy:
                 here, _ = self.socket.accept()
             except OSError:
                 return
+            self.connections.append(here)
             self._start(self._serve, here)
 
     def _serve(self, here: socket.socket) -> None:
@@ -83,6 +86,8 @@ class _Proxy:
             while left > 0 and (data := here.recv(65536)):
                 there.sendall(data)
                 left -= len(data)
+            if left > 0:
+                return  # the client is gone
             passed = 0
             try:
                 while data := there.recv(65536):
@@ -102,8 +107,12 @@ class _Proxy:
         self.stalled.set()
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+        for connection in self.connections:
+            with suppress(OSError):  # most are closed already; a client keeps others open, and sends nothing more
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
             thread.join(5)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
