@@ -147,12 +147,12 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 # ---------------------------------------------------------------- tests
 
+# Two lanes that take about as long as each other.
 .PHONY: test
 test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
-		"lint test-unit test-registry test-stores test-local test-kfp test-kfp-oldest test-docker test-airflow \
-		test-airflow-oldest test-docs" \
-		"test-cluster-backend test-cluster-jobs"
+		"lint test-unit test-registry test-stores test-local test-kfp test-kfp-oldest test-docker test-airflow test-docs" \
+		"test-cluster-backend test-cluster-jobs test-airflow-oldest"
 	@$(MAKE) test-cluster-alone
 	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
 	@if [ -s .test-output/missing-packages ]; then \
