@@ -107,6 +107,7 @@ class _Proxy:
         self.stalled.set()
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+        self.threads[0].join(5)  # `_accept`: from here on there are no more connections
         for connection in self.connections:
             with suppress(OSError):  # most are closed already; a client keeps others open, and sends nothing more
                 connection.shutdown(socket.SHUT_RDWR)

@@ -20,6 +20,7 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_lazy_names_are_the_documented_ones() -> None:
     assert {*trainjob._HOME, "__version__"} == set(trainjob.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        # mypy has to see that it is missing: strict as it is set, it complains of an ignore that it does not need.
         _ = trainjob.Nothing  # type: ignore[attr-defined]
 
 
