@@ -102,6 +102,7 @@ HEADS = {
     "oci": ("", "trainjob", "oras-py", "ratio"),
     "diagnosis": ("", "trainjob"),
     "first_crash": ("", "trainjob", "Kubeflow SDK", "ratio"),
+    "progress": ("", "trainjob", "Kubeflow SDK", "ratio"),
     "triggerer": ("", "TrainJobTrigger", "KubernetesJobTrigger", "ratio"),
 }
 
