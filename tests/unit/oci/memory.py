@@ -26,6 +26,7 @@ class MemoryRepository(Repository):
         self.blobs: dict[str, bytes] = {}
         self.documents: dict[str, bytes] = {}
         self.asked: list[tuple[int, int]] = []
+        self.opened = 0
 
     def add(self, data: bytes) -> str:
         digest = sha256(data)
@@ -43,6 +44,7 @@ class MemoryRepository(Repository):
         return None if data is None else Manifest(sha256(data), json.loads(data), len(data))
 
     def blob(self, digest: str, size: int, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        self.opened += 1
         data = self.blobs[digest]
         end = len(data) if length is None else start + length
         while start < min(end, len(data)):

@@ -8,7 +8,8 @@ import io
 import random
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from trainjob.data.stores.oci import layers as layers_module
 from trainjob.data.stores.oci import tars
 from trainjob.data.stores.oci.gzips import Gunzip
 from trainjob.data.stores.oci.images import Image
-from trainjob.data.stores.oci.manifests import MODEL, MODEL_LAYER
+from trainjob.data.stores.oci.manifests import IMAGE_LAYER, MODEL, MODEL_LAYER
 from trainjob.data.stores.oci.repository import DOCKER_INDEX, INDEX
 from trainjob.data.stores.oci.tars import Member, Reader
 from trainjob.errors import (
@@ -28,6 +29,7 @@ from trainjob.errors import (
     CorruptData,
     DataError,
     SourceNotFound,
+    StoreUnavailable,
     UnsafePath,
 )
 
@@ -39,14 +41,17 @@ def repository() -> MemoryRepository:
     return MemoryRepository()
 
 
-@pytest.fixture(params=["kept", "read again"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small layers stay in memory; here also as if they were large."""
-    if request.param != "kept":
-        monkeypatch.setattr(layers_module, "_KEPT", 0)
+@pytest.fixture(params=["as it is", "large", "in many stretches"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers and files are read in a way of their own; here also as if they were large, or of many stretches."""
+    if request.param == "large":
+        monkeypatch.setattr(layers_module, "_AT_ONCE", 0)
+        monkeypatch.setattr(layers_module, "_SMALL", -1)
+    elif request.param == "in many stretches":
+        monkeypatch.setattr(layers_module, "_STRETCH", 1000)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("size")
 def test_an_image_that_somebody_else_built(repository: MemoryRepository) -> None:
     base = packed(
         entry("bin", kind=tarfile.DIRTYPE),
@@ -71,7 +76,7 @@ def test_an_image_that_somebody_else_built(repository: MemoryRepository) -> None
     }
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("size")
 def test_parts_of_files(repository: MemoryRepository) -> None:
     image(
         repository,
@@ -97,6 +102,45 @@ def test_a_large_archive_is_listed_by_its_headers(repository: MemoryRepository) 
     loaded = load(repository, "1")
     assert {path: placed.size for path, placed in loaded.files.items()} == {"a": len(LARGE), "b": len(LARGE)}
     assert sum(length for _, length in repository.asked) < 300_000
+
+
+@pytest.mark.parametrize("pack", [lambda data: (data, IMAGE_LAYER, {}), zipped], ids=["tar", "gzip"])
+def test_many_small_files_are_read_together(
+    repository: MemoryRepository, pack: Callable[[bytes], tuple[bytes, str, dict[str, str]]]
+) -> None:
+    """By sixteen threads, as they are copied; each has a stretch of its own layer, or waits for that of another."""
+    there = {f"f{number:05}": b"%d" % number + LARGE[number : number + number % 3000] for number in range(4000)}
+    image(repository, [pack(files(**there))], "1")
+    loaded = load(repository, "1")
+    loaded.read(next(iter(there)), 0, None)  # checks the layer
+    repository.opened = 0
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda path: b"".join(loaded.read(path, 0, None)), there))
+    assert found == list(there.values())
+    stretches = sum(len(layer) for layer in repository.blobs.values()) // layers_module._STRETCH + 1
+    assert repository.opened <= max(stretches, 4)
+
+
+def test_a_stretch_that_cannot_be_read_is_asked_for_again(
+    repository: MemoryRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers_module, "_AT_ONCE", 0)
+    monkeypatch.setattr(layers_module, "_STRETCH", 100_000)
+    monkeypatch.setattr(layers_module, "_SMALL", 10_000)
+    image(repository, [files(a=LARGE[:5000], b=LARGE[:200_000])], "1")
+    loaded = load(repository, "1")
+    assert b"".join(loaded.read("b", 0, None)) == LARGE[:200_000]
+    blob = repository.blob
+
+    def away(*_: object, **__: object) -> Iterator[bytes]:
+        raise StoreUnavailable("registry.example is away")
+
+    monkeypatch.setattr(repository, "blob", away)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="is away"):
+            list(loaded.read("a", 0, None))
+    monkeypatch.setattr(repository, "blob", blob)
+    assert b"".join(loaded.read("a", 0, None)) == LARGE[:5000]
 
 
 def test_a_single_file_is_read_once(repository: MemoryRepository) -> None:
@@ -258,7 +302,7 @@ def test_broken_layers(
         read_all(repository, "1")
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("more", [{}, {"b": b"b"}])
 def test_other_bytes_than_the_digest_says(repository: MemoryRepository, pack: bool, more: dict[str, bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainjob.data.locations import safe_path
 from trainjob.data.stores.oci import manifests
-from trainjob.data.stores.oci.layers import LayerBlob, form_of
+from trainjob.data.stores.oci.layers import LayerBlob, Stretches, form_of
 from trainjob.data.stores.oci.manifests import Layer
 from trainjob.data.stores.oci.reference import check_digest
 from trainjob.data.stores.oci.repository import DOCKER_INDEX, INDEX, Manifest, Repository
@@ -142,6 +142,7 @@ class Image:
         layers = self._manifest.value.get("layers")
         if not isinstance(layers, list):
             raise CorruptData(f"{self._where} is neither an image nor a model artifact: it has no layers")
+        stretches = Stretches()
         for descriptor in layers:
             if not isinstance(descriptor, dict) or not isinstance(size := descriptor.get("size"), int) or size < 0:
                 raise CorruptData(f"{self._where} has a layer without digest or size")
@@ -151,7 +152,7 @@ class Image:
             if form is None and annotations.get(manifests.TITLE):
                 form = "raw"  # a file as `oras push` puts it
             if form is not None:
-                yield LayerBlob(self._repository, digest, size, form), annotations
+                yield LayerBlob(self._repository, digest, size, form, stretches), annotations
 
     def _find(self) -> dict[str, Placed]:
         files: dict[str, Placed] = {}

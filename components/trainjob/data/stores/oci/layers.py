@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 from trainjob.data.stores.base import CHUNK
@@ -20,7 +23,10 @@ _IMAGE = re.compile(
     r"application/vnd\.(?:oci\.image\.layer\.v1\.(tar)(?:\+(gzip|zstd))?|docker\.image\.rootfs\.diff\.(tar)(?:\.(gzip))?)"
 )
 _MODEL = re.compile(r"application/vnd\.cncf\.model\.[a-z.]+\.v1\.(raw|tar)(?:\+(gzip|zstd))?")
-_KEPT = 4 * CHUNK  # layers up to this size are kept in memory once they are read: those of many small files
+_AT_ONCE = 4 * CHUNK  # layers up to this size are read whole, before it is known what they hold
+_STRETCH = 4 * CHUNK  # of a layer, read by one request for the small files that lie beside each other in it
+_SMALL = _STRETCH // 16  # as many files as are copied at once lie in one or two stretches
+_STRETCHES = 6  # that are kept: of each of five kinds of files, as they are copied in turns, one
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,34 @@ class _Checked:
     sha256: str
 
 
+class Stretches:
+    """What was read last of the layers of an image. Safe to be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
+
+    def get(self, digest: str, number: int, read: Callable[[], Iterator[bytes]]) -> bytes:
+        """A stretch of a layer. Who asks while another thread reads it waits, and gets its error if there is one."""
+        key = (digest, number)
+        with self._lock:
+            known = self._kept.get(key)
+            future: Future[bytes] = known or Future()
+            self._kept[key] = future
+            self._kept.move_to_end(key)
+            if len(self._kept) > _STRETCHES:
+                self._kept.popitem(last=False)
+        if known is None:
+            try:
+                future.set_result(b"".join(read()))
+            except BaseException as error:
+                with self._lock:
+                    self._kept.pop(key, None)
+                future.set_exception(error)
+                raise
+        return future.result()
+
+
 class LayerBlob:
     """One layer of an image or artifact. Safe to be used by several threads.
 
@@ -40,17 +74,17 @@ class LayerBlob:
         digest: Of the blob.
         size: Of the blob.
         form: ``raw`` (the blob is a file), ``tar`` or ``gzip`` (a compressed tar).
+        stretches: Those of all layers of the image.
     """
 
-    def __init__(self, repository: Repository, digest: str, size: int, form: str) -> None:
-        self._repository = repository
+    def __init__(self, repository: Repository, digest: str, size: int, form: str, stretches: Stretches) -> None:
+        self._repository, self._stretches = repository, stretches
         self.digest, self.size, self.form = digest, size, form
         self.where = repository.where(digest)
         self._gunzip = Gunzip(self._packed, self.where)
         self._lock = Lock()
         self._checked: dict[str, _Checked] | None = None
         self._members: list[Member] | None = None
-        self._data: bytes | None = None
 
     def members(self, *, small: bool = False) -> list[Member]:
         """What it holds. Of a plain tar only the headers are read, of a compressed one everything.
@@ -65,7 +99,7 @@ class LayerBlob:
         """
         with self._lock:
             if self._members is None:
-                if self.form == "tar" and self.size > _KEPT and not small:
+                if self.form == "tar" and self.size > _AT_ONCE and not small:
                     self._members = list(tars.members(Reader(self._packed(0), self.where, self._packed)))
                 else:
                     self._check()
@@ -106,7 +140,8 @@ class LayerBlob:
             checked = (self._checked or {}).get(name)
         if checked is None:
             raise SourceNotFound(f"{self.where} holds no {name!a}")
-        chunks = self._content(checked.offset + start, length)
+        read = self._content if checked.size > _SMALL else self._beside
+        chunks = read(checked.offset + start, length)
         return self._verified(chunks, checked.sha256) if start == 0 and length == checked.size else chunks
 
     def offset(self, name: str) -> int:
@@ -124,17 +159,27 @@ class LayerBlob:
         """Bytes of the archive, unpacked."""
         return limited(self._gunzip.read(start) if self.form == "gzip" else self._packed(start, length), length)
 
+    def _beside(self, start: int, length: int) -> Iterator[bytes]:
+        """The same of a small file, by stretches that hold its neighbors too: a request for each takes far longer."""
+        end = start + length
+        while start < end:
+            number, at = divmod(start, _STRETCH)
+            read = partial(self._content, number * _STRETCH, _STRETCH)
+            piece = self._stretches.get(self.digest, number, read)[at : at + end - start]
+            if not piece:
+                raise CorruptData(f"{self.where} ends in the middle of a file")
+            start += len(piece)
+            yield piece
+
     def _packed(self, start: int, length: int | None = None) -> Iterator[bytes]:
         """Bytes of the blob."""
-        if self._data is not None:
-            return iter((self._data[start:],))
         return self._repository.blob(self.digest, self.size, start=start, length=length)
 
     def _check(self) -> None:
         """Read everything once: the digest of the layer, and that of each file in it."""
-        data: bytes | None = None
         packed = self._packed(0)
-        if self.size <= _KEPT:
+        data = b""
+        if self.form == "tar" and self.size <= _STRETCH:
             data = b"".join(packed)
             packed = iter((data,))
         stream = self._verified(packed, self.digest.removeprefix("sha256:"))
@@ -148,7 +193,9 @@ class LayerBlob:
                     total.update(chunk)
                 files[member.path] = _Checked(member.offset, member.size, total.hexdigest())
         reader.drain()
-        self._members, self._checked, self._data = found, files, data
+        self._members, self._checked = found, files
+        if data:
+            self._stretches.get(self.digest, 0, partial(iter, (data,)))
 
     def _verified(self, chunks: Iterator[bytes], sha256: str) -> Iterator[bytes]:
         total = hashlib.sha256()
