@@ -14,7 +14,7 @@ from tests.local.conftest import Jobs, kill
 
 from trainjob import TrainJobClient
 from trainjob.backends.local.backend import LocalBackend
-from trainjob.errors import Rejected
+from trainjob.errors import Rejected, TrainJobFailed
 from trainjob.status import observe
 
 
@@ -72,33 +72,97 @@ def test_the_disk_fills_while_a_job_runs(on_tiny: Jobs, tiny: Path) -> None:
     assert log.exists()
 
 
-def test_no_room_for_the_status(on_tiny: Jobs, tiny: Path) -> None:
+def test_the_last_status_needs_no_room(on_tiny: Jobs, tiny: Path) -> None:
     go = tiny.parent / "go"
     ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
+    fill(tiny)
+    go.touch()
+    assert on_tiny.client.wait(ref).attempt == 1
+    assert not (on_tiny.directory(ref) / "spare").exists()
+
+
+def test_no_room_for_the_status(on_tiny: Jobs, tiny: Path) -> None:
+    """Somebody else has taken what was set aside."""
+    go = tiny.parent / "go"
+    ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
+    (on_tiny.directory(ref) / "spare").unlink()
     filler = fill(tiny)
     go.touch()
     eventually(lambda: not marked(ref.uid))
+    time.sleep(0.5)
     assert not observe(on_tiny.client.get(ref)).phase.terminal
     filler.unlink()
     assert on_tiny.client.wait(ref).attempt == 1
 
 
-def test_a_script_that_fills_the_disk_itself(on_tiny: Jobs, tiny: Path) -> None:
-    """Its temporary files go with it, so that its end can be written down; log lines may be lost."""
-    found = on_tiny.fails('head -c 2000000 /dev/zero > "$TMPDIR/checkpoint" || exit 7')
-    assert found.exit_code == 7
+def test_what_comes_first_is_the_verdict(on_tiny: Jobs, tiny: Path) -> None:
+    """The ranks of a job that is out of time fail, too, before its status can be written."""
+    ref = on_tiny.launch("echo on; sleep 60", active_deadline_seconds=2)
+    on_tiny.starts(ref)
+    (on_tiny.directory(ref) / "spare").unlink()
+    filler = fill(tiny)
+    eventually(lambda: not marked(ref.uid))
+    time.sleep(0.5)
+    assert not observe(on_tiny.client.get(ref)).phase.terminal
+    filler.unlink()
+    eventually(lambda: observe(on_tiny.client.get(ref)).phase.terminal)
+    assert observe(on_tiny.client.get(ref)).reason == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_script_that_fills_the_disk_itself(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
+    """Its temporary files go with it, so that its end can be written down; log lines may be lost.
+
+    What it reports meanwhile cannot be written, and holds up nothing.
+    """
+    progress = 'printf \'{"trainjob": 1, "progressPercentage": %d}\' 1<>"$TRAINJOB_TERMINATION_LOG"'
+    ref = on_tiny.launch(
+        f"{progress % 1}; echo on; until [ -e {tiny.parent}/go ]; do sleep 0.05; done;"
+        f'head -c 2000000 /dev/zero > "$TMPDIR/checkpoint"; {progress % 2}; sleep 0.5; exit 7'
+    )
+    on_tiny.starts(ref)
+    if not spare:
+        (on_tiny.directory(ref) / "spare").unlink()
+    (tiny.parent / "go").touch()
+    with pytest.raises(TrainJobFailed) as caught:
+        on_tiny.client.wait(ref)
+    assert caught.value.diagnosis.exit_code == 7
     assert [path.name for path in tiny.rglob("checkpoint")] == []
 
 
-def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, tiny: Path) -> None:
-    """A client that looks is not held up; the ranks are stopped, and the verdict follows once there is room."""
+def test_a_job_that_fills_the_disk_can_be_cancelled(on_tiny: Jobs, tiny: Path) -> None:
     ref = on_tiny.launch("echo on; sleep 60")
     on_tiny.starts(ref)
+    fill(tiny)
+    assert on_tiny.client.cancel(ref)
+    assert marked(ref.uid) == {}
+
+
+def test_a_job_that_cannot_be_cancelled(on_tiny: Jobs, tiny: Path) -> None:
+    """Without what was set aside, and what has to be done is said."""
+    ref = on_tiny.launch("echo on; sleep 60")
+    on_tiny.starts(ref)
+    (on_tiny.directory(ref) / "spare").unlink()
+    filler = fill(tiny)
+    with pytest.raises(Rejected, match=r"cannot be changed in .*tiny/.*: No space left on device"):
+        on_tiny.client.cancel(ref)
+    filler.unlink()
+    assert on_tiny.client.cancel(ref)
+    assert marked(ref.uid) == {}
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
+    """A client that looks is not held up; the ranks are stopped. Without room the verdict follows once there is."""
+    ref = on_tiny.launch("echo on; sleep 60")
+    on_tiny.starts(ref)
+    if not spare:
+        (on_tiny.directory(ref) / "spare").unlink()
     filler = fill(tiny)
     for process in reversed(on_tiny.supervisors(ref)):
         kill(process)
     began = time.monotonic()
-    assert not observe(on_tiny.client.get(ref)).phase.terminal
+    assert observe(on_tiny.client.get(ref)).phase.terminal == spare
     assert time.monotonic() - began < 5
     assert marked(ref.uid) == {}
     filler.unlink()

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import runtimes
-from trainjob.backends.local.files import JobFiles, now, write_json
+from trainjob.backends.local.files import JobFiles, now
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
 from trainjob.diagnosis import READ_LINES, Evidence, rank_of
@@ -279,9 +279,11 @@ def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:
             if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
                 raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone")
             del trainjob["status"]
-            write_json(files.object, _merged(trainjob, patch))
+            files.write_object(_merged(trainjob, patch))
     except FileNotFoundError:
         raise NotFound(f"TrainJob {ref} is gone") from None
+    except OSError as error:
+        raise Rejected(f"TrainJob {ref} cannot be changed in {files.directory}: {error.strerror}") from error
 
 
 def _merged(value: Any, patch: Any) -> Any:

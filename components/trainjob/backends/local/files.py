@@ -9,6 +9,7 @@
         logs/           a CRI log file per rank
         termination/    a termination message per rank
         tmp/            TMPDIR of the ranks, while they run
+        spare           room for the last status, or to cancel the job, when the disk is full
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
 
 Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. A lock is the kernel's
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 DELETED = ".deleted"
+_SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
 Stamp = tuple[int, int, int]
 
@@ -65,6 +67,7 @@ class JobFiles:
         self.object = directory / "object.json"
         self.start = directory / "start.json"
         self.status = directory / "status.json"
+        self._spare = directory / "spare"
 
     @classmethod
     def create(cls, directory: Path, trainjob: Mapping[str, Any], start: Mapping[str, Any]) -> JobFiles:
@@ -80,6 +83,7 @@ class JobFiles:
                 (draft.directory / part).mkdir(parents=True)
             write_json(draft.object, trainjob)
             write_json(draft.start, start)
+            draft._spare.write_bytes(os.urandom(_SPARE))  # file systems may compress what is simpler
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
             os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as it should
@@ -110,8 +114,29 @@ class JobFiles:
 
     def finished(self) -> bool:
         """True once a final condition was written."""
-        conditions = ((read_json(self.status) or {}).get("status") or {}).get("conditions") or []
-        return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+        return _final((read_json(self.status) or {}).get("status") or {})
+
+    def write_status(self, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
+        """Replace the status. The last one need not wait for room."""
+        value = {"status": dict(status), "pods": pods}
+        if not _final(status):
+            write_json(self.status, value)
+            return
+        self._write_anyhow(self.status, value)
+        self._spare.unlink(missing_ok=True)
+
+    def write_object(self, trainjob: Mapping[str, Any]) -> None:
+        """Replace metadata and spec. This need not wait either: it may be to cancel the job that fills the disk."""
+        self._write_anyhow(self.object, trainjob)
+
+    def _write_anyhow(self, path: Path, value: Mapping[str, Any]) -> None:
+        try:
+            write_json(path, value)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._spare.exists():
+                raise
+            self._spare.unlink(missing_ok=True)
+            write_json(path, value)
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -147,6 +172,11 @@ class JobFiles:
                 time.sleep(0.02)
             else:
                 return descriptor
+
+
+def _final(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions") or []
+    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
 
 
 def _tombstone(directory: Path) -> Path:

@@ -24,7 +24,7 @@ from typing import Any
 
 from trainjob import progress
 from trainjob.backends.local import runtimes
-from trainjob.backends.local.files import JobFiles, Stamp, now, read_json, write_json
+from trainjob.backends.local.files import JobFiles, Stamp, now, read_json
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 
 GRACE_SECONDS = 5.0
@@ -32,6 +32,7 @@ GRACE_SECONDS = 5.0
 the next job waits for the same processors.)"""
 
 _TICK = 0.05  # how soon a change of the object or of a termination message is seen
+_PATIENCE = 1.0  # seconds between two tries to write a status
 
 SUSPENDED = ("Suspended", "True", "Suspended", "TrainJob is suspended")
 RESUMED = ("Suspended", "False", "Resumed", "TrainJob is resumed")
@@ -52,27 +53,24 @@ class Supervisor:
         self.active_since = time.time()
         self._stamp: Stamp | None = None  # `trainjob` was read a while ago: it is read again at once
         self._reported = ""
+        self._suspended = False  # now, or before it was resumed
+        self._over = False  # the verdict stands, though it may not be written yet
+        self._unwritten = False
+        self._next_try = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(_child_exits(), selectors.EVENT_READ)
 
     def run(self) -> None:
         """Until the job has ended or was deleted."""
-        suspended_before = False
         # In this order: whoever deletes a job that has ended waits for this process to go (`LocalBackend.delete`).
         while not (deleted := self._deleted()) and not self.files.finished():
-            suspend = bool(self.trainjob["spec"].get("suspend"))
-            if suspend and (self.ranks or not suspended_before):
-                self._stop()
-                self.ranks = []
-                self._write(SUSPENDED)
-                suspended_before = True
-            elif not suspend and not self.ranks:
-                self.active_since = time.time()
-                if suspended_before:
-                    self._write(RESUMED)
-                self._launch()
+            if self._unwritten and time.monotonic() >= self._next_try:
+                self._save()
+            if not self._over:
+                self._follow()
             self._wait(_TICK)
-            self._judge()
+            if self.ranks and not self._over:
+                self._judge()
         if deleted:
             self._stop()
             self.files.remove()
@@ -87,6 +85,20 @@ class Supervisor:
                 return True
             self.trainjob = {**latest, "status": self.status}
         return "deletionTimestamp" in self.trainjob["metadata"]
+
+    def _follow(self) -> None:
+        """Start the ranks or suspend the job, as the object says."""
+        suspend = bool(self.trainjob["spec"].get("suspend"))
+        if suspend and (self.ranks or not self._suspended):
+            self._stop()
+            self.ranks = []
+            self._write(SUSPENDED)
+            self._suspended = True
+        elif not suspend and not self.ranks:
+            self.active_since = time.time()
+            if self._suspended:
+                self._write(RESUMED)
+            self._launch()
 
     def _launch(self) -> None:
         directory = self.files.directory
@@ -138,8 +150,7 @@ class Supervisor:
 
     def _judge(self) -> None:
         """Look at the ranks, the clock and what the script reported, and write down what changed."""
-        if not self.ranks:
-            return
+        before = [rank.terminated is not None for rank in self.ranks]
         ended = [self._poll(rank) for rank in self.ranks]
         failed = [rank for rank in self.ranks if rank.terminated and rank.terminated["exitCode"] != 0]
         deadline = self.trainjob["spec"].get("activeDeadlineSeconds")
@@ -154,7 +165,7 @@ class Supervisor:
         elif deadline and time.time() >= self.active_since + deadline:
             self._stop()
             self._write(DEADLINE)
-        elif any(ended) or self._trainer_status():
+        elif ended != before or self._trainer_status():
             self._write()
 
     def _poll(self, rank: Rank) -> bool:
@@ -208,8 +219,16 @@ class Supervisor:
             kept = [c for c in self.status.get("conditions") or [] if c["type"] != condition[0]]
             fields = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
             self.status["conditions"] = [*kept, {**fields, "lastTransitionTime": now()}]
-        pods = [rank.pod(self.trainjob) for rank in self.ranks]
-        write_status(self.files, self.status, pods)
+            self._over = condition[0] in ("Complete", "Failed")
+        self._save()
+
+    def _save(self) -> None:
+        """Write the status as it is now. Where a full disk forbids it, the job goes on: its end may make room."""
+        error = write_status(self.files, self.status, [rank.pod(self.trainjob) for rank in self.ranks])
+        self._unwritten = error is not None
+        self._next_try = time.monotonic() + _PATIENCE
+        if error is not None:
+            _complain(error)
 
     def _jobs_status(self) -> list[dict[str, Any]]:
         names = ("node", "launcher") if runtimes.framework_of(self.trainjob) == "mpi" else ("node",)
@@ -224,26 +243,27 @@ class Supervisor:
         return [{"name": name, **counts} for name in names]
 
 
-def write_status(
-    files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]], *, patient: bool = True
-) -> None:
-    """Write the status; a full disk is waited out, since a job whose end nobody can see would be stuck.
+def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> OSError | None:
+    """Write the status; what forbids it, as a full disk does. Of a job that was deleted there is none to write."""
+    try:
+        files.write_status(status, pods)
+    except FileNotFoundError:  # deleted under our hands
+        return None
+    except OSError as error:
+        return error
+    return None
 
-    A client is not `patient`: it has others to answer, and the next look tries again.
-    """
-    while True:
-        try:
-            write_json(files.status, {"status": dict(status), "pods": pods})
-        except FileNotFoundError:  # deleted under our hands
-            return
-        except OSError as error:
-            if not patient:
-                return
-            with suppress(OSError):  # the log is on the same disk
-                print(f"cannot write {files.status}: {error}; trying again", file=sys.stderr, flush=True)  # noqa: T201
-            time.sleep(1)
-        else:
-            return
+
+def _insist(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
+    """The same; a full disk is waited out, since a job whose end nobody can see would be stuck."""
+    while error := write_status(files, status, pods):
+        _complain(error)
+        time.sleep(_PATIENCE)
+
+
+def _complain(error: OSError) -> None:
+    with suppress(OSError):  # the log is on the same disk
+        print(f"cannot write the status, trying again: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _child_exits() -> int:
@@ -264,7 +284,10 @@ def _free_port() -> int:
 
 
 def mend(files: JobFiles, *, patient: bool = True) -> None:
-    """End a job whose supervisor died: no rank left, and a condition that says so. The caller holds the lock."""
+    """End a job whose supervisor died: no rank left, and a condition that says so. The caller holds the lock.
+
+    A client is not `patient` with a disk that is full: it has others to answer, and the next look tries again.
+    """
     trainjob = files.read()
     if trainjob is None or files.finished():
         return
@@ -281,7 +304,7 @@ def mend(files: JobFiles, *, patient: bool = True) -> None:
         "jobsStatus": jobs,
         "conditions": [*kept, {**failed, "lastTransitionTime": now()}],
     }
-    write_status(files, status, files.pods(), patient=patient)
+    (_insist if patient else write_status)(files, status, files.pods())
 
 
 def _guard(files: JobFiles, lifeline: int) -> None:
@@ -312,7 +335,7 @@ def main(directory: str) -> None:
     if trainjob["status"]:  # another supervisor began and died
         mend(files)
         os._exit(0)
-    write_status(files, {"jobsStatus": []}, [])
+    _insist(files, {"jobsStatus": []}, [])
     guarded, lifeline = os.pipe()
     if os.fork() == 0:
         os.close(lock)
