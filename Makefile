@@ -16,6 +16,8 @@ REGISTRY_VENVS := .venv-registry-v1 .venv-registry-v1alpha3
 BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
 PYTEST := $(BIN)/python -m pytest
+# `make test COVERAGE=yes`: what the tests run of the code. It costs the unit tests a third more CPU, so not always.
+MEASURED := $(if $(COVERAGE),--cov --cov-report=)
 
 # Some machines forbid it; without cached bytecode every process compiles Airflow or MLflow anew (9 s instead of 2).
 unexport PYTHONDONTWRITEBYTECODE
@@ -154,7 +156,7 @@ test: packages setup cluster-programs ## everything; the cluster is tested besid
 		"lint test-unit test-registry test-stores test-local test-kfp test-kfp-oldest test-docker test-airflow test-docs" \
 		"test-cluster-backend test-cluster-jobs test-airflow-oldest"
 	@$(MAKE) test-cluster-alone
-	@$(BIN)/coverage combine --quiet --keep 2>/dev/null; $(BIN)/coverage report --skip-covered --sort=cover | tail -40
+	@if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet; $(BIN)/coverage report --sort=cover | tail -40; fi
 	@if [ -s .test-output/missing-packages ]; then \
 		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi
 
@@ -172,25 +174,25 @@ lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
 
 .PHONY: test-unit
 test-unit: $(VENV)/test.stamp ## pure functions and small I/O
-	COVERAGE_FILE=.coverage.unit $(PYTEST) tests/unit --cov --cov-report=
+	COVERAGE_FILE=.coverage.unit $(PYTEST) tests/unit $(MEASURED)
 
 .PHONY: test-local
 test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend, a real container registry
 	COVERAGE_FILE=.coverage.local TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) tests/contract tests/local tests/oci --cov --cov-report=
+		$(PYTEST) tests/contract tests/local tests/oci $(MEASURED)
 
 .PHONY: test-registry
 test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server on PostgreSQL, the Kubeflow Model Registry's API
-	COVERAGE_FILE=.coverage.registry $(PYTEST) tests/registry --cov --cov-report=
+	COVERAGE_FILE=.coverage.registry $(PYTEST) tests/registry $(MEASURED)
 
 .PHONY: test-stores
 test-stores: $(VENV)/test.stamp $(PEERS_VENV)/stamp ## copies from and to real servers of every kind of store
-	COVERAGE_FILE=.coverage.stores $(PYTEST) tests/stores --cov --cov-report=
+	COVERAGE_FILE=.coverage.stores $(PYTEST) tests/stores $(MEASURED)
 
 .PHONY: test-airflow
 test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
 	COVERAGE_FILE=.coverage.airflow TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) tests/airflow --cov --cov-report=
+		$(PYTEST) tests/airflow $(MEASURED)
 
 # Without what is the same on all versions: crashes of ranks, the examples. Of the tests of a whole Airflow those of what
 # its versions do differently: how they end a task.
@@ -200,17 +202,16 @@ OLDEST := $(patsubst %,tests/airflow/test_%.py,asset_triggers decorator hook kil
 
 .PHONY: test-airflow-oldest
 test-airflow-oldest: $(OLDEST_VENV)/stamp ## the oldest Airflow that is supported
-	COVERAGE_FILE=.coverage.airflow-oldest $(OLDEST_VENV)/bin/python -m pytest $(OLDEST) \
-		--cov --cov-report=
+	COVERAGE_FILE=.coverage.airflow-oldest $(OLDEST_VENV)/bin/python -m pytest $(OLDEST) $(MEASURED)
 
 .PHONY: test-kfp
 test-kfp: $(VENV)/test.stamp $(STEP_VENV)/stamp ## the KFP compiler, executor and kfp.local
-	COVERAGE_FILE=.coverage.kfp TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python $(PYTEST) tests/kfp --cov --cov-report=
+	COVERAGE_FILE=.coverage.kfp TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python $(PYTEST) tests/kfp $(MEASURED)
 
 .PHONY: test-kfp-oldest
 test-kfp-oldest: $(OLDEST_KFP_VENV)/stamp ## the oldest SDK of Kubeflow Pipelines that is supported
 	COVERAGE_FILE=.coverage.kfp-oldest $(OLDEST_KFP_VENV)/bin/python -m pytest \
-		$(patsubst %,tests/kfp/test_%.py,authoring compiled distributed execution task_config) --cov --cov-report=
+		$(patsubst %,tests/kfp/test_%.py,authoring compiled distributed execution task_config) $(MEASURED)
 
 .PHONY: test-docker
 test-docker: $(VENV)/test.stamp ## the step image and the KFP components in containers, beside S3, a registry and MLflow
@@ -236,7 +237,7 @@ test-cluster-alone: files = $(ALONE)
 test-cluster-backend test-cluster-jobs test-cluster-alone: cluster-programs $(TORCH_VENV)/stamp
 	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
 	COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) $(files) --cov --cov-report=
+		$(PYTEST) $(files) $(MEASURED)
 
 .PHONY: record-diagnosis
 record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure on the test cluster; write what was seen for the unit tests

@@ -5,8 +5,9 @@
     python tests/bench/oci.py [--runs N] [--mebibytes N] [--oras PYTHON | --no-oras]
 
 Starts Debian's docker-registry on this machine and pushes a model of four files of random bytes, then pulls it into an
-empty directory: each a process of its own, each time into a new repository, ours and oras-py in turns. oras-py is in an
-environment of its own (``make .venv-oci/stamp``). Seconds are those of the call, memory is the process's largest.
+empty directory: each a process of its own, each time into a new repository, ours and oras-py in turns. Then one of many
+small files. oras-py is in an environment of its own (``make .venv-oci/stamp``). Seconds are those of the call, memory
+is the process's largest.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.bench.stores import cpu  # noqa: E402 - the path comes first
-from tests.oci.registry import PROGRAM, registry  # noqa: E402 - the path comes first
+from tests.oci.registry import PROGRAM, Server, registry  # noqa: E402 - the path comes first
 
 ORAS = ROOT / ".venv-oci" / "bin" / "python"
 FILES = 4
+SMALL, KIBIBYTES = 1000, 16
 FIGURES = {
     "seconds": ("time", "s", 1.0),
     "cpu": ("CPU of the client", "s", 1.0),
@@ -63,6 +66,33 @@ def same(one: Path, other: Path) -> bool:
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
+def there_and_back(what: str, model: Path, clients: Mapping[str, Path], server: Server, runs: int) -> None:
+    """Each client pushes and pulls the same so many times, in turns."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    again: list[dict[str, float]] = []
+    target = model.with_name("pulled")
+    for run in range(runs):
+        for client, python in clients.items():
+            name = f"{server.host}/{client}/{run}:1"
+            found.setdefault((client, "push"), []).append(once(python, client, "push", model, name, server.pid))
+            found.setdefault((client, "pull"), []).append(once(python, client, "pull", target, name, server.pid))
+            if not same(model, target):
+                raise SystemExit(f"{client} pulled something else than it pushed")
+            shutil.rmtree(target)
+            if client == "ours":
+                again.append(once(python, client, "push", model, name, server.pid))
+        shutil.rmtree(server.folder / "data")
+    for verb in ("push", "pull"):
+        for figure, (said, unit, scale) in FIGURES.items():
+            ours, oras = (
+                [each[figure] / scale for each in found.get((client, verb), [])] for client in ("ours", "oras")
+            )
+            peer = round(statistics.median(oras), 2) if oras else None
+            say(f"{verb} of {what}: {said}", round(statistics.median(ours), 2), unit, peer)
+    say(f"the same {what} pushed again: time", round(statistics.median(each["seconds"] for each in again), 2), "s")
+    say(f"the same {what} pushed again: bytes sent, requests and all", max(each["sent"] for each in again), "B")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
@@ -77,39 +107,21 @@ def main() -> None:
         raise SystemExit(f"{arguments.oras} is missing: make .venv-oci/stamp, or --no-oras")
     clients = {"ours": Path(sys.executable)} | ({} if arguments.no_oras else {"oras": arguments.oras})
     say("load average before", os.getloadavg()[0])
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    again: list[dict[str, float]] = []
     with (
         tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory,
         registry(Path(directory, "registry")) as server,
     ):
-        model = Path(directory, "model")
-        model.mkdir()
+        large, small = Path(directory, "large"), Path(directory, "small")
+        large.mkdir()
         for number in range(FILES):
-            with (model / f"model-{number}.safetensors").open("wb") as file:
+            with (large / f"model-{number}.safetensors").open("wb") as file:
                 for _ in range(arguments.mebibytes // FILES):
                     file.write(os.urandom(1024 * 1024))
-        for run in range(arguments.runs):
-            for client, python in clients.items():
-                name = f"{server.host}/{client}/{run}:1"
-                found.setdefault((client, "push"), []).append(once(python, client, "push", model, name, server.pid))
-                target = Path(directory, "pulled")
-                found.setdefault((client, "pull"), []).append(once(python, client, "pull", target, name, server.pid))
-                if not same(model, target):
-                    raise SystemExit(f"{client} pulled something else than it pushed")
-                shutil.rmtree(target)
-                if client == "ours":
-                    again.append(once(python, client, "push", model, name, server.pid))
-            shutil.rmtree(server.folder / "data")
-    for verb in ("push", "pull"):
-        for figure, (said, unit, scale) in FIGURES.items():
-            ours, oras = (
-                [each[figure] / scale for each in found.get((client, verb), [])] for client in ("ours", "oras")
-            )
-            peer = round(statistics.median(oras), 2) if oras else None
-            say(f"{verb} of {arguments.mebibytes} MiB: {said}", round(statistics.median(ours), 2), unit, peer)
-    say("the same model pushed again: seconds", round(statistics.median(each["seconds"] for each in again), 2), "s")
-    say("the same model pushed again: bytes sent, requests and all", max(each["sent"] for each in again), "B")
+        small.mkdir()
+        for number in range(SMALL):
+            (small / f"{number:05}.bin").write_bytes(os.urandom(KIBIBYTES * 1024))
+        there_and_back(f"{arguments.mebibytes} MiB", large, clients, server, arguments.runs)
+        there_and_back(f"{SMALL:,} files of {KIBIBYTES} KiB", small, clients, server, arguments.runs)
     say("load average after", os.getloadavg()[0])
 
 
