@@ -147,6 +147,7 @@ class JobFiles:
 
     def remove(self) -> None:
         """Delete the job for good; its name stays taken."""
+        self._spare.unlink(missing_ok=True)  # the name of what is gone takes room, too
         tombstone = _tombstone(self.directory)
         tombstone.parent.mkdir(exist_ok=True)
         tombstone.touch()
