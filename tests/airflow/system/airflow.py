@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -118,25 +119,37 @@ class Airflow:
         wait_until("the database is migrated", lambda: not migrate.alive, 300, among=[self.database.server])
 
     def until_healthy(self) -> None:
-        """Wait for all parts. One that has ended is started again, as by a service manager or by Kubernetes."""
+        """Wait for all parts. One that has ended is started again, as by a service manager or by Kubernetes.
+
+        So is a scheduler that lives and does nothing: one whose database goes away in the middle of certain queries
+        stops, and waits for its tasks to end. Kubernetes kills what fails its probe.
+        """
+
+        since, probed = datetime.now(UTC), time.monotonic()
 
         def healthy() -> bool:
+            nonlocal probed
             for part in self.parts.values():
                 if not part.alive:
                     part.start()
+            if time.monotonic() > probed + 60 and self._health()["scheduler"]["status"] == "unhealthy":
+                self.parts["scheduler"].kill()
+                probed = time.monotonic()
             return self._healthy(since)
 
-        since = datetime.now(UTC)
         ignored = (httpx.HTTPError, KeyError, TypeError)  # a part that has said nothing yet
         wait_until("Airflow is healthy again", healthy, 300, ignore=ignored, poll=0.5)
 
     def _healthy(self, since: datetime | None = None) -> bool:
         """Whether all parts say so, and have said so since: a scheduler that is dying counts as healthy for 30 s."""
-        found = self.http.get("/api/v2/monitor/health").json()
+        found = self._health()
         parts = ("scheduler", "triggerer", "dag_processor")
         said = {part: found[part][f"latest_{part}_heartbeat"] for part in parts if since}
-        fresh = all(datetime.fromisoformat(time) > since for time in said.values()) if since else True
+        fresh = all(datetime.fromisoformat(beat) > since for beat in said.values()) if since else True
         return fresh and all(found[part]["status"] == "healthy" for part in ("metadatabase", *parts))
+
+    def _health(self) -> Any:
+        return self.http.get("/api/v2/monitor/health").json()
 
     def stop(self) -> None:
         """End all its processes."""
