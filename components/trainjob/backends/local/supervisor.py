@@ -263,7 +263,7 @@ def _insist(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any
 
 def _complain(error: OSError) -> None:
     with suppress(OSError):  # the log is on the same disk
-        print(f"cannot write the status, trying again: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"no status yet, trying again: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the log
 
 
 def _child_exits() -> int:
