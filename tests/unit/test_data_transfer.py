@@ -133,6 +133,15 @@ def test_patterns(source: Path, target: Path) -> None:
         copy(str(source), str(target / "2"), include=["*.parquet"])
 
 
+@pytest.mark.parametrize("patterns", [{"include": ["*.parquet"]}, {"exclude": ["a.*"]}])
+def test_a_single_file_that_no_pattern_wants(patterns: dict[str, list[str]], source: Path, target: Path) -> None:
+    with pytest.raises(SourceNotFound, match=r"a\.txt is one file, and not one of include=.*exclude="):
+        copy(str(source / "a.txt"), str(target), **patterns)
+    assert not target.exists()
+    copy(str(source / "a.txt"), str(target), include=["*.txt"])
+    assert files(target) == {"a.txt": b"one"}
+
+
 @pytest.mark.parametrize(
     "make", [lambda path: None, lambda path: path.mkdir(), lambda path: (path / "x/y").mkdir(parents=True)]
 )

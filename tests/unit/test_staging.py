@@ -81,6 +81,32 @@ report(progress=100, metrics={"accuracy": 0.5}, outputs={"model": (output / "mod
     assert list(space.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("s3://data/set", "['MANIFEST.json', 'more', 'set']"),  # a directory with a file of its own name
+        ("s3://data/only/", "['MANIFEST.json', 'only']"),  # and with no other
+        ("s3://data/only/only", "one"),
+        ("{server}/data/my%20set.csv?versionId=null", "two"),
+    ],
+)
+def test_an_input_is_a_file_where_the_source_is_one(bucket: str, uri: str, expected: str) -> None:
+    s3 = boto3.client("s3", region_name="us-east-1")
+    for key, body in {"set/set": b"1", "set/more": b"2", "only/only": b"one", "my set.csv": b"two"}.items():
+        s3.put_object(Bucket="data", Key=key, Body=body, ACL="public-read")
+    code = """
+import os, sys
+from pathlib import Path
+path = Path(os.environ["TRAINJOB_INPUT_DATA"])
+assert path == Path(sys.argv[1]), sys.argv
+print(path.read_text() if path.is_file() else sorted(each.name for each in path.iterdir()))
+"""
+    uri = uri.format(server=os.environ["AWS_ENDPOINT_URL"])
+    done = run(*python(code, uri), TRAINJOB_INPUT_DATA=uri)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == expected
+
+
 @pytest.mark.parametrize(("index", "code"), [("1", 0), ("0", 3)])
 def test_only_node_0_takes_outputs_and_only_after_success(bucket: str, index: str, code: int) -> None:
     script = f"import sys; open(sys.argv[1] + '/model', 'w').write('half'); sys.exit({code})"

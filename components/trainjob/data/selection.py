@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest
+from trainjob.data.locations import public
 from trainjob.data.stores.base import Entry, Store
 from trainjob.errors import CorruptData, SourceNotFound, UnsafePath
 
@@ -50,6 +51,10 @@ def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Sele
     where = store.location
     single = _single(store)
     if single is not None:
+        if not wanted(single.path, include, exclude):
+            raise SourceNotFound(
+                f"{public(where)} is one file, and not one of include={list(include)} exclude={list(exclude)}"
+            )
         return Selection((single,), None, _origin(store, [single]), single=True)
     entries = {entry.path: entry for entry in store.list()}
     under_way = [path for path in entries if path.split("/")[0] == content.WORK]

@@ -39,7 +39,8 @@ def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
     inputs, outputs = _remote(_INPUT), _remote(_OUTPUT)
     if not inputs and not outputs:
         return _become(command)
-    from trainjob.data.steps import initialize  # noqa: PLC0415 - not where there is nothing to bring
+    from trainjob.data.locations import Location, parse  # noqa: PLC0415 - not where there is nothing to bring
+    from trainjob.data.steps import initialize  # noqa: PLC0415
     from trainjob.data.transfer import copy  # noqa: PLC0415
 
     signal.signal(signal.SIGTERM, _terminate)
@@ -47,9 +48,11 @@ def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
         places = {}
         for variable, uri in inputs.items():
             place = Path(directory, "inputs", variable.removeprefix(_INPUT).lower())
-            initialize(uri, str(place), progress=notify)
-            single = place / uri.rpartition("/")[2]
-            places[variable] = single if single.is_file() else place
+            brought = initialize(uri, str(place), progress=notify)
+            location = parse(uri)
+            single = isinstance(location, Location) and not location.directory and brought.files == 1
+            file = place / location.name
+            places[variable] = file if single and file.is_file() else place
         for variable in outputs:
             places[variable] = Path(directory, "outputs", variable.removeprefix(_OUTPUT).lower())
             places[variable].mkdir(parents=True)
