@@ -144,6 +144,14 @@ class TestRegistryContract:
         for alias in ("latest", "v1", "a.b", "7", ""):
             with pytest.raises(ConfigurationError, match="cannot be an alias"):
                 registry.promote(name, "1", alias=alias)
+        for metric, gain, says in (
+            (None, 0.1, "no metric is named"),
+            ("acc", -0.1, "0 or more"),
+            ("acc", math.nan, "0 or more"),
+        ):
+            with pytest.raises(ConfigurationError, match=says):
+                registry.promote(name, "1", alias="champion", metric=metric, min_improvement=gain)
+        assert registry.resolve(name, "champion").version == "2"
 
     def test_the_same_export_at_once(self, uri: str, name: str) -> None:
         def register() -> str:

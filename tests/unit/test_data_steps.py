@@ -169,6 +169,8 @@ def test_what_export_refuses_before_it_copies(registry: Registry, tmp_path: Path
         {"metric": "acc"},
         {"alias": "champion", "metric": "acc"},
         {"alias": "champion", "mode": "best"},
+        {"alias": "champion", "min_improvement": 0.1},
+        {"alias": "champion", "metric": "acc", "metrics": {"acc": 1}, "min_improvement": -0.1},
         {"metrics": {"a\n": 1}},
         {"provenance": {"x": object()}},
         {"registry": "ftp://x"},

@@ -89,8 +89,6 @@ def promote(
     from trainjob.cli import texts
     from trainjob.registry import connect
 
-    if min_improvement and metric is None:
-        raise click.UsageError("--min-improvement is about a metric: give --metric")
     verdict = connect(uri).promote(
         name, version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement, dry_run=dry_run
     )

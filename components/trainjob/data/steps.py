@@ -27,7 +27,7 @@ from trainjob.errors import (
     UnsafePath,
 )
 from trainjob.registry import Mode, Registry, connect
-from trainjob.registry.base import check_alias, check_metrics, check_name
+from trainjob.registry.base import check_alias, check_metrics, check_name, check_rule
 from trainjob.settings import Settings
 
 
@@ -201,7 +201,8 @@ def export(
     """
     check_name(name)
     measured = check_metrics(metrics or {})
-    _check_promotion(measured, alias, metric, mode)
+    check_rule(metric, mode, min_improvement)
+    _check_promotion(measured, alias, metric)
     if not export_id:
         raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
     key = sign or Settings().sign_key
@@ -272,7 +273,7 @@ def _initialized(uri: str, manifest: ContentManifest, source: str, version: str 
     return Initialized(uri, manifest.digest, manifest.size, len(manifest.files), source, version)
 
 
-def _check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str | None, mode: str) -> None:
+def _check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str | None) -> None:
     """Find before the upload what the registry would find after it."""
     if alias is None and metric is not None:
         raise ConfigurationError(f"metric={metric!r} decides over an alias, but no alias is given")
@@ -281,8 +282,6 @@ def _check_promotion(metrics: Mapping[str, float], alias: str | None, metric: st
     if metric is not None and metric not in metrics:
         have = ", ".join(sorted(metrics)) or "none"
         raise ConfigurationError(f"metric {metric!r} is to decide over {alias!r}, but the metrics given are: {have}")
-    if mode not in ("max", "min"):
-        raise ConfigurationError(f"mode is 'max' or 'min', not {mode!r}")
 
 
 def _signed(source: str, verify: signing.Verify | None, include: Sequence[str], exclude: Sequence[str]) -> Check | None:

@@ -104,7 +104,7 @@ class Registry(Protocol):
 
         Raises:
             ModelNotFound: There is no such version.
-            ConfigurationError: ``version`` has no such metric.
+            ConfigurationError: ``version`` has no such metric; ``min_improvement`` is below 0, or without a metric.
         """
         ...
 
@@ -181,6 +181,16 @@ def check_alias(alias: str) -> str:
             " and neither 'latest' nor v1, v2, ..."
         )
     return alias
+
+
+def check_rule(metric: str | None, mode: str, min_improvement: float) -> None:
+    """Check what is to decide over an alias, see `Registry.promote`; ConfigurationError if it could not."""
+    if mode not in ("max", "min"):
+        raise ConfigurationError(f"mode is 'max' or 'min', not {mode!r}")
+    if not 0 <= min_improvement < math.inf:
+        raise ConfigurationError(f"min_improvement is 0 or more, in units of the metric, not {min_improvement!r}")
+    if min_improvement and metric is None:
+        raise ConfigurationError(f"min_improvement={min_improvement:g} is about a metric, but no metric is named")
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -25,7 +25,16 @@ from time import sleep
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import records
-from trainjob.registry.base import Mode, ModelVersion, Promotion, check_alias, check_metrics, check_name, compare
+from trainjob.registry.base import (
+    Mode,
+    ModelVersion,
+    Promotion,
+    check_alias,
+    check_metrics,
+    check_name,
+    check_rule,
+    compare,
+)
 from trainjob.registry.claims import Claim
 from trainjob.registry.provenance import author, model_source
 from trainjob.registry.records import Found, Json
@@ -113,6 +122,7 @@ class KubeflowRegistry:
         a version at once.
         """
         check_alias(alias)
+        check_rule(metric, mode, min_improvement)
         number = self.resolve(name, version).version
         first: Promotion | None = None  # the verdict that was acted on, which is told in the end
         written = 0

@@ -25,7 +25,16 @@ from trainjob.errors import (
     RegistryUnavailable,
 )
 from trainjob.registry import sqlite
-from trainjob.registry.base import Mode, ModelVersion, Promotion, check_alias, check_metrics, check_name, compare
+from trainjob.registry.base import (
+    Mode,
+    ModelVersion,
+    Promotion,
+    check_alias,
+    check_metrics,
+    check_name,
+    check_rule,
+    compare,
+)
 from trainjob.registry.claims import Claim, holder
 from trainjob.registry.quiet import calm, open_client
 
@@ -126,6 +135,7 @@ class MlflowRegistry:
         has it: of all that claim, everyone sees the same winner.
         """
         check_alias(alias)
+        check_rule(metric, mode, min_improvement)
         with self._exclusive():
             candidate = self.resolve(name, version)
             verdict = compare(
