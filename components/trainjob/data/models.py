@@ -9,7 +9,7 @@ from trainjob.data import pickles, strict
 from trainjob.data.stores.base import Entry, Store
 from trainjob.errors import CorruptData
 
-# The limit of the safetensors library (100 MB); a longer header is an attack or garbage.
+# The limit of the safetensors library (100 MB); a longer header or index is an attack or garbage.
 _MAX_HEADER = 100_000_000
 # Bits of each element type of the format (safetensors 0.8, `Dtype`).
 _BITS = {
@@ -127,6 +127,8 @@ def _tensor(value: Mapping[str, object]) -> _Tensor:
 def _index(store: Store, key: str, entry: Entry, tensors: Mapping[str, Mapping[str, _Tensor]]) -> None:
     where = f"{store.location}: {entry.path}"
     folder = entry.path.rpartition("/")[0]
+    if entry.size > _MAX_HEADER:
+        raise CorruptData(f"{where} is no index of shards: it has {entry.size} bytes")
     try:
         index = strict.loads(b"".join(store.read(key)))
         weights = index["weight_map"].items()
