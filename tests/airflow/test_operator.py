@@ -24,6 +24,7 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.status import Obstacle
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
+from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
 both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
@@ -208,6 +209,20 @@ def test_templates_reach_every_field(run: Run, home: Path) -> None:
     ran = run(dag, runtime="trainjob-step", n="7", nodes="2")
     assert ran.state == "success", ran.log[-2000:]
     assert len(jobs(home, "team-7")) == 1
+
+
+@pytest.mark.parametrize(("gain", "metric"), [("much", "accuracy"), ("-0.1", "accuracy"), ("0.1", "")])
+def test_a_promotion_that_cannot_be_decided_is_refused_before_it_runs(
+    run: Run, home: Path, gain: str, metric: str
+) -> None:
+    rule = {"alias": "champion", "metric": "{{ dag_run.conf.metric }}", "min_improvement": "{{ dag_run.conf.gain }}"}
+    with DAG("undecided") as dag:
+        ModelExportOperator(task_id="train", source="s", target="t", name="n", retries=2, **rule)
+    ran = run(dag, gain=gain, metric=metric)
+    assert isinstance(ran.errors["train"], TrainJobFatal)
+    assert "min_improvement" in str(ran.errors["train"])
+    assert gain in str(ran.errors["train"])
+    assert jobs(home) == []
 
 
 @pytest.mark.parametrize("form", ["object", "mapping", "text", "file"])

@@ -177,6 +177,15 @@ def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch:
         ModelExportOperator(task_id="export", source="s", target="t", name="n", args=["x"])
 
 
+def test_a_text_is_one_pattern() -> None:
+    operator = ModelInitializerOperator(
+        task_id="model", source="s", target="t", include="*.csv", exclude=["a", "$b"], if_missing="fresh"
+    )
+    command = operator.spec_fields(KEY)["command"]
+    assert {"--include=*.csv", "--exclude=a", "--exclude=$$b"} <= set(command)
+    assert not [argument for argument in command if argument.startswith("--include") and argument != "--include=*.csv"]
+
+
 def test_keys_of_signatures_travel_as_paths() -> None:
     from trainjob import InvalidSpec, TrainJobSpec
 

@@ -129,6 +129,8 @@ def test_litter_of_a_writer_that_was_killed_at_its_very_end(source: Path, target
 def test_patterns(source: Path, target: Path) -> None:
     copy(str(source), str(target), include=["sub/*", "*.txt"], exclude=["c"])
     assert set(files(target)) == {"a.txt", "sub/b.bin"}
+    copy(str(source), str(target / "text"), include="*.txt", exclude="")  # not the pattern "*", and three others
+    assert set(files(target / "text")) == {"a.txt"}
     with pytest.raises(SourceNotFound, match=r"none of the 4 files .*\*\.parquet"):
         copy(str(source), str(target / "2"), include=["*.parquet"])
 

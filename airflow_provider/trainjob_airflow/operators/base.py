@@ -103,7 +103,7 @@ class TrainJobTask(StrictTemplates):
             context: None outside a task run: templates stay as they are.
 
         Raises:
-            InvalidSpec, OSError: it cannot be a job.
+            TrainJobError, OSError: it cannot be a job.
         """
         raise NotImplementedError
 
@@ -357,14 +357,14 @@ class TrainJobTask(StrictTemplates):
         return lineage.facets(read, written, self._told)
 
     def _spec(self, key: str, context: Context | None) -> TrainJobSpec:
-        from trainjob import InvalidSpec
+        from trainjob import InvalidSpec, TrainJobError
 
         try:
             spec = assets.with_partition(self.job_spec(key, context), context)
             if secrets := [*secrets_in(spec)]:
                 raise InvalidSpec(secrets)
             return spec
-        except (InvalidSpec, OSError) as error:
+        except (TrainJobError, OSError) as error:
             self._tell(str(error))
             raise TrainJobFatal(str(error)) from None
 

@@ -48,8 +48,8 @@ class DatasetInitializerOperator(_DataOperator):
         source: Location: ``file://``, ``s3://``, ``hf://``, ``https://``, …
         target: Directory to bring it to.
         digest: SHA-256 of the one file, or ``sha256:<root digest>`` of them all; anything else is refused.
-        include: Only files that match one of these patterns.
-        exclude: No files that match one of these patterns.
+        include: Only files that match this pattern, or one of these.
+        exclude: No files that match this pattern, or one of these.
         verify_key: Path, in the pod, of a public key with which all of it has to be signed.
         runtime: Runtime of one node whose image has this package.
         registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
@@ -90,13 +90,15 @@ class DatasetInitializerOperator(_DataOperator):
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
+        from trainjob.data.selection import patterns
+
         del key
         return {
             "source": self.source,
             "target": self.target,
             "digest": self.digest,
-            "include": list(self.include),
-            "exclude": list(self.exclude),
+            "include": patterns(self.include),
+            "exclude": patterns(self.exclude),
             "verify_key": self.verify_key,
         }
 
@@ -202,6 +204,8 @@ class ModelExportOperator(_DataOperator):
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
+        from trainjob.registry.base import check_rule
+
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
         training = _job(metrics)
         provenance = {"run": key, "trainjob": training, **self._origins(), **(self.provenance or {})}
@@ -214,7 +218,7 @@ class ModelExportOperator(_DataOperator):
             "alias": self.alias,
             "metric": self.metric,
             "mode": self.mode,
-            "min_improvement": float(self.min_improvement),
+            "min_improvement": check_rule(self.metric, self.mode, self.min_improvement),
             "provenance": {name: value for name, value in provenance.items() if value},
             "allow_pickle": self.allow_pickle,
             "sign": self.sign,

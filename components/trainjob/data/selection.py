@@ -48,7 +48,7 @@ def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Sele
         CorruptData: The source is half written, or is not what its manifest says.
         UnsafePath: It has files with names that could not be written elsewhere.
     """
-    where = store.location
+    where, include, exclude = store.location, patterns(include), patterns(exclude)
     single = _single(store)
     if single is not None:
         if not wanted(single.path, include, exclude):
@@ -137,6 +137,11 @@ def _compare(store: Store, promised: ContentManifest, entries: dict[str, Entry])
                 f"{store.location}: {path!r} has {entries[path].size} bytes, its {content.NAME} says"
                 f" {listed[path].size}; write it again"
             )
+
+
+def patterns(given: Sequence[str]) -> tuple[str, ...]:
+    """``given``; a text by itself is one pattern, where each of its characters would be one otherwise."""
+    return tuple(given) if not isinstance(given, str) else (given,) if given else ()
 
 
 def wanted(path: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

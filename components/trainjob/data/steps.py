@@ -15,7 +15,7 @@ from trainjob.data.locations import Location, ModelRef, join, parse, parse_store
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.record import Record
-from trainjob.data.selection import select, wanted
+from trainjob.data.selection import patterns, select, wanted
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
 from trainjob.errors import (
@@ -114,6 +114,7 @@ def initialize(
         TrainJobError: What `trainjob.data.transfer.copy` raises.
     """
     location = parse(source)
+    include, exclude = patterns(include), patterns(exclude)
     into = parse_store(target).uri
     expected = transfer.check_digest(digest)
     key = verify_key or Settings().verify_key

@@ -58,7 +58,8 @@ def copy(
         source: Location in any store (``http(s)``: of one file).
         target: Location of a directory in any store but ``http(s)``, created if it is not there; of ``oci`` with a tag.
         include: Shell patterns; only paths that match one are copied. Matched against the path relative to ``source``
-            (of a single file, its name) and, for patterns without a slash, against the file name.
+            (of a single file, its name) and, for patterns without a slash, against the file name. A text is one
+            pattern.
         exclude: Likewise; wins over ``include``. ``MANIFEST.json`` in it takes the source as it is, unverified.
         digest: What the content has to be: SHA-256 in hexadecimal of the one file, or ``sha256:<root digest>``.
         progress: Called with lines for people, one per tenth of the bytes and at least two a minute.

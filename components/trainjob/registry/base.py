@@ -183,14 +183,25 @@ def check_alias(alias: str) -> str:
     return alias
 
 
-def check_rule(metric: str | None, mode: str, min_improvement: float) -> None:
-    """Check what is to decide over an alias, see `Registry.promote`; ConfigurationError if it could not."""
+def check_rule(metric: str | None, mode: str, min_improvement: float | str) -> float:
+    """Check what is to decide over an alias, see `Registry.promote`; ConfigurationError if it could not.
+
+    Returns:
+        ``min_improvement`` as a number.
+    """
     if mode not in ("max", "min"):
         raise ConfigurationError(f"mode is 'max' or 'min', not {mode!r}")
-    if not 0 <= min_improvement < math.inf:
-        raise ConfigurationError(f"min_improvement is 0 or more, in units of the metric, not {min_improvement!r}")
-    if min_improvement and metric is None:
-        raise ConfigurationError(f"min_improvement={min_improvement:g} is about a metric, but no metric is named")
+    try:
+        gain = float(min_improvement)
+    except (TypeError, ValueError):
+        gain = math.nan
+    if not 0 <= gain < math.inf:
+        raise ConfigurationError(
+            f"min_improvement is a number of 0 or more, in units of the metric, not {min_improvement!r}"
+        )
+    if gain and not metric:
+        raise ConfigurationError(f"min_improvement={gain:g} is about a metric, but no metric is named")
+    return gain
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
