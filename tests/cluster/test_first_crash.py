@@ -205,7 +205,7 @@ async def by_the_core(faces: Faces) -> None:
     assert faces.since_crash(ref.name) < SOON
     diagnosis = caught.value.diagnosis
     assert (diagnosis.rank, diagnosis.exit_code) == ("node-1", 3)
-    assert diagnosis.log == ("ValueError: the data is wrong",)
+    assert diagnosis.log == ("ValueError: the data is wrong",), diagnosis
     assert faces.goes_on(ref.name)
     assert await give_up(backend, ref, diagnosis) == f"{ref} was suspended"
     await anyio.to_thread.run_sync(lambda: wait_until("its pods are gone", lambda: not faces.pods(ref.name), 90))

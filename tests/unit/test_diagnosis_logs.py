@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.errors import Forbidden, Unreachable
+from trainjob.backends.kubernetes.errors import Forbidden, ServerError, Unreachable
 from trainjob.backends.kubernetes.pods import gather
 from trainjob.diagnosis import diagnose
 from trainjob.status import Observation, Phase
@@ -27,14 +28,14 @@ class Logs(ApiClient):
         super().__init__(Credentials())
         self.culprit = culprit
         self.accused = accused
-        self.refuse = refuse
+        self.refuse, self.refusals = refuse, sys.maxsize
         self.read: list[int] = []
 
     async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
         assert unended
         rank = int(request.path.split("/")[-2].rpartition("-")[2])
         self.read.append(rank)
-        if self.refuse is not None:
+        if self.refuse is not None and len(self.read) <= self.refusals:
             raise self.refuse
         said = "ValueError: no labels" if rank == self.culprit else LOST.format(self.accused)
         for line in ("Traceback (most recent call last):", "  x", said):
@@ -96,3 +97,12 @@ async def test_what_cannot_be_read_is_said_once(refusal: Exception, most: int) -
     assert len(client.read) <= most
     assert len(evidence.unseen) == len(set(evidence.unseen)) == 1
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
+
+
+async def test_a_node_that_is_busy_is_asked_again() -> None:
+    """A kubelet under load answers 500 for a while, and without its log a crash is half explained."""
+    client = Logs(0, "", ServerError(500, "InternalError", "proxy error"))
+    client.refusals = 3
+    evidence = await gather(client, [pod(0)], None)
+    assert (evidence.unseen, len(client.read)) == ([], 4)
+    assert diagnose(evidence, Observation(Phase.FAILED)).log[-1] == "ValueError: no labels"

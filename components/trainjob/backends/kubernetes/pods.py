@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient
 from trainjob.diagnosis import READ_LINES, Evidence, rank_of, tails
 from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, name_of, of_pod, training_container
@@ -25,6 +25,7 @@ MOST_TAILS = 64
 """Log tails that are read at most in one look: thousands more would say nothing new."""
 
 _PODS = 5000  # of a job in one list: 5 KB each
+_TAIL_SECONDS = 5.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
 _TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
 
 
@@ -176,14 +177,16 @@ class _Tails:
         return None
 
     async def _tail(self, pod: Mapping[str, Any], container: str, *, previous: bool) -> list[LogLine] | None:
-        try:
+        patience = Patience(failures=2, seconds=_TAIL_SECONDS)
+        while True:
             try:
                 return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
-            except Transient:  # without it there is a diagnosis, too, but no log in it
-                await anyio.sleep(0.5)
-                return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
-        except (BadRequest, ObjectNotFound):  # there is no such run, or it is gone already
-            return None
+            except (BadRequest, ObjectNotFound):  # there is no such run, or it is gone already
+                return None
+            except Transient as error:
+                if patience.failed():
+                    raise
+                await anyio.sleep(min(2.0, patience.pause(error)))
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
