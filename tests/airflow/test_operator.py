@@ -215,7 +215,11 @@ def test_templates_reach_every_field(run: Run, home: Path) -> None:
 def test_a_promotion_that_cannot_be_decided_is_refused_before_it_runs(
     run: Run, home: Path, gain: str, metric: str
 ) -> None:
-    rule = {"alias": "champion", "metric": "{{ dag_run.conf.metric }}", "min_improvement": "{{ dag_run.conf.gain }}"}
+    rule: dict[str, Any] = {
+        "alias": "champion",
+        "metric": "{{ dag_run.conf.metric }}",
+        "min_improvement": "{{ dag_run.conf.gain }}",
+    }
     with DAG("undecided") as dag:
         ModelExportOperator(task_id="train", source="s", target="t", name="n", retries=2, **rule)
     ran = run(dag, gain=gain, metric=metric)

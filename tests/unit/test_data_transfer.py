@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trees import files, tree
@@ -136,7 +137,7 @@ def test_patterns(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("patterns", [{"include": ["*.parquet"]}, {"exclude": ["a.*"]}])
-def test_a_single_file_that_no_pattern_wants(patterns: dict[str, list[str]], source: Path, target: Path) -> None:
+def test_a_single_file_that_no_pattern_wants(patterns: dict[str, Any], source: Path, target: Path) -> None:
     with pytest.raises(SourceNotFound, match=r"a\.txt is one file, and not one of include=.*exclude="):
         copy(str(source / "a.txt"), str(target), **patterns)
     assert not target.exists()
