@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob import progress
+from trainjob.data.locations import Location, parse
 
 _INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
 _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -39,8 +40,7 @@ def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
     inputs, outputs = _remote(_INPUT), _remote(_OUTPUT)
     if not inputs and not outputs:
         return _become(command)
-    from trainjob.data.locations import Location, parse  # noqa: PLC0415 - not where there is nothing to bring
-    from trainjob.data.steps import initialize  # noqa: PLC0415
+    from trainjob.data.steps import initialize  # noqa: PLC0415 - not where there is nothing to bring
     from trainjob.data.transfer import copy  # noqa: PLC0415
 
     signal.signal(signal.SIGTERM, _terminate)
