@@ -75,7 +75,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 status, shown, headers["Content-Range"] = 416, b"", f"bytes */{len(body)}"
             else:
                 status, shown = 206, body[start : end + 1]
-                headers["Content-Range"] = f"bytes {start}-{end}/{len(body)}"
+                headers["Content-Range"] = f"bytes {start}-{end}/{fault.get('whole', len(body))}"
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -238,6 +238,9 @@ def test_a_cut_file_without_a_tag_is_not_put_together(web: _Server, tmp_path: Pa
 
 
 def test_a_server_that_does_not_say_how_long_the_file_is(web: _Server, tmp_path: Path) -> None:
+    web.faults = lambda number, span: {"whole": "*"}  # RFC 9110, 14.4
+    with pytest.raises(ConfigurationError, match="how long"):
+        copy(f"{web.url}/x", str(tmp_path / "t"))
     web.ranges = False
     web.faults = lambda number, span: {"chunked": True}
     with pytest.raises(ConfigurationError, match="how long"):

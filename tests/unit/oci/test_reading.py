@@ -166,6 +166,40 @@ def test_later_layers_win_and_whiteouts_remove(repository: MemoryRepository) -> 
     assert read_all(repository, "1") == {"a": b"new", "sub/bb": b"bb", "opaque/y": b"y"}
 
 
+@pytest.mark.parametrize("gone", [".wh.models", ".wh..wh..opq", "./.wh.models", "models/.wh..wh..opq"])
+def test_what_removes_the_whole_model(repository: MemoryRepository, gone: str) -> None:
+    """As `rm -rf /models` in a Dockerfile, and then another COPY."""
+    lower, upper = packed(entry("models/a", b"old"), entry("models/sub/b", b"b")), packed(entry("models/c", b"c"))
+    image(repository, [lower, packed(entry(gone)), upper], "1")
+    assert read_all(repository, "1") == {"c": b"c"}
+    beside = packed(entry("etc/.wh.models"), entry("models.old/.wh..wh..opq"), entry(".wh.mod"))
+    image(repository, [lower, beside, upper], "2")
+    assert read_all(repository, "2") == {"a": b"old", "sub/b": b"b", "c": b"c"}
+
+
+def test_layers_of_all_media_types(repository: MemoryRepository) -> None:
+    kinds = (
+        "application/vnd.oci.image.layer.v1.tar",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar",
+        "application/vnd.docker.image.rootfs.diff.tar",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar",
+        "application/vnd.oci.image.layer.v1.tar+gzip",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+        "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+    )
+    layers = [files(**{f"f{number}": kind.encode()}) for number, kind in enumerate(kinds)]
+    image(
+        repository,
+        [
+            (gzip.compress(layer) if kind.endswith("gzip") else layer, kind, {})
+            for layer, kind in zip(layers, kinds, strict=True)
+        ],
+        "1",
+    )
+    assert read_all(repository, "1") == {f"f{number}": kind.encode() for number, kind in enumerate(kinds)}
+
+
 def test_links_inside_are_followed(repository: MemoryRepository) -> None:
     image(
         repository,
@@ -291,6 +325,9 @@ def test_a_raw_layer_needs_a_safe_name(repository: MemoryRepository) -> None:
         ((b"no gzip", "application/vnd.oci.image.layer.v1.tar+gzip", {}), CorruptData),
         ((gzip.compress(files(a=b"x"))[:-9], "application/vnd.oci.image.layer.v1.tar+gzip", {}), CorruptData),
         ((b"x", "application/vnd.oci.image.layer.v1.tar+zstd", {}), ConfigurationError),
+        ((b"x", "application/vnd.oci.image.layer.v1.tar+gzip+encrypted", {}), ConfigurationError),
+        ((b"x", "application/vnd.docker.image.rootfs.diff.tar.zstd", {}), ConfigurationError),
+        ((b"x", "application/vnd.cncf.model.weight.v1.tar+zstd", {}), ConfigurationError),
         (packed(entry("models/a", b"x" * 600), entry("x", b"x" * 100))[:512] + b"7" * 512, CorruptData),
     ],
 )

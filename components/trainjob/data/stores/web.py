@@ -186,9 +186,11 @@ def _tag(response: httpx.Response) -> str:
 
 
 def _size(response: httpx.Response) -> int | None:
-    """Bytes of the whole file."""
+    """Bytes of the whole file; None where a server does not know, as it may say with a part of it (``bytes 0-0/*``)."""
     if match := _RANGE.fullmatch(response.headers.get("Content-Range", "")):
         return int(match[3])
+    if response.status_code == 206:
+        return None
     text = response.headers.get("Content-Length", "")
     return int(text) if text.isdecimal() else None
 

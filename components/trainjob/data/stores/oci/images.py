@@ -19,7 +19,7 @@ from trainjob.data.stores.oci.repository import DOCKER_INDEX, INDEX, Manifest, R
 from trainjob.data.stores.oci.tars import Member
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, UnsafePath
 
-_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"  # image-spec, "Whiteouts"
+_OPAQUE = ".wh..wh..opq"  # image-spec, "Whiteouts"
 _LINKS = 8  # that may follow each other
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -175,13 +175,13 @@ class Image:
         alone = len(relevant) == 1 and blob.form == "tar" and relevant[0].kind == "file"
         own: set[str] = set()
         for member in found:
+            if self._is_image and posixpath.basename(member.path).startswith(manifests.WHITEOUT):
+                _remove(files, own, *posixpath.split(member.path))
+                continue
             path = self._below(member, blob)
             if path is None or member.kind == "directory":
                 continue
-            folder, _, name = path.rpartition("/")
-            if self._is_image and name.startswith(_WHITEOUT):
-                _remove(files, own, folder, name)
-            elif member.kind == "file":
+            if member.kind == "file":
                 self._add(files, own, path, Placed(blob, member.path, member.size, alone=alone))
             elif member.kind in ("symlink", "link"):
                 self._add(files, own, path, Placed(blob, "", 0, target=self._target(member, path, blob)))
@@ -227,12 +227,10 @@ class Image:
 
 
 def _remove(files: dict[str, Placed], own: set[str], folder: str, name: str) -> None:
-    """Apply a whiteout to what the layers below have."""
-    gone = f"{folder}/" if folder else ""
-    if name != _OPAQUE:
-        gone += name.removeprefix(_WHITEOUT)
+    """Apply a whiteout, anywhere in the root file system, to what the layers below have."""
+    gone = folder if name == _OPAQUE else posixpath.join(folder, name.removeprefix(manifests.WHITEOUT))
     for path in [path for path in files if path not in own]:
-        if path.startswith(gone) if name == _OPAQUE else path == gone or path.startswith(f"{gone}/"):
+        if not gone or f"{manifests.ROOT}{path}/".startswith(f"{gone}/"):
             del files[path]
 
 

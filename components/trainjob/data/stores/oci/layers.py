@@ -19,10 +19,11 @@ from trainjob.data.stores.oci.repository import Repository
 from trainjob.data.stores.oci.tars import Member, Reader
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
 
-_IMAGE = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.v1\.(tar)(?:\+(gzip|zstd))?|docker\.image\.rootfs\.diff\.(tar)(?:\.(gzip))?)"
+# Of images (of OCI, whose base layers may be "nondistributable", and of Docker, where these are "foreign") and models.
+_FILES = re.compile(
+    r"application/vnd\.(?:oci\.image\.layer\.|docker\.image\.rootfs\.|cncf\.model\.[a-z.]+\.v1\.(?!config))(.*)"
 )
-_MODEL = re.compile(r"application/vnd\.cncf\.model\.[a-z.]+\.v1\.(raw|tar)(?:\+(gzip|zstd))?")
+_FORM = re.compile(r"(?:(?:nondistributable\.)?v1\.|(?:foreign\.)?diff\.)?(?:(raw|tar)|tar[+.](gzip))")
 _AT_ONCE = 4 * CHUNK  # layers up to this size are read whole, before it is known what they hold
 _STRETCH = 4 * CHUNK  # of a layer, read by one request for the small files that lie beside each other in it
 _SMALL = _STRETCH // 16  # as many files as are copied at once lie in one or two stretches
@@ -212,12 +213,12 @@ def form_of(media_type: str, where: str) -> str | None:
     """``raw``, ``tar`` or ``gzip``; None for what is no layer of files.
 
     Raises:
-        ConfigurationError: It is compressed in a way that cannot be read here.
+        ConfigurationError: It is one, but compressed or encrypted in a way that cannot be read here.
     """
-    match = _IMAGE.fullmatch(media_type) or _MODEL.fullmatch(media_type)
-    if match is None:
+    files = _FILES.fullmatch(media_type)
+    if files is None:
         return None
-    words = [group for group in match.groups() if group]
-    if words[-1] == "zstd":
-        raise ConfigurationError(f"{where} has layers compressed with zstd; pack it again with gzip or uncompressed")
-    return words[-1]
+    form = _FORM.fullmatch(files[1])
+    if form is None:
+        raise ConfigurationError(f"{where} has layers of type {media_type}; pack it again with gzip or uncompressed")
+    return form[1] or form[2]

@@ -23,6 +23,8 @@ from trainjob.data.stores.oci.repository import IMAGE, INDEX, sha256
 
 ROOT = "models/"
 """Where a ModelCar has its files."""
+WHITEOUT = ".wh."
+"""Before the name of what a layer of an image removes from those below it (image-spec, "Whiteouts")."""
 CONTENT = "dev.trainjob.content.digest"
 """Annotation: the root digest of the content, `ContentManifest.digest`."""
 LAYOUT = "dev.trainjob.layout"

@@ -21,7 +21,7 @@ from trainjob.data.stores.oci.payloads import Again, Data, Joined, Once, Payload
 from trainjob.data.stores.oci.reference import Reference
 from trainjob.data.stores.oci.repository import Repository
 from trainjob.data.stores.oci.uploads import push, push_once
-from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound
+from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, UnsafePath
 
 SMALL = CHUNK
 """Files up to this size share a layer with others of their kind: container runtimes take about a hundred layers."""
@@ -81,7 +81,9 @@ class OciStore:
         if (entry := self._told().get(path)) is not None:
             return entry
         placed = image.placed(path)
-        return Entry(path, placed.size, f"{placed.blob.digest}/{placed.name}")
+        # A layer that is the file itself: with its digest the rest of a file that was begun before is checked, too.
+        sha256 = placed.blob.digest.removeprefix("sha256:") if placed.blob.form == "raw" else ""
+        return Entry(path, placed.size, f"{placed.blob.digest}/{placed.name}", sha256)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
         """See `Store.read`. Whole files are checked against the digest of their layer; parts of files are not.
@@ -107,8 +109,13 @@ class OciStore:
 
         What can be read twice at little cost is: its digest is computed first, and nothing is sent that the registry
         has. Everything else is sent while it is hashed, and named by its digest at the end.
+
+        Raises:
+            UnsafePath: In an image, the name would remove files instead of adding one.
         """
         name, where = manifests.ROOT + safe_path(path), self._location.child(path).uri
+        if any(part.startswith(manifests.WHITEOUT) for part in path.split("/")):
+            raise UnsafePath(f"{where}: names with {manifests.WHITEOUT} remove files in an image; rename or exclude it")
         if size <= SMALL:
             data = b"".join(chunks)
             if len(data) != size:
