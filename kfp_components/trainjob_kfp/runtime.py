@@ -110,10 +110,10 @@ def run_export(given: Parameters) -> dict[str, str]:
     """``export_model``: uri, digest, version, promoted, reason."""
     with failures_explained():
         execution, parameters = _read(given)
-        artifact, metrics = given["exported"], parameters["metrics"]
+        artifact, metrics, base = given["exported"], parameters["metrics"], parameters["base_model"]
         origin: dict[str, Any] = {"run": {"kfp": execution.run}, "datasets": parameters["datasets"]}
-        if parameters["base_model"].get("uri") and parameters["base_model"].get("digest"):
-            origin["base_model"] = parameters["base_model"]
+        if base.get("uri") and base.get("digest") != "":  # which it is after a fresh start
+            origin["base_model"] = base
         if isinstance(metrics.get("metrics"), dict):  # the result of `train`
             origin["trainjob"] = _identity(metrics)
             metrics = {name: value for name, value in metrics["metrics"].items() if isinstance(value, float | int)}

@@ -254,7 +254,16 @@ def test_a_wrong_digest_fails_the_step(steps: Steps) -> None:
         assert "0" * 64 in ended.termination_message
 
 
-def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) -> None:
+@pytest.mark.parametrize(
+    ("base_model", "noted"),
+    [
+        ({"uri": "models:/m@champion", "digest": ""}, []),  # as `initialize_model` gives it after a fresh start
+        ({"uri": "hf://team/base"}, [{"name": "base model", "uri": "hf://team/base"}]),
+    ],
+)
+def test_a_first_model_is_exported_as_one_version_however_often(
+    steps: Steps, base_model: dict[str, str], noted: list[dict[str, str]]
+) -> None:
     steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     fresh = steps.run("initialize_model", source="models:/m@champion", if_missing="fresh", in_pod=True)
     assert fresh.code == 0, fresh.log
@@ -272,7 +281,7 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
             name="m",
             target=str(steps.directory / "models"),
             metrics=result,
-            base_model={"uri": "models:/m@champion", "digest": ""},
+            base_model=base_model,
             alias="champion",
             metric="accuracy",
             in_pod=True,
@@ -282,7 +291,7 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
         assert (outputs["version"], outputs["promoted"]) == ("1", "true")
     (record,) = (steps.directory / "models").rglob("provenance.json")
     predicate = json.loads(record.read_text())["predicate"]
-    assert predicate["buildDefinition"]["resolvedDependencies"] == [], "a fresh start has no base model"
+    assert predicate["buildDefinition"]["resolvedDependencies"] == noted
     assert predicate["buildDefinition"]["internalParameters"]["trainjob"]["name"] == "j"
     assert predicate["runDetails"]["metadata"]["invocationId"] == f"kfp/{RUN}"
     (exported,) = ended.output["artifacts"]["exported"]["artifacts"]
