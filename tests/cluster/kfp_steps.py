@@ -272,7 +272,7 @@ class Steps:
         try:
             return self.cluster.pod_log(self.namespace, tried.pod, **params)
         except ApiError as error:
-            if error.status != 400:
+            if error.status not in (400, 404):  # the latter where its kubelet has not heard of a new pod yet
                 raise
             return ""
 

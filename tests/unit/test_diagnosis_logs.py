@@ -21,6 +21,29 @@ LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by p
 PODS = 1000
 
 
+class Runs(ApiClient):
+    """A container that has crashed twice. The node has removed the first run, and the pod says so only later.
+
+    Args:
+        late: So many requests later.
+        second: What its second run wrote.
+    """
+
+    def __init__(self, late: int, second: str) -> None:
+        super().__init__(Credentials())
+        self.late = late
+        self.second = second
+        self.asked: list[bool] = []
+
+    async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
+        previous = request.params.get("previous") == "true"
+        self.asked.append(previous)
+        if previous and len(self.asked) <= self.late:
+            yield b"unable to retrieve container logs for containerd://0123"
+        elif self.second:
+            yield f"2026-11-21T10:00:12.5Z {self.second}".encode()
+
+
 class Logs(ApiClient):
     """Has the logs of pods, by rank, and nothing else."""
 
@@ -106,3 +129,35 @@ async def test_a_node_that_is_busy_is_asked_again() -> None:
     evidence = await gather(client, [pod(0)], None)
     assert (evidence.unseen, len(client.read)) == ([], 4)
     assert diagnose(evidence, Observation(Phase.FAILED)).log[-1] == "ValueError: no labels"
+
+
+@pytest.mark.parametrize("late", [0, 2, 6])
+async def test_a_run_that_was_removed_while_the_next_one_seemed_to_go_on(late: int) -> None:
+    """Seen late, on a busy machine: the second run has crashed, too, and what it wrote is all there is."""
+    restarted = pod(0)
+    (status,) = restarted["status"]["containerStatuses"]
+    status |= {"state": {"running": {}}, "lastState": status["state"]}
+    client = Runs(late, "ValueError: no labels")
+    evidence = await gather(client, [restarted], None)
+    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
+    assert len(client.asked) == late + 2
+
+
+async def test_a_log_that_the_node_has_removed_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.backends.kubernetes.pods._TAIL_SECONDS", 0.1)
+    restarted = pod(0)
+    (status,) = restarted["status"]["containerStatuses"]
+    status |= {"state": {"running": {}}, "lastState": status["state"]}
+    evidence = await gather(Runs(sys.maxsize, ""), [restarted], None)
+    assert evidence.logs == {}
+    assert evidence.unseen == ["logs: x-node-0-0: unable to retrieve container logs for containerd://0123"]
+    assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
+
+
+async def test_a_rank_that_wrote_nothing_before_it_crashed_is_not_asked_again() -> None:
+    client = Runs(sys.maxsize, "")
+    crashed = pod(0)
+    (status,) = crashed["status"]["containerStatuses"]
+    status["lastState"] = status["state"]
+    evidence = await gather(client, [crashed], None)
+    assert (evidence.unseen, evidence.logs, len(client.asked)) == ([], {"x-node-0-0": []}, 2)

@@ -26,7 +26,12 @@ MOST_TAILS = 64
 
 _PODS = 5000  # of a job in one list: 5 KB each
 _TAIL_SECONDS = 5.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
+_REMOVED = b"unable to retrieve container logs for"  # the kubelet's answer, as a success, where a run was removed
 _TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
+
+
+class RunRemoved(Transient):
+    """A run of a container is not there any more; the pod may not say so yet."""
 
 
 def collection(namespace: str, kind: str) -> str:
@@ -62,7 +67,11 @@ def essence(pod: Mapping[str, Any]) -> dict[str, Any]:
 async def tail_of(
     client: ApiClient, pod: Mapping[str, Any], container: str, lines: int, *, previous: bool = False
 ) -> list[LogLine]:
-    """The last lines of a container of a pod; of its run before the latest restart, if `previous`."""
+    """The last lines of a container of a pod; of its run before the latest restart, if `previous`.
+
+    Raises:
+        RunRemoved: The node has removed that run.
+    """
     metadata = pod["metadata"]
     params = {
         "container": container,
@@ -74,13 +83,22 @@ async def tail_of(
         **({"previous": "true"} if previous else {}),
     }
     path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
+    found: list[LogLine] = []
     async with aclosing(client.lines(Request("GET", path, params), unended=True)) as raw:
-        # "unable to retrieve container logs for …" is the kubelet's answer, as a success, where the run was removed.
-        return [part async for line in raw if line[:1].isdigit() for part in parse(rank_of(pod), line)]
+        async for line in raw:
+            if line.startswith(_REMOVED):
+                raise RunRemoved(404, "", f"{metadata['name']}: {line.decode('utf-8', 'replace')}")
+            found += parse(rank_of(pod), line)
+    return found
 
 
 def parse(rank: str, line: bytes) -> Iterator[LogLine]:
-    """A line in the parts in which the container runtime wrote it: the kubelet joins them again."""
+    """A line in the parts in which the container runtime wrote it: the kubelet joins them again.
+
+    What begins without a time is no line of the log but the kubelet's word about it.
+    """
+    if not line[:1].isdigit():
+        return
     time, _, whole = line.partition(b" ")
     text = whole.rstrip(b"\r")
     for start in range(0, max(1, len(text)), MAX_LINE):
@@ -150,43 +168,51 @@ class _Tails:
 
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]
-        container = crash.container or training_container(pod)
-        latest = _ended_badly(pod, container)
-        lines: list[LogLine] | None = None
-        later: list[LogLine] = []
-        try:
-            # Its log was that of the latest run when the pod was seen, and may by now be that of the run before.
-            for previous in (not latest, latest):
-                found = await self._tail(pod, container, previous=previous)
-                if found is not None:
-                    # Whole seconds, by the same clock: what was written later is of a later run.
-                    lines = [line for line in found if line.time[:19] <= (crash.finished[:19] or line.time[:19])]
-                if lines:
-                    break
-                later = found if found and (previous or latest) else later
-        except (Forbidden, Transient) as error:  # the kubelet of a node that was lost does not answer
-            return error
+        patience = Patience(failures=2, seconds=_TAIL_SECONDS)
+        while True:
+            try:
+                lines = await self._lines(pod, crash)
+                break
+            except Forbidden as error:
+                return error
+            except Transient as error:  # the kubelet of a node that was lost does not answer at all
+                if patience.failed():
+                    return error
+                await anyio.sleep(min(2.0, patience.pause(error)))
         if lines is None:
             return None
-        # Its own is gone (a kubelet keeps only the run that ended last, and shows the end of the one before for 10 s or
-        # more): what a later run wrote, which has ended, too, is the best there is.
-        lines = lines or later
         self.logs[crash.pod] = [line.text for line in lines]
         self.tails[crash.pod] = tails.read(self.logs[crash.pod])
         self.silent[crash.pod] = lines[-1].time if lines else ""
         return None
 
-    async def _tail(self, pod: Mapping[str, Any], container: str, *, previous: bool) -> list[LogLine] | None:
-        patience = Patience(failures=2, seconds=_TAIL_SECONDS)
-        while True:
+    async def _lines(self, pod: Mapping[str, Any], crash: Crash) -> list[LogLine] | None:
+        """The last lines of the run that crashed; None where no run of the container has a log."""
+        container = crash.container or training_container(pod)
+        latest = _ended_badly(pod, container)
+        lines: list[LogLine] | None = None
+        later: list[LogLine] = []
+        removed: Transient | None = None
+        # Its log was that of the latest run when the pod was seen, and may by now be that of the run before.
+        for previous in (not latest, latest):
             try:
-                return await tail_of(self._client, pod, container, READ_LINES, previous=previous)
-            except (BadRequest, ObjectNotFound):  # there is no such run, or it is gone already
-                return None
-            except Transient as error:
-                if patience.failed():
-                    raise
-                await anyio.sleep(min(2.0, patience.pause(error)))
+                found = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
+            except (BadRequest, ObjectNotFound):  # there is no such run, or its pod is gone already
+                continue
+            except RunRemoved as error:
+                removed = error if previous != latest else removed
+                continue
+            # Whole seconds, by the same clock: what was written later is of a later run.
+            lines = [line for line in found if line.time[:19] <= (crash.finished[:19] or line.time[:19])]
+            if lines:
+                return lines
+            later = found if previous or latest else later
+        # Its own is gone (a kubelet keeps only the run that ended last, and shows the end of the one before for 10 s or
+        # more): what a later run wrote, which has ended, too, is the best there is. One that went on when the pod was
+        # seen has ended as well where that one is gone, and the kubelet is about to say so.
+        if removed is not None and not later:
+            raise removed
+        return later or lines
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
