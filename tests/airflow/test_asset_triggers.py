@@ -20,12 +20,14 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
+        self.kept = asyncio.Event()
 
     async def aget(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
     async def aset(self, key: str, value: Any) -> None:
         self.values[key] = value
+        self.kept.set()
 
 
 @pytest.fixture(autouse=True)
@@ -47,16 +49,22 @@ def finish(key: str, code: str = "", **labels: str) -> str:
         return ref.name
 
 
-async def events(trigger: Any, count: int, meanwhile: Any = None) -> list[dict[str, Any]]:
+async def events(trigger: Any, count: int, meanwhile: Any = lambda: None) -> list[dict[str, Any]]:
+    """The first `count` events; `meanwhile` happens once the trigger has seen where it begins."""
     found: list[dict[str, Any]] = []
-    async with asyncio.timeout(60), aclosing(trigger.run()) as stream:
-        work = asyncio.create_task(asyncio.to_thread(meanwhile)) if meanwhile else None
+    if getattr(trigger, "asset_state_store", None) is None:
+        trigger.asset_state_store = Store()
+
+    async def work() -> None:
+        await trigger.asset_state_store.kept.wait()
+        await asyncio.to_thread(meanwhile)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group, aclosing(trigger.run()) as stream:
+        group.create_task(work())
         async for event in stream:
             found.append(event.payload)
             if len(found) == count:
                 break
-        if work is not None:
-            await work
     return found
 
 
