@@ -146,9 +146,9 @@ FAILURES = (
         make.torch(1, make.PLAIN_TORCH),
         Category.USER_CODE,
         _USER,
-        r"^node-1 exited with code 1: ValueError: step 3 has no labels",
+        # Gloo's threads still run when Python is through: now and then libstdc++ ends the process by a signal instead.
+        r"^node-1 (exited with code 1|was killed by signal (6|11) \(SIG(ABRT|SEGV)\)): ValueError: step 3 has no labels",
         rank="node-1",
-        exit_code=1,
         node="torch",
         victim="node-0",
         slow=True,

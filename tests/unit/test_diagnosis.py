@@ -499,6 +499,23 @@ def test_an_exit_code_of_ones_own_says_more_than_an_exception_that_was_caught() 
     assert diagnosed(pod(0, 137), logs=logs(told)).summary.endswith("(SIGKILL): worker 1 was killed by signal 9")
 
 
+def test_a_crash_of_native_code_on_the_way_out_of_an_exception() -> None:
+    trace = ["[rank1]: Traceback (most recent call last):", '[rank1]:   File "/tmp/train.py", line 8, in <module>']
+    raised = [*trace, "[rank1]: ValueError: step 3 has no labels"]
+    torn_down = "terminate called without an active exception"
+    found = diagnosed(pod(0, 139), logs=logs([*raised, torn_down, "step 2"]))
+    assert found.summary == "node-0 was killed by signal 11 (SIGSEGV): ValueError: step 3 has no labels"
+    assert (found.exit_code, found.advice) == (139, diagnosed(pod(0, 1)).advice), "the code is to be mended, no driver"
+    for log in ([*raised, "tried again"], [torn_down, *raised, "went on"], [torn_down]):
+        other = diagnosed(pod(0, 139), logs=logs(log))
+        assert other.summary == "node-0 was killed by signal 11 (SIGSEGV)", (
+            "an exception that was caught explains nothing"
+        )
+        assert "driver" in other.advice
+    killed = diagnosed(pod(0, 137), logs=logs([*raised, torn_down]))
+    assert killed.summary == "node-0 was killed by signal 9 (SIGKILL)", "from outside, whatever was going on"
+
+
 def test_a_summary_is_one_line() -> None:
     waiting = {"reason": "CreateContainerError", "message": "x\n\n" + "y" * 5000}
     summary = diagnosed(starting(containerStatuses=[{"state": {"waiting": waiting}}]), job=GOES_ON).summary

@@ -12,6 +12,8 @@ from trainjob.diagnosis.meanings import Category, Meaning
 from trainjob.diagnosis.tails import Tail
 from trainjob.errors import RetryVerdict
 
+_SIGSEGV = 128 + signals.SIGSEGV
+
 
 @dataclass(frozen=True)
 class Blamed:
@@ -46,8 +48,13 @@ def _what(blamed: Blamed) -> str:
     else:
         ended = f"exited with code {crash.exit_code}"
     # Python ends with 1 after an exception, C++ by SIGABRT, mpirun as its worker; whoever gave another code meant that.
-    explains = (crash.exit_code in (1, 2, 134) or tail.error.startswith("worker ")) and not crash.container
-    return f"{ended}: {tail.error}" if tail.error and explains else ended
+    by_error = crash.exit_code in (1, 2, 134) or _torn_down(blamed) or tail.error.startswith("worker ")
+    return f"{ended}: {tail.error}" if tail.error and by_error and not crash.container else ended
+
+
+def _torn_down(blamed: Blamed) -> bool:
+    """Whether native code crashed on the way out of an exception of Python's, which is what is to be mended."""
+    return blamed.tail.torn_down and blamed.crash.exit_code == _SIGSEGV
 
 
 _SIGNALS = {
@@ -102,7 +109,8 @@ def meaning_of(blamed: Blamed) -> Meaning:
         return meanings.UNKNOWN
     if tail.meaning is not None and not crash.container:
         return tail.meaning
-    return _SIGNALS.get(_signal(crash.exit_code - 128)) or _of_step(crash, tail)
+    by_signal = None if _torn_down(blamed) else _SIGNALS.get(_signal(crash.exit_code - 128))
+    return by_signal or _of_step(crash, tail)
 
 
 def _of_step(crash: Crash, tail: Tail) -> Meaning:

@@ -19,6 +19,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
 _CHAINS = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+# libstdc++, where threads of native code (PyTorch's Gloo) still run while the process ends: by SIGABRT, or SIGSEGV.
+_TORN_DOWN = re.compile(r"terminate called without an active exception")
 _USAGE = re.compile(r"^(\S+: )?error: .+")  # argparse; the programs of this package
 
 # Those that only say that another process failed.
@@ -109,6 +111,7 @@ class Tail:
         lost_peer: It ended because another rank was gone, or did not answer.
         lost_connection: It ended because some connection broke: to a peer, or to anything else.
         told: It was told to stop.
+        torn_down: Native code crashed only because the process was ending already, of `error`.
         peers: Addresses of the peers that it lost.
     """
 
@@ -118,6 +121,7 @@ class Tail:
     lost_peer: bool = False
     lost_connection: bool = False
     told: bool = False
+    torn_down: bool = False
     peers: tuple[str, ...] = ()
 
 
@@ -150,6 +154,7 @@ def read(lines: Sequence[str]) -> Tail:
         lost_peer=bool(_LOST_PEER.search(raised.chain if raised else text)),
         lost_connection=bool(raised and _LOST_CONNECTION.search(raised.chain)),
         told=bool(_TOLD.search(text)),
+        torn_down=bool(raised and any(_TORN_DOWN.search(after) for after in clean[raised.line :])),
         peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall(text))),
     )
 
