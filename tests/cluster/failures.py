@@ -132,7 +132,7 @@ FAILURES = (
         make.torch(1, make.TORCHRUN),
         Category.USER_CODE,
         _USER,
-        r"^node-1 exited with code 1: ValueError: step 3 has no",
+        r"^node-1 exited with code 1: ValueError: step 3 has no labels",
         rank="node-1",
         exit_code=1,
         node="torch",
