@@ -147,7 +147,8 @@ FAILURES = (
         Category.USER_CODE,
         _USER,
         # Gloo's threads still run when Python is through: now and then libstdc++ ends the process by a signal instead.
-        r"^node-1 (exited with code 1|was killed by signal (6|11) \(SIG(ABRT|SEGV)\)): ValueError: step 3 has no",
+        r"^node-1 (exited with code 1|was killed by signal (6|11) \(SIG(ABRT|SEGV)\))"
+        ": ValueError: step 3 has no labels",
         rank="node-1",
         node="torch",
         victim="node-0",

@@ -351,6 +351,15 @@ def test_an_init_container() -> None:
     found = diagnosed(waiting, pod(1, 1, 30), logs=logs(["Traceback (most recent call last):", "ValueError: not ours"]))
     assert found.summary == "node-0's container fetch exited with code 9"
     assert "the training code is not to blame" in found.advice
+    ended["exitCode"] = 139
+    of_training = [
+        "Traceback (most recent call last):",
+        "ValueError: x",
+        "terminate called without an active exception",
+    ]
+    found = diagnosed(waiting, logs=logs(of_training))
+    assert found.summary == "node-0's container fetch was killed by signal 11 (SIGSEGV)"
+    assert "driver" in found.advice, "the log is that of another container"
 
 
 @pytest.mark.parametrize(("role", "says"), [("dataset-initializer", "URI of the dataset"), ("node", "training code")])

@@ -54,7 +54,8 @@ def _what(blamed: Blamed) -> str:
 
 def _torn_down(blamed: Blamed) -> bool:
     """Whether native code crashed on the way out of an exception of Python's, which is what is to be mended."""
-    return blamed.tail.torn_down and blamed.crash.exit_code == _SIGSEGV
+    crash = blamed.crash
+    return blamed.tail.torn_down and crash.exit_code == _SIGSEGV and not crash.container
 
 
 _SIGNALS = {
