@@ -14,6 +14,7 @@ import httpx
 from trainjob import __version__, retry_after
 from trainjob.data import retries
 from trainjob.data.locations import Location, public
+from trainjob.data.stores import trust
 from trainjob.data.stores.base import CHUNK, Entry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
@@ -53,7 +54,11 @@ class Web:
         own = {"User-Agent": f"trainjob/{__version__}", "Accept-Encoding": "identity"}
         # Certificates are those of the system, or of SSL_CERT_FILE; proxies are those of the environment.
         self._client = httpx.Client(
-            headers={**own, **(headers or {})}, timeout=_TIMEOUT, limits=LIMITS, follow_redirects=True
+            headers={**own, **(headers or {})},
+            verify=trust.by_httpx(),
+            timeout=_TIMEOUT,
+            limits=LIMITS,
+            follow_redirects=True,
         )
         self._tag = tag or _tag
         # For those who open a store and do not close it.

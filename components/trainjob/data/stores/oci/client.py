@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 
 from trainjob import retry_after
+from trainjob.data.stores import trust
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.retries import Interrupted
 from trainjob.data.stores.web import LIMITS
@@ -49,7 +49,7 @@ class Client:
     def __init__(self, host: str) -> None:
         self.host = host
         self._http = httpx.Client(
-            verify=_tls(),
+            verify=trust.by_system(),
             timeout=httpx.Timeout(READ, connect=CONNECT, pool=None),
             limits=LIMITS,
             headers={"user-agent": "trainjob", "accept-encoding": "identity"},
@@ -243,11 +243,3 @@ def _loopback(host: str) -> bool:
     with suppress(ValueError):
         return ip_address(name).is_loopback
     return name == "localhost"
-
-
-def _tls() -> ssl.SSLContext:
-    """The system's authorities, or ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``; those of certifi where there are none."""
-    paths = ssl.get_default_verify_paths()
-    if paths.cafile is None and paths.capath is None:
-        return httpx.create_ssl_context()
-    return ssl.create_default_context()
