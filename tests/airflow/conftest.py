@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 import pytest
+from tests.airflow import templates
 from tests.airflow.versions import store
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def airflow_home() -> Path:
 def local_backend(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker's environment says: the local backend and a registry, each test with its own."""
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
-    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{tmp_path}/registry.db")
+    monkeypatch.setenv("TRAINJOB_REGISTRY", templates.registry(tmp_path / "registry.db"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing
 from typing import Any
 
@@ -97,9 +98,9 @@ def test_jobs_that_end_are_told_once_through_restarts() -> None:
     asyncio.run(scenario())
 
 
-def test_versions_and_aliases_of_a_model(tmp_path: Any) -> None:
+def test_versions_and_aliases_of_a_model() -> None:
     pytest.importorskip("mlflow", reason="trainjob's registry needs SQLAlchemy 2, which Airflow 3.0 does not take")
-    uri = f"mlflow+sqlite:///{tmp_path}/models.db"
+    uri = os.environ["TRAINJOB_REGISTRY"]
 
     def register(number: int) -> None:
         registry = connect(uri)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.airflow.conftest import jobs
+from tests.airflow.conftest import ENVIRONMENT, jobs
+from tests.airflow.forks import WORKER as EXECUTION
+from tests.airflow.forks import Forked, Forks
+from tests.cluster.processes import wait_until
 
 from trainjob import Phase, TrainJobClient
 from trainjob.status import observe
@@ -85,41 +88,62 @@ def dags(airflow_home: Path) -> Path:
     return airflow_home / "dags"
 
 
-def worker(dags: Path, dag_id: str, log: Path) -> subprocess.Popen[bytes]:
-    """A process that runs the DAG; returns once its TrainJob runs."""
-    command = [sys.executable, "-c", textwrap.dedent(WORKER), str(dags), dag_id]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    patience = time.monotonic() + 150
-    while b"[node-0] up" not in log.read_bytes():
-        assert time.monotonic() < patience, log.read_text()
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.1)
-    return process
+@pytest.fixture(scope="module")
+def forks(airflow_home: Path) -> Iterator[Forks]:
+    with Forks(ENVIRONMENT, EXECUTION) as forks:
+        yield forks
 
 
-def test_a_second_worker_goes_on_with_the_job_of_the_first(dags: Path, home: Path, tmp_path: Path, flag: Path) -> None:
-    first = worker(dags, "killed_cancel", tmp_path / "first.log")
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+Start = Callable[..., Forked]
+
+
+@pytest.fixture
+def start(forks: Forks, dags: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that runs a DAG, and returns once its TrainJob runs."""
+    begun: list[Forked] = []
+
+    def start(name: str, dag_id: str, *, until: bytes = b"[node-0] up", **environment: str) -> Forked:
+        command = [sys.executable, "-c", textwrap.dedent(WORKER), str(dags), dag_id]
+        process = Forked(forks, name, command, tmp_path, {**os.environ, **environment})
+        begun.append(process)
+        process.start()
+        wait_until(f"{dag_id} is there", lambda: until in process.log.read_bytes(), 150, among=[process])
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+
+
+def terminate(process: Forked) -> None:
+    """As for the end of a pod: the process alone, not its children."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+
+
+def last_line(process: Forked) -> str:
+    return process.log.read_text().splitlines()[-1]
+
+
+def test_a_second_worker_goes_on_with_the_job_of_the_first(start: Start, home: Path, flag: Path) -> None:
+    start("first", "killed_cancel").kill()
     (name,) = jobs(home)
-    second = worker(dags, "killed_cancel", tmp_path / "second.log")
+    second = start("second", "killed_cancel")
     flag.touch()
-    assert second.wait(120) == 0
-    assert (tmp_path / "second.log").read_text().splitlines()[-1] == "success"
+    assert second.exit_status() == 0
+    assert last_line(second) == "success"
     assert jobs(home) == [name], "one TrainJob only"
     stored = json.loads((home / "jobs" / "default" / name / "object.json").read_text())
     assert stored["metadata"]["annotations"]["trainjob.dev/delivered"] == "true"
 
 
 @pytest.mark.usefixtures("flag")
-def test_a_worker_that_goes_away_leaves_the_job_alone(dags: Path, home: Path, tmp_path: Path) -> None:
+def test_a_worker_that_goes_away_leaves_the_job_alone(start: Start, home: Path) -> None:
     """SIGTERM is what the end of a worker's pod comes to: nobody has said that the job is not wanted any more."""
-    log = tmp_path / "worker.log"
-    process = worker(dags, "killed_cancel", log)
-    os.kill(process.pid, signal.SIGTERM)
-    process.wait(120)
-    assert "the worker is going away, and TrainJob default/train-" in log.read_text()
+    process = start("worker", "killed_cancel")
+    terminate(process)
+    process.exit_status()
+    assert "the worker is going away, and TrainJob default/train-" in process.log.read_text()
     with TrainJobClient("local") as client:
         (name,) = jobs(home)
         assert observe(client.get(client.find(name))).phase is Phase.RUNNING
@@ -128,40 +152,39 @@ def test_a_worker_that_goes_away_leaves_the_job_alone(dags: Path, home: Path, tm
 
 @pytest.mark.usefixtures("flag")
 @pytest.mark.parametrize(("action", "left"), [("cancel", 0), ("keep", 1)])
-def test_a_person_ends_a_task(dags: Path, home: Path, tmp_path: Path, action: str, left: int) -> None:
+def test_a_person_ends_a_task(start: Start, home: Path, action: str, left: int) -> None:
     """Marked as failed in Airflow's database first; then its supervisor finds out and sends the same signal."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import update
 
-    log = tmp_path / "worker.log"
-    process = worker(dags, f"killed_{action}", log)
+    process = start("worker", f"killed_{action}")
     with create_session() as session:
         session.execute(update(TaskInstance).where(TaskInstance.dag_id == f"killed_{action}").values(state="failed"))
     began = time.monotonic()
-    os.kill(process.pid, signal.SIGTERM)
+    terminate(process)
     while len(jobs(home)) != left:
         assert time.monotonic() - began < 10, "its job goes on"
         time.sleep(0.1)
-    process.wait(60)
-    assert "the task was killed" in log.read_text()
+    process.exit_status()
+    assert "the task was killed" in process.log.read_text()
     assert len(jobs(home)) == left
     with TrainJobClient("local") as client:
         for name in jobs(home):
             client.cancel(client.find(name))
 
 
-def test_a_result_that_did_not_arrive_is_delivered_again(dags: Path, home: Path, tmp_path: Path, flag: Path) -> None:
+def test_a_result_that_did_not_arrive_is_delivered_again(start: Start, dags: Path, home: Path, flag: Path) -> None:
     """The worker dies between the end of `execute` and Airflow's answer to it; nothing is trained twice."""
     flag.touch()
     (dags / "late.py").write_text(LATE)
-    command = [sys.executable, "-c", textwrap.dedent(WORKER), str(dags), "killed_late"]
-    first = subprocess.run(command, env={**os.environ, "DIE": "1"}, capture_output=True, check=False, timeout=100)
-    assert first.returncode == -signal.SIGKILL
+    assert start("first", "killed_late", until=b"", DIE="1").exit_status() == -signal.SIGKILL
     (name,) = jobs(home)
-    second = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    assert second.stdout.splitlines()[-1] == "success"
+    second = start("second", "killed_late", until=b"")
+    assert second.exit_status() == 0
+    assert last_line(second) == "success"
     assert jobs(home) == [name], "one TrainJob only"
-    third = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    assert third.stdout.splitlines()[-1] == "success"
+    third = start("third", "killed_late", until=b"")
+    assert third.exit_status() == 0
+    assert last_line(third) == "success"
     assert len(jobs(home)) == 2, "asked for again, it trains again"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -16,15 +18,14 @@ from typing import Any, Self
 
 import httpx
 import psutil
-from tests.cluster.processes import Component, free_port, wait_until
-from tests.postgresql import PostgreSQL
+import psycopg2  # type: ignore[import-untyped]
+from tests.airflow.forks import SERVER, TRIGGERER, Forked, Forks
+from tests.airflow.templates import cached
+from tests.airflow.versions import AIRFLOW
+from tests.cluster.processes import free_port, wait_until
+from tests.postgresql import PROGRAMS, PostgreSQL
 
-_PARTS = {
-    "api-server": ("api-server",),
-    "scheduler": ("scheduler",),
-    "dag-processor": ("dag-processor",),
-    "triggerer": ("triggerer",),
-}
+_PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 
 class Airflow:
@@ -60,29 +61,25 @@ class Airflow:
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API__ENABLE_XCOM_DESERIALIZE_SUPPORT": "True",  # 3.0 lets nobody read results otherwise
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            # Workers, triggerers and schedulers count as lost after a long silence: on a busy machine those that live
+            # would be taken for lost. Tests let the time pass (`age`).
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
-            # What a lost worker costs: 300 s by default.
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "2",
+            "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "1",
             # On a busy machine the default of 5 s makes tasks repeat requests that are on their way, which never ends.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(directory / "logs"),
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
-            # What a lost triggerer costs: 30 s by default.
-            "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
             # Not those of another Airflow of this machine.
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "NO_COLOR": "1",
             **environment,
         }
-        command = (sys.executable, "-m", "airflow")
-        self.parts = {
-            name: Component(name, [*command, *arguments], directory, self.environment)
-            for name, arguments in _PARTS.items()
-        }
+        self._forks = Forks(self.environment, SERVER, TRIGGERER)
+        self.parts = {name: self.program(name, name) for name in _PARTS}
         self.http = httpx.Client(base_url=self.url, timeout=120)  # on a busy machine
         self._left: set[int] = set()  # process groups
         self._running = ExitStack()
@@ -102,6 +99,8 @@ class Airflow:
         self.stop()
 
     def _start(self) -> None:
+        self._running.enter_context(self._forks)
+        self._running.enter_context(self.database)
         self._prepare()
         for part in self.parts.values():
             part.start()
@@ -110,13 +109,54 @@ class Airflow:
         self.http.headers["Authorization"] = f"Bearer {token}"
 
     def _prepare(self) -> None:
-        """Start the database, and fill it."""
-        self._running.enter_context(self.database)
-        migrate = Component(
-            "migrate", [sys.executable, "-m", "airflow", "db", "migrate"], self.directory, self.environment
-        )
-        migrate.start()
-        wait_until("the database is migrated", lambda: not migrate.alive, 300, among=[self.database.server])
+        """Fill the database. Airflow's migrations take 6 s of CPU, so their result is kept as SQL."""
+        kept = cached(f"airflow-{AIRFLOW}.sql")
+        if kept.exists():
+            self._postgres("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={kept}")
+            return
+        self.command("db", "migrate")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(self._postgres("pg_dump"))
+        unfinished.replace(kept)
+
+    def program(self, name: str, *arguments: str) -> Forked:
+        """One of Airflow's commands, not started; its log is ``<name>.log``."""
+        command = [sys.executable, "-m", "airflow", *arguments]
+        return Forked(self._forks, name, command, self.directory, self.environment)
+
+    def _postgres(self, name: str, *arguments: str) -> bytes:
+        """Output of one of PostgreSQL's programs."""
+        command = [str(PROGRAMS[-1] / name), *arguments, "--dbname", self._address]
+        return subprocess.run(command, capture_output=True, check=True, timeout=120).stdout
+
+    @property
+    def _address(self) -> str:
+        return self.database.url.replace("+psycopg2", "")
+
+    def command(self, *arguments: str) -> str:
+        """Output of one of Airflow's commands."""
+        command = self.program(f"command-{'-'.join(arguments[:2])}", *arguments)
+        command.log.unlink(missing_ok=True)
+        command.start()
+        assert command.exit_status() == 0, command.tail()
+        return command.log.read_text()
+
+    def listed(self, *arguments: str) -> list[dict[str, Any]]:
+        """What one of Airflow's commands lists."""
+        text = self.command(*arguments, "--output", "json")
+        found: list[dict[str, Any]] = json.JSONDecoder().raw_decode(text[text.index("[{") :])[0]
+        return found
+
+    def age(self, table: str, column: str, **where: Any) -> None:
+        """Make the last heartbeat of what has stopped an hour older: nobody waits until it counts as lost."""
+        conditions = " AND ".join(f"{name} = %s" for name in where)
+        with psycopg2.connect(self._address) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                f"UPDATE {table} SET {column} = {column} - interval '1 hour' WHERE {conditions}", [*where.values()]
+            )
+            assert cursor.rowcount, (table, where)
+        connection.close()
 
     def until_healthy(self) -> None:
         """Wait for all parts. One that has ended is started again, as by a service manager or by Kubernetes.
@@ -164,16 +204,16 @@ class Airflow:
         for process in psutil.process_iter():
             with suppress(psutil.Error, ProcessLookupError):
                 # Ids are used again, for other programs.
-                if os.getpgid(process.pid) in self._left and " ".join(process.cmdline()).startswith("airflow"):
+                if os.getpgid(process.pid) in self._left and "airflow" in " ".join(process.cmdline()):
                     process.kill()
 
-    def restart(self, name: str, how: signal.Signals = signal.SIGKILL, *, alone: bool = False) -> None:
-        """End one of its processes, and start it again.
+    def end(self, name: str, how: signal.Signals = signal.SIGKILL, *, alone: bool = False) -> None:
+        """End one of its processes.
 
         Args:
             name: Of the part.
-            how: It is told to end.
-            alone: Its children are not told; that is left to it.
+            how: The signal that ends it.
+            alone: Its children get no signal; it ends them or leaves them.
         """
         part = self.parts[name]
         if alone and part.pid is not None:
@@ -182,7 +222,11 @@ class Airflow:
             wait_until(f"{name} ends", lambda: not part.alive, 60)
         else:
             part.kill(how)
-        part.start()
+
+    def restart(self, name: str, how: signal.Signals = signal.SIGKILL, *, alone: bool = False) -> None:
+        """End one of its processes as `end` does, and start it again."""
+        self.end(name, how, alone=alone)
+        self.parts[name].start()
 
     # ---------------------------------------------------------------- what a person does, by the REST API
 

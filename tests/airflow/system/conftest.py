@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.airflow import templates
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import Training
 from tests.postgresql import PROGRAMS
 
 DAGS = Path(__file__).parent / "dags"
-AT_ONCE = 4  # tasks that start: each takes a second of CPU, and heartbeats go on meanwhile
+AT_ONCE = 8  # tasks that start: each takes half a second of CPU, and heartbeats go on meanwhile
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,14 +40,13 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, trainings: Path) -> Iterat
     environment = {
         "TRAINJOB_BACKEND": "local",
         "TRAINJOB_HOME": str(trainings),
-        "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{trainings}/registry.db",
+        "TRAINJOB_REGISTRY": templates.registry(trainings / "registry.db"),
         "TMPDIR": str(directory / "tmp"),
         "AIRFLOW__CORE__FERNET_KEY": Fernet.generate_key().decode(),
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(lineage),
         "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",  # it costs each task a second
     }
-    if "PYTHONPATH" in os.environ:
-        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    environment |= {name: os.environ[name] for name in ("PYTHONPATH", "TRAINJOB_CAMPAIGN") if name in os.environ}
     with Airflow(directory, DAGS, environment) as airflow:
         yield airflow
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests import campaigns
 from tests.airflow.conftest import ROOT
 from tests.airflow.system.airflow import Airflow
 from tests.cluster.processes import wait_until
@@ -63,18 +64,18 @@ def succeed(airflow: Airflow, dag_id: str, count: int = 1, kind: str = "") -> li
 
 
 def test_every_night_and_the_nights_before(airflow: Airflow, trainings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two days of March are backfilled; yesterday is trained on by schedule, as soon as the DAG is on."""
+    """A day of March is backfilled; yesterday is trained on by schedule, as soon as the DAG is on."""
     monkeypatch.setenv("TRAINJOB_HOME", str(trainings))
     now = datetime.now(UTC)
-    march = ["2026-03-01", "2026-03-02"]
+    march = ["2026-03-01", "2026-03-02"] if campaigns.FULL else ["2026-03-01"]
     for day in (*march, *((now - timedelta(days=ago)).date().isoformat() for ago in (0, 1))):
         directory = trainings / "digits-by-day" / day
         directory.mkdir(parents=True)
         shutil.copy(ROOT / "dags_examples" / "data" / "digits.csv.gz", directory)
     with on(airflow, "retrain_daily"):
-        asked = {"dag_id": "retrain_daily", "from_date": f"{march[0]}T00:00:00Z", "to_date": f"{march[1]}T00:00:00Z"}
+        asked = {"dag_id": "retrain_daily", "from_date": f"{march[0]}T00:00:00Z", "to_date": f"{march[-1]}T00:00:00Z"}
         airflow.http.post("/api/v2/backfills", json=asked, timeout=PATIENCE).raise_for_status()
-        backfilled = succeed(airflow, "retrain_daily", 2, "backfill")
+        backfilled = succeed(airflow, "retrain_daily", len(march), "backfill")
         succeed(airflow, "retrain_daily", 1, "scheduled")
     assert [run["data_interval_start"][:10] for run in sorted(backfilled, key=lambda run: run["run_after"])] == march
     with TrainJobClient("local") as client:

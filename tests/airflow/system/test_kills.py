@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,7 @@ def gone(it: Training) -> float:
     return max(name.stat().st_mtime for name in (it.home / "jobs" / it.namespace / ".deleted").glob("[!.]*"))
 
 
-def test_a_job_that_is_kept(them: Both) -> None:
+def keep(them: Both) -> None:
     both = [*them["suspended"], *them["kept"]]
     names = [it.jobs for it in both]
     for it in both:
@@ -95,7 +96,7 @@ def test_a_job_that_is_kept(them: Both) -> None:
     assert [it.jobs for it in both] == names, "the next try goes on with it"
 
 
-def test_cleared_while_it_runs(them: Both) -> None:
+def clear_while_it_runs(them: Both) -> None:
     first = [it.jobs for it in them["cleared"]]
     for it in them["cleared"]:
         it.clear()
@@ -107,7 +108,7 @@ def test_cleared_while_it_runs(them: Both) -> None:
         assert list(it.phases.values()) == ["Complete"]
 
 
-def test_cleared_after_success(them: Both) -> None:
+def clear_after_success(them: Both) -> None:
     for it in them["again"]:
         it.flag.touch()
     for it in them["again"]:
@@ -121,6 +122,28 @@ def test_cleared_after_success(them: Both) -> None:
         it.finish()
         assert list(it.phases.values()) == ["Complete", "Complete"]
         assert {name, it.delivered} == set(it.jobs)
+
+
+ACTIONS = {"kept": keep, "cleared": clear_while_it_runs, "again": clear_after_success}
+
+
+@pytest.fixture(scope="module")
+def done(them: Both) -> Iterator[dict[str, Future[None]]]:
+    """What people do after the first test, all of it at once: most of it is waiting."""
+    with ThreadPoolExecutor(len(ACTIONS)) as threads:
+        yield {fate: threads.submit(act, them) for fate, act in ACTIONS.items() if fate in FATES}
+
+
+def test_a_job_that_is_kept(done: dict[str, Future[None]]) -> None:
+    done["kept"].result()
+
+
+def test_cleared_while_it_runs(done: dict[str, Future[None]]) -> None:
+    done["cleared"].result()
+
+
+def test_cleared_after_success(done: dict[str, Future[None]]) -> None:
+    done["again"].result()
 
 
 def test_retried_after_the_job_failed(them: Both, airflow: Airflow) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import Training
 from tests.airflow.versions import older_than
-from tests.cluster.processes import Component, wait_until
+from tests.cluster.processes import wait_until
 
 DAGS = {
     "drained": "worker_cancel",
@@ -26,13 +26,6 @@ DAGS = {
 }
 if older_than("3.1"):  # what keeps its worker keeps others from beginning there, see conftest.py
     DAGS = {fate: DAGS[fate] for fate in ("drained", "unseen by a trigger", "ends elsewhere", "deferred")}
-
-# By default a scheduler is lost after 30 s, and tasks of lost ones are looked for every 300 s. Not for a scheduler that
-# has much to do: it would take itself for lost.
-IMPATIENT = {
-    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
-    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-}
 
 Them = dict[str, Training]
 
@@ -77,6 +70,8 @@ def test_workers_are_killed(them: Them) -> None:
     unseen.flag.touch()
     wait_until("its job ends", lambda: list(unseen.phases.values()) == ["Complete"], 60)
     assert unseen.state == "running", "Airflow does not know yet"
+    for it in (killed, unseen):
+        it.airflow.age("task_instance", "last_heartbeat_at", id=it.task["id"])
     killed.until_up(2)
     goes_on(killed)
     finish(killed, unseen)
@@ -111,6 +106,7 @@ def test_a_triggerer_is_killed(them: Them, airflow: Airflow) -> None:
     airflow.parts["triggerer"].kill()
     unseen.flag.touch()
     wait_until("its job ends", lambda: list(unseen.phases.values()) == ["Complete"], 60)
+    airflow.age("job", "latest_heartbeat", id=first)
     airflow.parts["triggerer"].start()
     until_elsewhere(them["deferred"], first)
     finish(unseen)
@@ -121,9 +117,10 @@ def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
     """One hangs, is taken for dead, and wakes up again when the other has its triggers."""
     waits, ends = them["deferred"], them["ends elsewhere"]
     first, hangs = waits.triggerer, airflow.parts["triggerer"]
-    second = Component("another-triggerer", hangs.command, airflow.directory, airflow.environment)
+    second = airflow.program("another-triggerer", "triggerer")
     assert hangs.pid is not None
     os.killpg(hangs.pid, signal.SIGSTOP)
+    airflow.age("job", "latest_heartbeat", id=first)
     try:
         second.start()
         taken = lambda: {waits.triggerer, ends.triggerer}.isdisjoint({None, first})  # noqa: E731
@@ -141,11 +138,9 @@ def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
 def test_a_scheduler_is_lost(them: Them, airflow: Airflow) -> None:
     """Its workers live on; the next scheduler does not know them, so it begins their tasks anew and has them ended."""
     task = them["in a worker"].task["id"]
-    scheduler = airflow.parts["scheduler"]
-    usual = scheduler.environment
-    scheduler.environment = usual | IMPATIENT
-    airflow.restart("scheduler", alone=True)
-    scheduler.environment = usual
+    airflow.end("scheduler", alone=True)
+    airflow.age("job", "latest_heartbeat", job_type="SchedulerJob", state="running")
+    airflow.parts["scheduler"].start()
     wait_until(
         "there is another try", lambda: them["in a worker"].task["id"] != task, 240, poll=0.5, ignore=httpx.HTTPError
     )

@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests import campaigns
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import MODES, Training
 from tests.cluster.processes import wait_until
 
-DATES = 3
+DATES = 2
+MAPPED = 50 if campaigns.FULL else 3
+"""As in dags/trainings.py. Fifty at once, on a cluster: tests/cluster/test_airflow_system.py."""
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def them(airflow: Airflow, trainings: Path) -> Iterator[dict[str, list[Training]
 
 
 @pytest.mark.timeout(1800)
-def test_mapped_over_50_and_backfilled(them: dict[str, list[Training]], airflow: Airflow) -> None:
+def test_mapped_and_backfilled(them: dict[str, list[Training]], airflow: Airflow) -> None:
     for it in them["daily"]:
         airflow.backfill(it.dag, "2026-01-05", f"2026-01-{4 + DATES:02}", **it.conf)
     for it in them["mapped"]:
@@ -46,9 +49,9 @@ def test_mapped_over_50_and_backfilled(them: dict[str, list[Training]], airflow:
 
     for it in them["mapped"]:
         assert airflow.over(it.dag, it.run, 1500) == "success"
-        told = [airflow.xcom(it.dag, it.run, map_index=index) for index in range(50)]
+        told = [airflow.xcom(it.dag, it.run, map_index=index) for index in range(MAPPED)]
         assert sorted(each["name"] for each in told) == it.jobs
-        assert list(it.phases.values()) == ["Complete"] * 50
+        assert list(it.phases.values()) == ["Complete"] * MAPPED
 
 
 def all_there(it: Training) -> bool:

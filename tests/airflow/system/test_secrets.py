@@ -50,17 +50,25 @@ class Planted:
     airflow: Airflow
     trainings: Path
     secrets: dict[str, str] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+
+    def clean(self) -> None:
+        """Remove the connections and variables."""
+        for path in self.made:
+            self.airflow.http.delete(f"/api/v2/{path}").raise_for_status()
 
     def plant(self, what: str, value: str = "") -> str:
         self.secrets[what] = value or secret(what)
         return self.secrets[what]
 
     def connection(self, name: str, host: str = "", password: str = "", **extra: Any) -> None:
+        self.made.append(f"connections/{name}")
         body = {"connection_id": name, "conn_type": "trainjob", "host": host, "password": password}
         answer = self.airflow.http.post("/api/v2/connections", json={**body, "extra": json.dumps(extra)})
         answer.raise_for_status()
 
     def variable(self, key: str, value: str) -> None:
+        self.made.append(f"variables/{key}")
         self.airflow.http.post("/api/v2/variables", json={"key": key, "value": value}).raise_for_status()
 
     def seen(self, dag: str, run: str) -> dict[str, set[str]]:
@@ -138,12 +146,7 @@ class Planted:
 def planted(airflow: Airflow, trainings: Path) -> Iterator[Planted]:
     planted = Planted(airflow, trainings)
     yield planted
-    for each in airflow.get("connections")["connections"]:
-        if each["connection_id"].startswith("planted"):
-            airflow.http.delete(f"/api/v2/connections/{each['connection_id']}").raise_for_status()
-    for each in airflow.get("variables")["variables"]:
-        if each["key"].startswith("planted"):
-            airflow.http.delete(f"/api/v2/variables/{each['key']}").raise_for_status()
+    planted.clean()
 
 
 def kubeconfig(server: str, authority: str, user: dict[str, Any]) -> str:
@@ -169,6 +172,76 @@ def plugin(token: str) -> dict[str, Any]:
     environment = [{"name": "PLUGIN_TOKEN", "value": token}]
     command = {"command": sys.executable, "args": ["-c", code], "env": environment, "interactiveMode": "Never"}
     return {"exec": {"apiVersion": version, **command}}
+
+
+@dataclass
+class There:
+    """A run whose jobs nothing runs: they are late.
+
+    Attributes:
+        jobs: All that were created.
+        while_deferred: Where the secrets were while tasks were deferred.
+    """
+
+    planted: Planted
+    cluster: Cluster
+    run: str
+    jobs: dict[str, Any]
+    while_deferred: dict[str, set[str]]
+
+    def check(self, found: dict[str, set[str]]) -> None:
+        """Each secret is in a connection and nowhere else, but for the files that TLS needs."""
+        # TLS takes keys from files only: the kubernetes package has one of its own as long as its process lives.
+        keys = [self.planted.airflow.directory / place.removeprefix("file ") for place in found.pop("pem", ())]
+        assert {path.parent.name for path in keys} <= {"tmp"}
+        assert [path for path in keys if path.exists() and path.stat().st_mode & 0o077] == []
+        assert found == {what: {CONNECTIONS} for what in self.planted.secrets if what != "pem"}
+
+
+@pytest.fixture(scope="module")
+def there(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
+    """A real API server: tokens that it takes and refuses, a client's key."""
+    if missing := build.missing("control-plane"):
+        pytest.skip(f"not built here: {', '.join(missing)} (make cluster-programs)")
+    planted, folder = Planted(airflow, trainings), tmp_path_factory.mktemp("there")
+    with Cluster(folder / "cluster", controllers=False) as cluster:
+        files = {"ca_file": str(folder / "ca.crt"), "backend": "kubernetes"}
+        (folder / "ca.crt").write_bytes(cluster.layout.authority.certificate.read_bytes())
+        server = cluster.layout.server
+        limited = yaml.safe_load(cluster.kubeconfig_for().read_text())
+        planted.plant("token", limited["users"][0]["user"]["token"])
+        planted.connection("planted_cluster_token", server, planted.secrets["token"], **files)
+        admin = cluster.kubeconfig.read_text()
+        key = planted.plant("key", yaml.safe_load(admin)["users"][0]["user"]["client-key-data"])
+        planted.plant("pem", base64.b64decode(key).decode().splitlines()[1])
+        planted.connection("planted_cluster_key", secret_kube_config=admin, backend="kubernetes")
+        planted.connection("planted_wrong_token", server, planted.plant("wrong"), **files)
+        authority = yaml.safe_load(admin)["clusters"][0]["cluster"]["certificate-authority-data"]
+        text = kubeconfig(server, authority, plugin(planted.plant("plugin")))
+        planted.connection("planted_wrong_plugin", secret_kube_config=text, backend="kubernetes")
+        text = f"users: [{{token: {planted.plant('broken')}\n : :"
+        planted.connection("planted_wrong_text", secret_kube_config=text, backend="kubernetes")
+        run = airflow.run(THERE)
+
+        jobs: dict[str, Any] = {}
+        deferred: set[str] = set()
+
+        def all_are_there() -> bool:
+            jobs.update({each["metadata"]["uid"]: each for each in cluster.api.find(TRAINER, "TrainJob", "default")})
+            for task in ("token_deferred", "key_deferred"):
+                if airflow.task(THERE, run, task)["state"] == "deferred":
+                    deferred.add(task)
+            return len(jobs) == 3 and len(deferred) == 2
+
+        wait_until("three jobs, two deferred tasks", all_are_there, 240, ignore=(ApiError, httpx.HTTPError))
+        yield There(planted, cluster, run, jobs, planted.seen(THERE, run))
+    planted.clean()
+
+
+def test_on_a_cluster_while_tasks_are_deferred(there: There) -> None:
+    there.check(there.while_deferred)
+    objects = json.dumps([*there.jobs.values()])
+    assert [what for what, value in there.planted.secrets.items() if value in objects] == []
 
 
 def test_on_this_machine(planted: Planted) -> None:
@@ -219,54 +292,13 @@ def test_on_this_machine(planted: Planted) -> None:
     assert any(place.startswith("file logs/") and "task_id=public" in place for place in files)
 
 
-def test_on_a_cluster(planted: Planted, tmp_path: Path) -> None:
-    """A real API server: tokens that it takes and refuses, a client's key; nothing runs the jobs, so they are late."""
-    if missing := build.missing("control-plane"):
-        pytest.skip(f"not built here: {', '.join(missing)} (make cluster-programs)")
-    with Cluster(tmp_path / "cluster", controllers=False) as cluster:
-        files = {"ca_file": str(tmp_path / "ca.crt"), "backend": "kubernetes"}
-        (tmp_path / "ca.crt").write_bytes(cluster.layout.authority.certificate.read_bytes())
-        server = cluster.layout.server
-        limited = yaml.safe_load(cluster.kubeconfig_for().read_text())
-        planted.plant("token", limited["users"][0]["user"]["token"])
-        planted.connection("planted_cluster_token", server, planted.secrets["token"], **files)
-        admin = cluster.kubeconfig.read_text()
-        key = planted.plant("key", yaml.safe_load(admin)["users"][0]["user"]["client-key-data"])
-        planted.plant("pem", base64.b64decode(key).decode().splitlines()[1])
-        planted.connection("planted_cluster_key", secret_kube_config=admin, backend="kubernetes")
-        planted.connection("planted_wrong_token", server, planted.plant("wrong"), **files)
-        authority = yaml.safe_load(admin)["clusters"][0]["cluster"]["certificate-authority-data"]
-        text = kubeconfig(server, authority, plugin(planted.plant("plugin")))
-        planted.connection("planted_wrong_plugin", secret_kube_config=text, backend="kubernetes")
-        text = f"users: [{{token: {planted.plant('broken')}\n : :"
-        planted.connection("planted_wrong_text", secret_kube_config=text, backend="kubernetes")
-        run = planted.airflow.run(THERE)
-
-        jobs: dict[str, Any] = {}
-        deferred: set[str] = set()
-
-        def all_are_there() -> bool:
-            jobs.update({each["metadata"]["uid"]: each for each in cluster.api.find(TRAINER, "TrainJob", "default")})
-            for task in ("token_deferred", "key_deferred"):
-                if planted.airflow.task(THERE, run, task)["state"] == "deferred":
-                    deferred.add(task)
-            return len(jobs) == 3 and len(deferred) == 2
-
-        wait_until("three jobs, two deferred tasks", all_are_there, 240, ignore=(ApiError, httpx.HTTPError))
-        while_deferred = planted.seen(THERE, run)
-        assert planted.over(THERE, run) == dict.fromkeys(
-            ("token_worker", "token_deferred", "key_deferred", "wrong_token", "wrong_plugin", "wrong_text"), "failed"
-        )
-        assert cluster.api.find(TRAINER, "TrainJob", "default") == [], "late, and so cancelled"
-        for task in ("wrong_token", "wrong_plugin"):
-            assert "the credentials are refused" in planted.airflow.log(THERE, run, task)
-        assert "neither YAML nor JSON" in planted.airflow.log(THERE, run, "wrong_text")
-        objects = json.dumps([*jobs.values()])
-        assert [what for what, value in planted.secrets.items() if value in objects] == []
-        expected = {what: {CONNECTIONS} for what in planted.secrets if what != "pem"}
-        for found in (while_deferred, planted.seen(THERE, run)):
-            # TLS takes keys from files only: the kubernetes package has one of its own as long as its process lives.
-            keys = [planted.airflow.directory / place.removeprefix("file ") for place in found.pop("pem", ())]
-            assert {path.parent.name for path in keys} <= {"tmp"}
-            assert [path for path in keys if path.exists() and path.stat().st_mode & 0o077] == []
-            assert found == expected
+def test_on_a_cluster_when_all_is_over(there: There) -> None:
+    planted, run = there.planted, there.run
+    assert planted.over(THERE, run) == dict.fromkeys(
+        ("token_worker", "token_deferred", "key_deferred", "wrong_token", "wrong_plugin", "wrong_text"), "failed"
+    )
+    assert there.cluster.api.find(TRAINER, "TrainJob", "default") == [], "late, and so cancelled"
+    for task in ("wrong_token", "wrong_plugin"):
+        assert "the credentials are refused" in planted.airflow.log(THERE, run, task)
+    assert "neither YAML nor JSON" in planted.airflow.log(THERE, run, "wrong_text")
+    there.check(planted.seen(THERE, run))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +13,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from tests.airflow import templates
 from tests.airflow.conftest import ROOT
 from tests.airflow.system.airflow import Airflow
 from tests.cluster.processes import wait_until
@@ -24,7 +22,7 @@ from trainjob import __version__
 from trainjob_airflow.get_provider_info import get_provider_info
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 SCREENSHOTS = ROOT / ".test-output" / "screenshots"
 DAG = "shown"
@@ -36,9 +34,8 @@ URLS = {
 FIELDS = get_provider_info()["connection-types"][0]["conn-fields"]
 
 
-@pytest.fixture
-def page(airflow: Airflow) -> Iterator[Page]:
-    """A browser's window."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
@@ -46,9 +43,16 @@ def page(airflow: Airflow) -> Iterator[Page]:
 
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
-        page = browser.new_page(base_url=airflow.url, viewport={"width": 1400, "height": 1000}, locale="en-US")
-        page.set_default_timeout(120_000)
-        yield page
+        yield browser
+
+
+@pytest.fixture
+def page(airflow: Airflow, browser: Browser) -> Iterator[Page]:
+    """A browser's window."""
+    page = browser.new_page(base_url=airflow.url, viewport={"width": 1400, "height": 1000}, locale="en-US")
+    page.set_default_timeout(120_000)
+    yield page
+    page.close()
 
 
 def picture(page: Page, name: str) -> None:
@@ -88,6 +92,7 @@ class Shown:
 @pytest.fixture(scope="module")
 def shown(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     workspace = tmp_path_factory.mktemp("shown")
+    templates.registry(workspace / "registry.db")
     body = {"connection_id": DAG, "conn_type": "trainjob", "extra": json.dumps({"backend": "local", **URLS})}
     airflow.http.post("/api/v2/connections", json=body).raise_for_status()
     flag = workspace / "flag"
@@ -112,20 +117,7 @@ def test_airflow_knows_the_provider(airflow: Airflow) -> None:
     (ours,) = [each for each in found if each["package_name"] == "trainjob"]
     assert ours["version"] == __version__
     assert ours["description"] == get_provider_info()["description"].rstrip(".")
-    commands = ("hooks", "triggers", "links")
-    environment = {"PATH": os.environ["PATH"], **airflow.environment}
-    begun = {
-        command: subprocess.Popen(
-            [sys.executable, "-m", "airflow", "providers", command, "--output", "json"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for command in commands
-    }
-    said = {command: process.communicate(timeout=250)[0] for command, process in begun.items()}
-    assert [process.returncode for process in begun.values()] == [0] * len(commands)
-    listed = {command: json.loads(text[text.index("[{") :]) for command, text in said.items()}
+    listed = {command: airflow.listed("providers", command) for command in ("hooks", "triggers", "links")}
     (hook,) = [each for each in listed["hooks"] if each["connection_type"] == "trainjob"]
     assert (hook["class"], hook["hook_name"]) == ("trainjob_airflow.hooks.trainjob.TrainJobHook", "Kubeflow TrainJob")
     triggers = {each["class"] for each in listed["triggers"] if each["package_name"] == "trainjob"}
@@ -207,10 +199,7 @@ def test_the_connection_form_in_a_browser(airflow: Airflow, page: Page) -> None:
     extra = {name: value for name, value in json.loads(stored["extra"]).items() if value is not None}
     assert extra == {**typed, "backend": "kubernetes", "secret_kube_config": "***"}
     assert stored["password"] == "***"
-    command = [sys.executable, "-m", "airflow", "connections", "get", "typed", "--output", "json"]
-    environment = {"PATH": os.environ["PATH"], **airflow.environment}
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=100).stdout
-    (whole,) = json.loads(said[said.index("[{") :])
+    (whole,) = airflow.listed("connections", "get", "typed")
     assert whole["password"] == "typed-password"
     assert (
         json.loads(

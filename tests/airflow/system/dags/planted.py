@@ -47,7 +47,7 @@ with DAG("planted_here"):
 
 with DAG("planted_there"):
     # Long enough for a busy machine to defer them, and for their rows to be looked at.
-    there: dict[str, Any] = {"execution_timeout": timedelta(seconds=45), "namespace": "default"}
+    there: dict[str, Any] = {"execution_timeout": timedelta(seconds=30), "namespace": "default"}
     for mode in ("worker", "deferred"):
         train(f"token_{mode}", trainjob_conn_id="planted_cluster_token", deferrable=mode == "deferred", **there)
     train("key_deferred", trainjob_conn_id="planted_cluster_key", deferrable=True, **there)

@@ -11,6 +11,8 @@ from airflow.sdk import DAG, get_current_context
 
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
+MAPPED = 50 if "TRAINJOB_CAMPAIGN" in os.environ else 3
+
 CODE = """
 import os, time
 from trainjob.progress import report
@@ -62,7 +64,7 @@ for mode in ("worker", "deferred"):
         train(f"{mode}_{action}", mode, on_kill_action=action)
     train(f"{mode}_late", mode, execution_timeout=timedelta(seconds=15), retries=0)
     # Two cores run so many tasks at once; what is deferred does not count.
-    train(f"{mode}_mapped", mode, expand={"num_nodes": [1] * 50}, dag={"max_active_tasks": 4})
+    train(f"{mode}_mapped", mode, expand={"num_nodes": [1] * MAPPED}, dag={"max_active_tasks": 4})
     days = {"schedule": "@daily", "start_date": datetime(2026, 1, 1, tzinfo=UTC), "catchup": False}
     # It ends before today, so that no run comes by itself.
     train(f"{mode}_daily", mode, dag=days | {"end_date": datetime(2026, 1, 31, tzinfo=UTC)})
