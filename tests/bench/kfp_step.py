@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.cluster import image_store
 from tests.cluster import step_image as images
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import Cluster
@@ -82,7 +83,7 @@ def main(number: int) -> None:
     say("cores", os.cpu_count() or 0)
     with Cluster(kueue=False, real_node=True) as cluster:
         assert cluster.real_node
-        archive = images.build(cluster.directory)
+        archive = images.build(cluster.directory, image_store.step_layers())
         cluster.real_node.load(archive)
         archive.unlink()
         cluster.add_runtime(images.runtime(images.STEP_RUNTIME, images.IMAGE))

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.cluster import build
 from tests.cluster.control_plane import Cluster, clean
+from tests.cluster.processes import runs
 
 _STATE = "state.json"
 
@@ -128,7 +129,7 @@ def status(arguments: argparse.Namespace) -> int:
         print(f"no cluster is up in {arguments.dir}")
         return 3
     for name, pid in state["components"].items():
-        print(f"{name:26} {state['versions'].get(name, ''):10} {'runs' if _runs(pid) else 'has ended'}, pid {pid}")
+        print(f"{name:26} {state['versions'].get(name, ''):10} {'runs' if runs(pid) else 'has ended'}, pid {pid}")
     print(f"\nexport KUBECONFIG={state['kubeconfig']}")
     return 0
 
@@ -150,14 +151,6 @@ def _held(directory: Path) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 if __name__ == "__main__":

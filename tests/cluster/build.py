@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.cluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2|all]
+    python -m tests.cluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2] ...
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
@@ -341,14 +341,14 @@ def say(line: str) -> None:
 
 def main() -> None:
     """The command line."""
-    wanted = sys.argv[1] if len(sys.argv) > 1 else "all"
-    if wanted not in (*GROUPS, "all"):
-        sys.exit(f"usage: python -m tests.cluster.build [{'|'.join(GROUPS)}|all]")
+    wanted = sys.argv[1:] or list(GROUPS)
+    if unknown := set(wanted) - set(GROUPS):
+        sys.exit(f"no group {', '.join(unknown)}; usage: python -m tests.cluster.build [{'|'.join(GROUPS)}] ...")
     try:
-        ensure(*(GROUPS if wanted == "all" else [wanted]))
+        ensure(*wanted)
     except BuildError as error:
         sys.exit(str(error))
-    say(f"everything of {wanted} is in {cache_directory()}")
+    say(f"{', '.join(wanted)} built in {cache_directory()}")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+import shutil
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
-from tests.cluster import build, images, kueue
+from tests.cluster import build, image_store, kueue
 from tests.cluster import step_image as steps
 from tests.cluster.access import RULES, Access
 from tests.cluster.certificates import Authority
@@ -17,45 +22,132 @@ from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Steps, admit
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.real_node import unfit
+from tests.cluster.wires import Wires
+from xdist import is_xdist_controller
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.install import objects
 
 KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
+SHARED = "TRAINJOB_TEST_CLUSTER"
+"""Directory of the cluster that the workers of one test run share (`pytest -n`)."""
+
+_HERE = Path(__file__).parent
+LONGEST = (
+    "diagnosis",
+    "runtimes",
+    "faults",
+    "workflows",
+    "doctor",
+    "fault_schedules",
+    "stores",
+    "recovery",
+    "first_crash",
+    "credentials",
+    "airflow_examples",
+    "kfp_terminate",
+    "real_runtimes",
+)
+"""Files that take longest, in the order in which they are started."""
+
+_cluster = pytest.StashKey[Cluster]()
+_lock = pytest.StashKey[IO[str]]()
+
+
+# ---------------------------------------------------------------- one cluster for all workers
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the cluster before xdist starts the workers, which find it by `SHARED`."""
+    if KUBECONFIG in os.environ or not is_xdist_controller(session):
+        return
+    real = not unfit()
+    ensure_built({"cluster", "gangs", *(("real_node",) if real else ())})
+    session.config.stash[_cluster] = started = Cluster(real_node=real)
+    started.start()
+    started.start_gang_scheduling()
+    if real:
+        load_step_image(started)
+    os.environ[SHARED] = str(started.share())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if started := config.stash.get(_cluster, None):
+        started.stop()
+        del os.environ[SHARED]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """httpcore leaves the socket of a TLS handshake that was cancelled to the garbage collector.
+
+    (Its `start_tls` closes it after an `Exception` only.) That shows in whichever test runs then.
+    """
+    item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the tests of this directory only: hooks of a conftest see all tests of the session.
+    items.sort(key=_order)
 
-    httpcore leaves the socket of a TLS handshake that was cancelled to the garbage collector (its `start_tls` closes it
-    after an `Exception` only), which shows in whichever test runs then.
+
+def _order(item: pytest.Item) -> tuple[bool, int]:
+    """The longest files first, so that none is left alone at the end; `restarts` last."""
+    name = item.path.stem.removeprefix("test_")
+    return _alone(item), LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
+def _alone(item: pytest.Item) -> bool:
+    """Whether a test must have the cluster for itself."""
+    return _HERE / "restarts" in item.path.parents
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Hold the cluster for the length of a file: together with other workers, or alone for one of `restarts`.
+
+    Outermost, so that the wait for other workers is not part of the test's time.
     """
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
-    # Clusters of a module's own come and go before that of the session starts.
-    items.sort(key=lambda item: "older" not in getattr(item, "fixturenames", ()))
+    if SHARED not in os.environ or _HERE not in item.path.parents:
+        return (yield)
+    stash = item.config.stash
+    if _lock not in stash:
+        stash[_lock] = (Path(os.environ[SHARED]) / "use").open("w")
+        fcntl.flock(stash[_lock], fcntl.LOCK_EX if _alone(item) else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            stash[_lock].close()
+            del stash[_lock]
+
+
+# ---------------------------------------------------------------- what is built
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build now what the collected tests need: a quarter of an hour the first time, for which no test has the time."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if not wanted & {"cluster", "older"} or KUBECONFIG in os.environ or session.config.option.collectonly:
+    if not wanted & {"cluster", "older"} or {KUBECONFIG, SHARED} & set(os.environ) or session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled(), suppress(build.BuildError):  # the fixture will meet it again
-        build.ensure("control-plane")
-        if "older" in wanted:
-            build.ensure(*build.OLDER)
-        if "gangs" in wanted:
-            build.ensure("gangs")
-        if "real_node" in wanted and not unfit():
-            build.ensure("node")
-            images.ensure()
-            if "step_image" in wanted:
-                steps.dependencies()
-            if "mpi_image" in wanted:
-                images.mpi()
+        ensure_built(wanted)
+
+
+def ensure_built(wanted: AbstractSet[str]) -> None:
+    """Build what the fixtures named need."""
+    build.ensure("control-plane")
+    if "older" in wanted:
+        build.ensure(*build.OLDER)
+    if "gangs" in wanted:
+        build.ensure("gangs")
+    if "real_node" in wanted and not unfit():
+        build.ensure("node")
+        image_store.ensure()
+
+
+# ---------------------------------------------------------------- fixtures
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +159,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
             pytest.skip(why)
         yield foreign
         foreign.close()
+        return
+    if shared := os.environ.get(SHARED):
+        attached = Cluster.attached(Path(shared))
+        yield attached
+        attached.close()
         return
     with Cluster() as own:
         yield own
@@ -92,31 +189,28 @@ def real_node(cluster: Access) -> Access:
     return cluster
 
 
+def load_step_image(cluster: Cluster) -> None:
+    """Load the step image, with this checkout's source, into the real node, and install the runtimes that use it."""
+    assert cluster.real_node
+    cluster.real_node.load(steps.build(cluster.directory, image_store.step_layers()))
+    for runtime in objects("runtimes", image=steps.IMAGE):
+        cluster.add_runtime(runtime)
+
+
 @pytest.fixture(scope="session")
 def step_image(real_node: Access, own_cluster: Cluster) -> str:
     """The step image on the real node, with this checkout's source; its reference."""
-    assert own_cluster.real_node
-    archive = steps.build(own_cluster.directory)
-    own_cluster.real_node.load(archive)
-    archive.unlink()
+    if SHARED not in os.environ:
+        load_step_image(own_cluster)
     return steps.IMAGE
 
 
 @pytest.fixture(scope="module")
 def kfp_steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
     """Steps of pipelines, in a namespace of their own whose pods are real, those of their jobs as well."""
-    own_cluster.add_runtime(steps.runtime(steps.STEP_RUNTIME, step_image))
     with own_cluster.namespace("pipeline", real=True) as namespace:
         admit(own_cluster, namespace)
         yield Steps(own_cluster, namespace, step_image)
-
-
-@pytest.fixture(scope="session")
-def mpi_image(real_node: Access, own_cluster: Cluster) -> str:
-    """An image with Open MPI on the real node; its reference."""
-    assert own_cluster.real_node
-    own_cluster.real_node.load(images.mpi())
-    return images.MPI
 
 
 @pytest.fixture(scope="session")
@@ -127,11 +221,21 @@ def gangs(own_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a migrated database. The process of the tests has another Airflow: it reads its home when it is imported."""
+def airflow_home(cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a migrated database, which is made once for all workers.
+
+    The process of the tests has another Airflow: it reads its home when it is imported.
+    """
     home = tmp_path_factory.mktemp("airflow")
-    settings = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    run({**launcher_environment(), **settings}, home, "airflow", "db", "migrate")
+    template = cluster.directory / "airflow"
+    template.mkdir(exist_ok=True)
+    with (template / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (template / "migrated").exists():
+            settings = {"AIRFLOW_HOME": str(template), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+            run({**launcher_environment(), **settings}, template, "airflow", "db", "migrate")
+            (template / "migrated").touch()
+    shutil.copy(template / "airflow.db", home)
     return home
 
 
@@ -176,6 +280,13 @@ async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncItera
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """For certificates of proxies."""
     return Authority(tmp_path_factory.mktemp("proxies") / "authority")
+
+
+@pytest.fixture
+def wires(cluster: Access, authority: Authority, token: str, namespace: str) -> Iterator[Wires]:
+    """Makes backends behind proxies, in a namespace of the test's own."""
+    yield Wires(cluster, authority, token, namespace)
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import secrets
-import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from tests.cluster.access import JOBSET, TRAINER, Access, condition
 from tests.cluster.api import ApiError, client_user, write_kubeconfig
 from tests.cluster.components import Layout
 from tests.cluster.manifests import load, point
-from tests.cluster.processes import ClusterError, Component, listens, wait_until
+from tests.cluster.processes import ClusterError, Component, Host, listens, wait_until
 from tests.cluster.real_node import RealNode, remove_cgroups
 
 _PREFIX = "trainjob-cluster-"
@@ -67,6 +68,8 @@ class Cluster(Access):
         self._with_real_node = real_node
         self._trainer = trainer
         self._lock: IO[str] | None = None
+        self._host: Path | None = None
+        self._hosting: Host | None = None
         self.components: dict[str, Component] = {}
         self.real_node: RealNode | None = None
         self.seconds: dict[str, float] = {}
@@ -83,6 +86,32 @@ class Cluster(Access):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    # ------------------------------------------------------------------ one cluster, several processes
+
+    def share(self) -> Path:
+        """Let other processes use this cluster, see `attached`; its directory."""
+        self._host = self.directory / "host"
+        self._hosting = Host(self._host, self._everything())
+        (self.directory / "cluster.pickle").write_bytes(pickle.dumps(self))
+        return self.directory
+
+    @classmethod
+    def attached(cls, directory: Path) -> Cluster:
+        """The cluster that another process has started and shares; components started here end with that process."""
+        found: Cluster = pickle.loads((directory / "cluster.pickle").read_bytes())
+        if found.real_node is not None:
+            found.real_node.api = found.api
+        for component in found._everything():
+            component.host = found._host
+        return found
+
+    def _everything(self) -> list[Component]:
+        return [*self.components.values(), *(self.real_node.components.values() if self.real_node else ())]
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name != "api"}
+        return {**kept, "_lock": None, "_hosting": None}
 
     # ------------------------------------------------------------------ start
 
@@ -122,6 +151,7 @@ class Cluster(Access):
 
     def _run(self, *each: Component) -> None:
         for component in each:
+            component.host = self._host
             self.components[component.name] = component
             component.start()
 
@@ -185,7 +215,7 @@ class Cluster(Access):
 
     def _simulated_nodes(self) -> None:
         self._run(components.kwok(self.layout))
-        for each in self._nodes:
+        for each in (*self._nodes, *nodes.volumes()):
             self.api.create(each)
 
     def _admit(self) -> None:
@@ -215,10 +245,12 @@ class Cluster(Access):
         return self.real_node
 
     def start_gang_scheduling(self) -> None:
-        """Define coscheduling's and Volcano's PodGroups, and start the scheduler that knows the former.
+        """Define coscheduling's and Volcano's PodGroups, and start the scheduler that knows the former, if not done.
 
         Trainer makes PodGroups only of kinds that are defined when it starts, so it is started again.
         """
+        if "coscheduler" in self.components:
+            return
         build.ensure("gangs")
         self.define([each for owner in ("coscheduling", "volcano") for each in load(build.rendered(owner), "crds")])
         self.restart("trainer")
@@ -233,6 +265,7 @@ class Cluster(Access):
         usual = self.components["trainer"]
         usual.kill()
         self.components["trainer"] = reporting = status_api.controller(self.layout, token)
+        reporting.host = self._host
         try:
             self.start_component("trainer")
             port = self.layout.ports["trainer-status"]
@@ -250,6 +283,8 @@ class Cluster(Access):
         if self._lock is None:
             return
         self.close()
+        if self._hosting is not None:
+            self._hosting.close()
         try:
             if self.real_node is not None:
                 self.real_node.stop()
@@ -279,6 +314,9 @@ class Cluster(Access):
             self._api_ready()
             alive = [self.components["etcd"], self.components["kube-apiserver"]]
             wait_until("what is stored is served", self._serves_what_is_stored, 60, among=alive, ignore=_NOT_YET)
+            # Its watches try again after up to 30 s, one after the other: until then no namespace has an account.
+            if "kube-controller-manager" in self.components:
+                self.restart("kube-controller-manager")
         webhooks.wait(self.api, {program: component})
 
     def restart(self, program: str) -> None:
@@ -336,7 +374,7 @@ def clean(directory: Path) -> None:
     """Remove what a cluster whose process has ended left; its processes ended with it."""
     with suppress(OSError):
         remove_cgroups((directory / "cgroup").read_text())
-    shutil.rmtree(directory, ignore_errors=True)
+    subprocess.run(["rm", "-rf", "--", directory], check=False, capture_output=True)  # unpacked images: 100,000 files
 
 
 def sweep() -> None:

@@ -7,10 +7,8 @@ writes tests/unit/corpus/ and the table of docs/diagnosis.md anew.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
@@ -23,6 +21,7 @@ import anyio.to_thread
 from tests.cluster import images
 from tests.cluster import step_image as steps
 from tests.cluster.access import Access
+from tests.cluster.control_plane import Cluster
 from tests.cluster.failing import REGISTRY
 from tests.cluster.failures import FAILURES, Failure
 from tests.cluster.processes import Component, wait_until
@@ -44,6 +43,7 @@ PAGE = _ROOT / "docs" / "diagnosis.md"
 
 _SECONDS = 300  # for a job to fail as it should: the node of one is given up after a minute
 _LOOK_SECONDS = 1.0
+_AT_ONCE = 12
 _CRASHES = 32  # that are kept, as `waiting` does
 
 Object = dict[str, Any]
@@ -96,6 +96,37 @@ class Made:
     diagnosis: Diagnosis
 
 
+def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[str, Made | Exception]:
+    """Make many failures at the same time: most of their time they wait. `record` writes them to the corpus."""
+    assert cluster.real_node
+    # Those that take longest first.
+    wanted.sort(key=lambda failure: (not failure.slow, failure.node == "simulated"))
+    found: dict[str, Made | Exception] = {}
+
+    async def one(failure: Failure, limit: anyio.CapacityLimiter) -> None:
+        async with limit:
+            try:
+                found[failure.name] = made = await make(failure, cluster)
+            except Exception as error:  # noqa: BLE001 - each is looked at by a test of its own
+                found[failure.name] = error
+                return
+        if record and not differences(failure, made.diagnosis, made.evidence):
+            write(made, cluster)
+
+    async def every() -> None:
+        limit = anyio.CapacityLimiter(_AT_ONCE)
+        async with anyio.create_task_group() as tasks:
+            for failure in wanted:
+                if failure.node != "torch" or images.torch_packages():
+                    tasks.start_soon(one, failure, limit)
+
+    with registry(cluster.real_node):
+        anyio.run(every)
+    if record:
+        write_page()
+    return found
+
+
 async def make(failure: Failure, cluster: Access) -> Made:
     """Make a job fail, and look at it until what is said is right, or for as long as a failure may take."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
@@ -130,7 +161,7 @@ async def _launched(failure: Failure, backend: KubernetesBackend, cluster: Acces
     if failure.node in ("real", "torch", "jax") and "image" not in fields:
         fields["image"] = steps.IMAGE if failure.node == "jax" else images.PYTHON
     if failure.node == "torch":
-        volume = {"name": "torch", "hostPath": {"path": torch_packages()}}
+        volume = {"name": "torch", "hostPath": {"path": images.torch_packages()}}
         mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
         pod = {"volumes": [volume], "containers": [{"name": "node", "volumeMounts": [mount]}]}
         node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
@@ -210,14 +241,6 @@ server.serve_forever()
 """
 
 
-def torch_packages() -> str:
-    """Where this machine has PyTorch for the Python of the image, for pods to mount; empty if it has not."""
-    python = os.environ.get("TRAINJOB_TORCH_PYTHON")
-    command = [python or "false", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    path = subprocess.run(command, capture_output=True, text=True, check=bool(python)).stdout.strip()
-    return path if "python3.11" in path else ""
-
-
 # ---------------------------------------------------------------- the corpus
 
 
@@ -234,7 +257,7 @@ def write(made: Made, cluster: Access) -> None:
         "missing": list(evidence.missing),
     }
     text = json.dumps(kept, indent=1, sort_keys=True)
-    for path in (str(cluster.directory), torch_packages(), str(_ROOT)):
+    for path in (str(cluster.directory), images.torch_packages(), str(_ROOT)):
         text = text.replace(path, "/opt/elsewhere") if path else text
     DIRECTORY.mkdir(exist_ok=True)
     (DIRECTORY / f"{made.failure.name}.json").write_text(f"{text}\n")

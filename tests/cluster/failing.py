@@ -272,7 +272,7 @@ def outrank_on_node(cluster: Access, ref: JobRef) -> None:
 
 @contextmanager
 def unbound_claim(cluster: Access, where: str) -> Iterator[None]:
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}  # more than any volume has
     metadata = {"name": "data", "namespace": where}
     cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
     yield

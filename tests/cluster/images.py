@@ -163,16 +163,27 @@ def write_layer(target: Path, root: Path, prefix: str = "") -> None:
             archive.add(path, arcname=str(Path(prefix) / path.name), filter=kept)
 
 
-def write_image(target: Path, reference: str, layers: Sequence[Path], config: Mapping[str, Any]) -> None:
-    """An image of uncompressed layers as an OCI archive.
+def write_image(
+    target: Path,
+    reference: str,
+    layers: Sequence[Path],
+    config: Mapping[str, Any],
+    below: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """Write an image of uncompressed layers as an OCI archive.
 
     Args:
         target: The archive.
         reference: Name and tag under which it is imported.
         layers: From below; see `write_layer`. A layer of another image is found with `layers_of`.
         config: Of the image specification, e.g. ``{"Entrypoint": […], "Env": ["A=b"]}``.
+        below: Layers below these that are not put into the archive, because the node has them.
+
+    Returns:
+        All layers, as the manifest describes them.
     """
-    blobs = [_describe(layer) for layer in layers]
+    written = [_describe(layer) for layer in layers]
+    blobs = [*map(dict, below), *written]
     image = {
         "architecture": "amd64",
         "os": "linux",
@@ -198,8 +209,9 @@ def write_image(target: Path, reference: str, layers: Sequence[Path], config: Ma
         _add(archive, "index.json", json.dumps(index).encode())
         for content in small:
             _add(archive, _blob(hashlib.sha256(content).hexdigest()), content)
-        for layer, blob in zip(layers, blobs, strict=True):
+        for layer, blob in zip(layers, written, strict=True):
             archive.add(layer, arcname=_blob(str(blob["digest"]).removeprefix("sha256:")))
+    return blobs
 
 
 def layers_of(archive: Path, scratch: Path) -> list[Path]:
@@ -237,3 +249,14 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
+
+
+def torch_packages() -> str:
+    """Where this machine has PyTorch for the Python of the image, for pods to mount; empty if it has not.
+
+    PyPI's PyTorch for Linux is built for CUDA, 5 GB: an image of it takes minutes to write, to import and to unpack.
+    """
+    python = os.environ.get("TRAINJOB_TORCH_PYTHON")
+    command = [python or "false", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    path = subprocess.run(command, capture_output=True, text=True, check=bool(python)).stdout.strip()
+    return path if "python3.11" in path else ""

@@ -48,6 +48,13 @@ def fate(**told: object) -> list[dict[str, str]]:
     return [{"name": variable(names[key]), "value": str(value)} for key, value in told.items()]
 
 
+def until_told() -> Object:
+    """A runtime patch: the pods of `node` run until `Access.finish`."""
+    template = {"metadata": {"annotations": {annotation("run"): "never"}}}
+    job = {"name": "node", "template": {"spec": {"template": template}}}
+    return {"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [job]}}}}
+
+
 def node(index: int, gpus: int, cpus: int = 64, memory: str = "512Gi") -> Object:
     """A node object for kwok."""
     name = f"simulated-{index}"
@@ -65,6 +72,18 @@ def node(index: int, gpus: int, cpus: int = 64, memory: str = "512Gi") -> Object
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
         },
     }
+
+
+def volumes(number: int = 24) -> list[Object]:
+    """PersistentVolumes of 20 GiB, as a provisioner would make them for the claims of the torchtune runtimes.
+
+    A volume that was bound once is not bound again: there are more than the tests of one run need.
+    """
+    spec = {"capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/spare"}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"spare-{index}"}, "spec": spec}
+        for index in range(number)
+    ]
 
 
 def configuration(node_stages: Sequence[Object], log_file: str) -> list[Object]:

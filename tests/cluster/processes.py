@@ -1,4 +1,4 @@
-"""Processes that end with us, free ports, and waiting."""
+"""Processes that end with the process that started them, free ports, and waiting."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 # PR_SET_PDEATHSIG fires when the *thread* that started a child ends. A test may restart a component from a worker
@@ -33,8 +35,11 @@ class Component:
     Args:
         name: For logs and errors.
         command: Program and arguments.
-        directory: Where its log is written, as ``<name>.log``.
+        directory: Where its log and its process id are written, as ``<name>.log`` and ``<name>.pid``.
         environment: Variables besides PATH and HOME; nothing else of ours is inherited.
+
+    Attributes:
+        host: Socket of the `Host` that starts it; None: this process does.
     """
 
     def __init__(self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
@@ -42,26 +47,52 @@ class Component:
         self.command = command
         self.log = directory / f"{name}.log"
         self.environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment}
+        self.host: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_process": None}
 
     @property
     def pid(self) -> int | None:
-        """Process id, None if it was never started."""
-        return self._process.pid if self._process else None
+        """Process id, None if it was never started. Read from its file: another process may have restarted it."""
+        with suppress(FileNotFoundError):
+            return int(self._pid_file.read_text())
+        return None
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.log.with_suffix(".pid")
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        if self._process is not None:
+            self._process.poll()  # removes a process that has ended from the table of processes
+        pid = self.pid
+        return pid is not None and runs(pid)
 
     def start(self) -> None:
-        """Start the process; its log goes on where it was."""
-        self._process = _SPAWNER.submit(self._spawn).result()
+        """Start the process; its log is appended to.
+
+        Raises:
+            ClusterError: Its host cannot start it.
+        """
+        if self.host is None:
+            self._process = _SPAWNER.submit(self._spawn).result()
+            return
+        if error := self._ask(self):
+            raise ClusterError(f"{self.name} cannot be started: {error}")
+
+    def _ask(self, what: Component | int) -> str:
+        with Client(str(self.host)) as host:
+            host.send(what)
+            return str(host.recv())
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                # Killed by the kernel when we are, however that happens.
+            process = subprocess.Popen(
+                # Killed by the kernel when this process ends, however that happens.
                 ["setpriv", "--pdeathsig", "KILL", "--", *self.command],
                 env=self.environment,
                 cwd=self.log.parent,
@@ -70,6 +101,10 @@ class Component:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us: we stop the components in order
             )
+        unfinished = self._pid_file.with_suffix(".unfinished")
+        unfinished.write_text(str(process.pid))
+        unfinished.replace(self._pid_file)
+        return process
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process group and wait for the process.
@@ -77,11 +112,17 @@ class Component:
         SIGKILL unless a test is about something else: after SIGTERM the API server keeps its port for up to a minute,
         and nothing here has state worth an orderly end.
         """
-        if self._process is None:
+        pid = self.pid
+        if pid is None:
             return
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, how)
-        self._process.wait(timeout=90)
+            os.killpg(pid, how)
+        if self.host is not None:
+            self._ask(pid)
+        elif self._process is not None and self._process.pid == pid:
+            self._process.wait(timeout=90)
+        else:
+            wait_until(f"{self.name} has ended", lambda: not self.alive, 90)
 
     def tail(self, lines: int = 20) -> str:
         """The end of its log."""
@@ -90,6 +131,63 @@ class Component:
         except OSError:
             return "(no log)"
         return "\n".join(line[:500] for line in text.splitlines()[-lines:])
+
+
+class Host:
+    """Starts and reaps components for other processes, so that they outlive the one that asks and end with this one.
+
+    Args:
+        socket: Where it listens.
+        components: Those that this process has started already.
+    """
+
+    def __init__(self, socket: Path, components: Iterable[Component]) -> None:
+        self._listener = Listener(str(socket))
+        self._started = list(components)
+        self._thread = Thread(target=self._serve, name="cluster-host")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with suppress(EOFError, BrokenPipeError), self._listener.accept() as asking:
+                match asking.recv():
+                    case None:
+                        return
+                    case Component() as component:
+                        asking.send(self._start(component))
+                    case int(pid):
+                        asking.send(self._reap(pid))
+
+    def _start(self, component: Component) -> str:
+        component.host = None
+        try:
+            component.start()
+        except OSError as error:
+            return str(error)
+        self._started.append(component)
+        return ""
+
+    def _reap(self, pid: int) -> str:
+        for component in self._started:
+            if component._process is not None and component._process.pid == pid:
+                component._process.wait(timeout=90)
+        return ""
+
+    def close(self) -> None:
+        """Start nothing more."""
+        with Client(self._listener.address) as host:
+            host.send(None)
+        self._thread.join()
+        self._listener.close()
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs: one that has ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def free_port() -> int:

@@ -19,7 +19,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import build, images, node_files
+from tests.cluster import build, image_store, images, node_files
 from tests.cluster.access import condition
 from tests.cluster.api import Api, client_user, write_kubeconfig
 from tests.cluster.components import Layout
@@ -75,17 +75,19 @@ class RealNode:
         self._pid = 0  # of the first process of the namespaces, as this machine counts
         self.components: dict[str, Component] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "api"}
+
     def start(self) -> None:
         """Start the node and return when pods can run on it."""
         if why := unfit():
             raise ClusterError(f"no real node: {why}")
-        archives = images.ensure()
         self.directory.mkdir()
         self._make_cgroups()
         self._enter()
         self._connect()
         server = f"https://{self.layout.gateway}:{self.layout.ports['api']}"
-        self._containerd(archives)
+        self._containerd()
         self._kubelet(server)
         self._services(server)
         wait_until("the real node is ready", self._ready, 60, among=list(self.components.values()), poll=0.2)
@@ -141,13 +143,12 @@ class RealNode:
         command = self.inside(str(program), *flags)
         return self._start(Component(name, command, self.layout.directory / "logs", environment))
 
-    def _containerd(self, archives: dict[str, Path]) -> None:
+    def _containerd(self) -> None:
+        image_store.link(self.directory / "containerd")
         config = self.directory / "containerd.toml"
         config.write_text(node_files.containerd(self.directory))
         containerd = self._program("containerd", "--config", str(config), "--log-level=warn")
         wait_until("containerd answers", lambda: self._ctr("version"), 30, among=[containerd])
-        for archive in archives.values():
-            self.load(archive)
 
     def load(self, archive: Path) -> None:
         """Make an image (`images.write_image`) available to pods under the name it has in the archive."""

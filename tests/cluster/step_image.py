@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,13 @@ def runtime(file: Path, image: str) -> dict[str, Any]:
     return loaded
 
 
-def build(target: Path) -> Path:
-    """Write the image's archive into the directory `target`, with the source as it is now."""
+def build(target: Path, below: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the image's archive into the directory `target`, with the source as it is now.
+
+    Args:
+        target: The directory.
+        below: The layers below the source, which the node has (`image_store.step_layers`).
+    """
     with tempfile.TemporaryDirectory(dir=target) as scratch:
         top = Path(scratch) / "top"
         for package in _PACKAGES:
@@ -106,12 +112,10 @@ def build(target: Path) -> Path:
         (programs / "trainjob").chmod(0o755)
         (programs / "python").symlink_to("/usr/bin/python3")  # the name that it has in Python's own images
         images.write_layer(Path(scratch) / "top.layer", top)
-        below = images.layers_of(images.ensure()[images.PYTHON], Path(scratch))
         archive = target / "trainjob-step.tar"
-        layers = [*below, dependencies(), Path(scratch) / "top.layer"]
         # The base has no ca-certificates; `certifi` comes with MLflow's client.
         environment = [images.PATH, "PYTHONUNBUFFERED=1", f"SSL_CERT_FILE=/{_SITE}/certifi/cacert.pem"]
-        images.write_image(archive, IMAGE, layers, {"Env": environment})
+        images.write_image(archive, IMAGE, [Path(scratch) / "top.layer"], {"Env": environment}, below)
     return archive
 
 

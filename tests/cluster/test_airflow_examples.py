@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +35,6 @@ for dag_id, conf in json.loads(sys.argv[2]).items():
 """
 
 
-@pytest.fixture
-def volume(cluster: Access) -> Iterator[None]:
-    """What a provisioner would make of the claim of the torchtune runtime."""
-    metadata = {"name": "finetune"}
-    spec = {"capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/finetune"}}
-    cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
-    yield
-    cluster.api.delete("v1", "PersistentVolume", "", "finetune")
-
-
-@pytest.mark.usefixtures("volume")
 def test_gang_fine_tuning_and_adoption(
     cluster: Access, namespace: str, small_queue: str, airflow_home: Path, tmp_path: Path
 ) -> None:

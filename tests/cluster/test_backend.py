@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
 from importlib import resources
@@ -11,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 import yaml
 from tests.cluster import images, kueue
 from tests.cluster.access import RULES, Access
 from tests.cluster.api import write_kubeconfig
 from tests.cluster.certificates import Authority
-from tests.cluster.control_plane import Cluster
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan
-from tests.cluster.nodes import fate
+from tests.cluster.nodes import fate, until_told
+from tests.cluster.waits import phases_of, until_phase
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.base import TrainJob
@@ -40,32 +40,26 @@ def spec(**fields: Any) -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 2, **fields})
 
 
-async def phases_of(backend: KubernetesBackend, ref: JobRef, budgets: Budgets | None = None) -> list[Phase]:
-    seen: list[Phase] = []
-    with anyio.fail_after(90):
-        await wait(backend, ref, budgets, on_change=lambda observation, _: seen.append(observation.phase))
-    return [phase for i, phase in enumerate(seen) if phase not in seen[:i]]
-
-
-async def until(backend: KubernetesBackend, ref: JobRef, phase: Phase) -> None:
-    with anyio.fail_after(60):
-        async with aclosing(backend.watch(ref)) as snapshots:
-            async for snapshot in snapshots:
-                if observe(snapshot.trainjob).phase is phase:
-                    return
-
-
-async def test_launch_wait_and_adopt(backend: KubernetesBackend, namespace: str) -> None:
-    asked = spec(env=fate(run="4s"))
+async def test_launch_wait_and_adopt(backend: KubernetesBackend, cluster: Access, namespace: str) -> None:
+    asked = spec(runtime_patches=[until_told()])
     ref = await launch(backend, asked, "dag/run/train", namespace=namespace)
-    phases = await phases_of(backend, ref)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(finish_once_it_runs, cluster, backend, ref)
+        phases = await phases_of(backend, ref)
     assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
     assert await launch(backend, asked, "dag/run/train", namespace=namespace) == ref, "complete, not delivered: adopted"
+    other = spec(runtime_patches=[until_told()], num_nodes=3)
     with pytest.raises(SpecMismatch, match=r"spec\.trainer\.numNodes: 2 -> 3"):
-        await launch(backend, spec(env=fate(run="4s"), num_nodes=3), "dag/run/train", namespace=namespace)
+        await launch(backend, other, "dag/run/train", namespace=namespace)
     await mark_delivered(backend, ref)
     again = await launch(backend, asked, "dag/run/train", namespace=namespace)
     assert (again.attempt, again.name != ref.name) == (2, True)
+
+
+async def finish_once_it_runs(cluster: Access, backend: KubernetesBackend, ref: JobRef) -> None:
+    await until_phase(backend, ref, Phase.RUNNING)
+    await anyio.sleep(0.5)  # other waiters see it, too
+    await anyio.to_thread.run_sync(cluster.finish, ref.namespace)
 
 
 async def test_one_job_from_many_launches_at_once(backend: KubernetesBackend, namespace: str) -> None:
@@ -151,11 +145,11 @@ async def test_a_dry_run_creates_nothing(backend: KubernetesBackend, namespace: 
 async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: str) -> None:
     asked = spec(env=fate(run="never"), labels={})
     ref = await launch(backend, asked, "a", namespace=namespace)
-    await until(backend, ref, Phase.RUNNING)
+    await until_phase(backend, ref, Phase.RUNNING)
     await backend.patch(ref, {"spec": {"suspend": True}})
-    await until(backend, ref, Phase.SUSPENDED) if not await _queued(backend, ref) else None
+    await until_phase(backend, ref, Phase.SUSPENDED) if not await _queued(backend, ref) else None
     await backend.patch(ref, {"spec": {"suspend": False}})
-    await until(backend, ref, Phase.RUNNING)
+    await until_phase(backend, ref, Phase.RUNNING)
 
     other = replace(ref, uid="00000000-0000-0000-0000-000000000000")
     with pytest.raises(NotFound):
@@ -172,7 +166,7 @@ async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace
     """A controller that has just seen a job go on makes pods for it, also if the job is deleted at that moment."""
     for number in range(6):
         ref = await launch(backend, spec(env=fate(run="never"), suspend=True), f"{number}", namespace=namespace)
-        await until(backend, ref, Phase.SUSPENDED)
+        await until_phase(backend, ref, Phase.SUSPENDED)
         await backend.patch(ref, {"spec": {"suspend": False}})
         await anyio.sleep(0.05 * number)
         assert await cancel(backend, ref)
@@ -189,7 +183,7 @@ async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
 
 async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: str) -> None:
     ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
-    await until(backend, ref, Phase.RUNNING)
+    await until_phase(backend, ref, Phase.RUNNING)
 
     async def delete_soon() -> None:
         await anyio.sleep(0.5)
@@ -229,7 +223,7 @@ async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str,
     """The queue has 8 GPUs, and two jobs ask for 8 each, so that one waits for the other."""
     gpus = {"labels": {kueue.QUEUE_LABEL: small_queue}, "resources_per_node": {"gpu": 4}}
     first = await launch(backend, spec(env=fate(run="never"), **gpus), "a", namespace=namespace)
-    await until(backend, first, Phase.RUNNING)
+    await until_phase(backend, first, Phase.RUNNING)
     second = await launch(backend, spec(env=fate(run="100ms"), **gpus), "b", namespace=namespace)
     with pytest.raises(QueueTimeout, match=f"waiting for admission in queue {small_queue}"):
         await phases_of(backend, second, Budgets(queue=timedelta(seconds=1)))
@@ -246,7 +240,7 @@ async def test_the_editor_role_of_trainer_suffices(cluster: Access, namespace: s
     ref = await launch(narrow, spec(env=fate(run="300ms")), "a", namespace=namespace)
     assert (await phases_of(narrow, ref))[-1] is Phase.COMPLETE
     second = await launch(narrow, spec(env=fate(run="never")), "b", namespace=namespace)
-    await until(narrow, second, Phase.RUNNING)
+    await until_phase(narrow, second, Phase.RUNNING)
     assert await cancel(narrow, second)
     await narrow.aclose()
 
@@ -297,27 +291,6 @@ async def test_wrong_credentials_and_no_cluster(cluster: Access, tmp_path: Path)
         await nowhere.get("default", "x")
 
 
-async def test_the_api_server_goes_away_and_comes_back(
-    backend: KubernetesBackend, own_cluster: Cluster, namespace: str
-) -> None:
-    ref = await launch(backend, spec(env=fate(run="10s")), "a", namespace=namespace)
-    await until(backend, ref, Phase.RUNNING)
-    notices: list[str] = []
-    result: list[Any] = []
-
-    async def waiting() -> None:
-        result.append(await wait(backend, ref, on_change=lambda _, notice: notices.append(notice)))
-
-    with anyio.fail_after(120):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waiting)
-            while not notices:  # noqa: ASYNC110 - it is another task that appends
-                await anyio.sleep(0.05)
-            await anyio.to_thread.run_sync(lambda: own_cluster.restart("kube-apiserver"))
-    assert result[0].uid == ref.uid
-    assert any("API server unavailable" in notice for notice in notices)
-
-
 CRASH = """
 import os, sys, time
 if os.environ["PET_NODE_RANK"] == "1":
@@ -355,7 +328,7 @@ async def test_a_log_that_comes_late_is_read_all_the_same(
         through = write_kubeconfig(tmp_path / "config", proxy.url, certificate, {"token": token}, namespace)
         slow = KubernetesBackend(Credentials(kubeconfig=str(through)))
         ref = await launch(slow, spec(env=fate(run="100ms")), "a", namespace=namespace)
-        await until(slow, ref, Phase.COMPLETE)
+        await until_phase(slow, ref, Phase.COMPLETE)
         with anyio.fail_after(30):
             lines = [line.rank async for line in slow.logs(ref, follow=True)]
         assert sorted(lines) == ["node-0", "node-1"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 from tests.cluster import kueue
 from tests.cluster.access import TRAINER, Access, condition, trainjob
@@ -164,36 +161,3 @@ def test_a_user_may_do_what_the_role_says_and_no_more(cluster: Access, namespace
         assert refused.value.status == 403
     finally:
         user.close()
-
-
-def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, namespace: str) -> None:
-    own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": fate(run="1s")}))
-    job = _job(own_cluster, namespace)
-    accounts = own_cluster.api.path("v1", "ServiceAccount")
-    list_token = own_cluster.api.request("GET", accounts, params={"limit": "1"})["metadata"]["continue"]
-    _ends(own_cluster, namespace, "Complete")
-    own_cluster.kill("kube-apiserver")
-    with pytest.raises(httpx.TransportError):
-        _job(own_cluster, namespace)
-    own_cluster.compact()
-    own_cluster.start_component("kube-apiserver")
-    assert _job(own_cluster, namespace)["metadata"]["uid"] == job["metadata"]["uid"]
-    with pytest.raises(ApiError) as gone:
-        own_cluster.api.request("GET", accounts, params={"limit": "1", "continue": list_token})
-    assert gone.value.status == 410
-    watch = {"watch": "true", "resourceVersion": job["metadata"]["resourceVersion"], "timeoutSeconds": "5"}
-    path = own_cluster.api.path(TRAINER, "TrainJob", namespace)
-    served = partial(own_cluster.watch, TRAINER, "TrainJob", namespace)
-    wait_until("TrainJobs can be watched", served, ignore=ApiError)  # 429 until it has read them
-    [event] = own_cluster.api.request("GET", path, params=watch).splitlines()
-    assert json.loads(event)["object"]["code"] == 410
-    own_cluster.api.create(trainjob("next", namespace, trainer={"numNodes": 1}))
-    finished = lambda: condition(_job(own_cluster, namespace, "next"), "Complete")  # noqa: E731
-    wait_until("the controllers have found the API server again", finished, 60)
-
-
-@pytest.mark.parametrize("program", ["trainer", "etcd", "kueue"])
-def test_components_restart(own_cluster: Cluster, namespace: str, program: str) -> None:
-    own_cluster.restart(program)
-    own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1}))
-    _ends(own_cluster, namespace, "Complete")

@@ -13,8 +13,6 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.cluster import images
-from tests.cluster import step_image as steps
 from tests.cluster.access import Access, Object
 from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import fate
@@ -42,7 +40,6 @@ globals().update(
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: Access) -> Path:
     """Of somebody with the rights of Trainer's own role for users, in all namespaces."""
-    cluster.add_runtime(steps.runtime(steps.STEP_RUNTIME, images.PYTHON))
     return cluster.kubeconfig_for(cluster_wide=True)
 
 
@@ -92,7 +89,7 @@ async def harness(
 
 
 @pytest.fixture
-async def shell(real_node: Access, kubeconfig: Path, other: str) -> AsyncIterator[Harness]:
+async def shell(real_node: Access, step_image: str, kubeconfig: Path, other: str) -> AsyncIterator[Harness]:
     with opened(real_node, kubeconfig, other, real=True, shared=False) as given:
         yield given
         await leave_empty(given)

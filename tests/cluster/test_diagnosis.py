@@ -28,47 +28,20 @@ from trainjob.launch import launch
 pytestmark = pytest.mark.timeout(1200)
 
 RECORD = "TRAINJOB_RECORD" in os.environ
-_AT_ONCE = 12
 
 
 @pytest.fixture(scope="module")
 def made(
     real_node: Access, own_cluster: Cluster, step_image: str, request: pytest.FixtureRequest
 ) -> dict[str, Made | Exception]:
-    """All that are asked for, many at the same time: most of their time they wait."""
-    assert own_cluster.real_node
+    """All that are asked for, many at the same time."""
     asked = [item.callspec.params.get("failure") for item in request.session.items if hasattr(item, "callspec")]
-    wanted = [failure for failure in FAILURES if failure in asked]
-    # Those that take longest first.
-    wanted.sort(key=lambda failure: (not failure.slow, failure.node == "simulated"))
-    found: dict[str, Made | Exception] = {}
-
-    async def one(failure: Failure, limit: anyio.CapacityLimiter) -> None:
-        async with limit:
-            try:
-                found[failure.name] = made = await corpus.make(failure, own_cluster)
-            except Exception as error:  # noqa: BLE001 - each is looked at by a test of its own
-                found[failure.name] = error
-                return
-        if RECORD and not corpus.differences(failure, made.diagnosis, made.evidence):
-            corpus.write(made, own_cluster)
-
-    async def every() -> None:
-        limit = anyio.CapacityLimiter(_AT_ONCE)
-        for alone in (False, True):
-            async with anyio.create_task_group() as tasks:
-                for failure in wanted:
-                    if failure.alone is alone and (failure.node != "torch" or corpus.torch_packages()):
-                        tasks.start_soon(one, failure, limit)
-
-    with corpus.registry(own_cluster.real_node):
-        anyio.run(every)
-    if RECORD:
-        corpus.write_page()
-    return found
+    return corpus.make_all(
+        [failure for failure in FAILURES if failure in asked and not failure.alone], own_cluster, record=RECORD
+    )
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
+@pytest.mark.parametrize("failure", [each for each in FAILURES if not each.alone], ids=lambda failure: failure.name)
 def test_it_is_diagnosed(failure: Failure, made: dict[str, Made | Exception]) -> None:
     if failure.node == "torch" and failure.name not in made:
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")

@@ -19,6 +19,7 @@ import httpx
 import pytest
 import yaml
 from tests.cluster import kueue
+from tests.cluster import step_image as steps
 from tests.cluster.access import TRAINER, Access, condition, refused, trainjob
 from tests.cluster.api import write_kubeconfig
 from tests.cluster.certificates import Authority
@@ -81,7 +82,7 @@ def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]
 
 
 async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
-    for runtime in objects("runtimes", image="registry.example/steps:1"):
+    for runtime in objects("runtimes", image=steps.IMAGE):  # which is what other tests have them with
         cluster.add_runtime(runtime)
 
     def active() -> object:
@@ -95,7 +96,7 @@ async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
         *("watch", "queue", "runtimes", "steps", "webhooks", "admission", "queueing"),
     ]
     assert "torch-distributed (torch)" in of(found, "runtimes").message
-    assert of(found, "steps").message == "trainjob-step runs image registry.example/steps:1"
+    assert of(found, "steps").message == f"trainjob-step runs image {steps.IMAGE}"
     assert f"LocalQueue {kueue.QUEUE} -> ClusterQueue {kueue.QUEUE}, active" in of(found, "queue").message
     assert cluster.api.find(TRAINER, "TrainJob", namespace) == [], "nothing was created"
     code, text = by_command(cluster.kubeconfig, namespace)

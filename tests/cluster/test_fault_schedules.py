@@ -1,14 +1,11 @@
 """Random faults between us and a real API server: no duplicate, no orphan, no wrong verdict, no storm, nothing hangs.
 
-``TRAINJOB_FAULTS_RUNS`` says how many schedules (default 200), ``TRAINJOB_FAULTS_SEED`` where they begin: schedule n
-draws from seed + n, so that one is repeated by its own seed and ``TRAINJOB_FAULTS_RUNS=1``.
+A campaign (`tests.campaigns`): schedule n draws from seed + n, so that ``TRAINJOB_RUNS=1`` repeats one by its own seed.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import secrets
 import ssl
 import statistics
 from collections import Counter
@@ -17,6 +14,7 @@ from contextlib import AsyncExitStack, ExitStack
 import anyio
 import httpx
 import pytest
+from tests import campaigns
 from tests.cluster.access import Access
 from tests.cluster.certificates import Authority
 from tests.cluster.fault_proxy import FaultProxy, Kind
@@ -27,8 +25,7 @@ from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.manifest import KEY, key_hash
 
-RUNS = int(os.environ.get("TRAINJOB_FAULTS_RUNS", "200"))
-SEED = int(os.environ.get("TRAINJOB_FAULTS_SEED") or secrets.randbelow(1_000_000))
+RUNS = campaigns.runs(200, 24)
 AT_ONCE = 12
 TIMINGS = Timings(connect=3, read=3, watch_read=6, sound=3, poll=(0.2, 0.5), waiting=(10, 40), asking=(6, 40))
 
@@ -37,10 +34,12 @@ TIMINGS = Timings(connect=3, read=3, watch_read=6, sound=3, poll=(0.2, 0.5), wai
 @pytest.mark.timeout(1200)
 # httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector, and launchers die here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_random_faults(cluster: Access, authority: Authority, token: str) -> None:
-    print(f"TRAINJOB_FAULTS_SEED={SEED}")
+async def test_random_faults(
+    cluster: Access, authority: Authority, token: str, record_property: campaigns.Record
+) -> None:
+    campaigns.begin(record_property, RUNS)
     pair = authority.issue("proxy", addresses=["127.0.0.1"])
-    seeds = iter(range(SEED, SEED + RUNS))
+    seeds = iter(range(campaigns.SEED, campaigns.SEED + RUNS))
     failures: dict[int, list[str]] = {}
     injected: Counter[Kind] = Counter()
     requests: list[int] = []
@@ -65,6 +64,10 @@ async def test_random_faults(cluster: Access, authority: Authority, token: str) 
             requests.append(len(proxy.requests))
             peaks.append(max(busiest(proxy).values()) / len(run.works))
             seconds.append(run.seconds)
+            faults = len(proxy.injected)
+            campaigns.done(
+                f"seed {seed}: {len(run.works)} works, {faults} faults, {run.seconds:.1f} s, {len(problems)} problems"
+            )
         keys = ",".join(key_hash(work.key) for work in draw(seed))
         path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs"
         (await direct.delete(path, params={"labelSelector": f"{KEY} in ({keys})"})).raise_for_status()
@@ -92,6 +95,8 @@ async def test_random_faults(cluster: Access, authority: Authority, token: str) 
     print(f"{RUNS} schedules, {sum(injected.values())} faults: {dict(injected)}")
     print(f"requests of one: {statistics.median(requests)}, most {max(requests)}; a second and work: {max(peaks):.0f}")
     print(f"seconds of one: {statistics.median(seconds):.1f}, most {max(seconds):.1f}")
-    told = "\n".join(f"TRAINJOB_FAULTS_SEED={seed}: {problem}" for seed, each in failures.items() for problem in each)
+    told = "\n".join(
+        f"TRAINJOB_SEED={seed} TRAINJOB_RUNS=1: {problem}" for seed, each in failures.items() for problem in each
+    )
     assert not failures, f"{len(failures)} of {RUNS} schedules:\n{told}"
     assert RUNS < 200 or set(injected) == set(Kind), "every fault there is"

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
-from tests.cluster.access import TRAINER, Access
-from tests.cluster.api import ApiError
-from tests.cluster.certificates import Authority
-from tests.cluster.control_plane import Cluster
+from tests.cluster.access import TRAINER
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
 from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
+from tests.cluster.waits import until_phase
+from tests.cluster.wires import FAST, Wires
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
-from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, SpecMismatch
 from trainjob.launch import cancel, launch
-from trainjob.manifest import KEY, key_hash
-from trainjob.status import observe
 from trainjob.waiting import wait
 
 pytestmark = [
@@ -38,7 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waiting=(5, 20), asking=(5, 20))
 MOST_A_SECOND = 8
 
 BEFORE = {  # the request does not reach the server
@@ -81,78 +72,12 @@ def first(method: str, *faults: Fault, ending: str = "") -> Plan:
     return plan
 
 
-@dataclass
-class Wires:
-    """Makes backends behind proxies."""
-
-    cluster: Access
-    authority: Authority
-    token: str
-    namespace: str
-
-    @asynccontextmanager
-    async def open(
-        self, timings: Timings = FAST, *, shared: bool = False
-    ) -> AsyncIterator[tuple[KubernetesBackend, FaultProxy]]:
-        pair = self.authority.issue("proxy", addresses=["127.0.0.1"])
-        async with FaultProxy(self.cluster.api.server, self.cluster.api.authority, pair) as proxy:
-            credentials = Credentials(host=proxy.url, token=self.token, ca_file=str(self.authority.certificate))
-            backend = KubernetesBackend(credentials, shared=shared, timings=timings)
-            yield backend, proxy
-            await backend.aclose()
-
-    async def each(
-        self,
-        faults: Mapping[str, Fault],
-        check: Callable[[KubernetesBackend, FaultProxy, str, Fault], Awaitable[None]],
-        timings: Timings = FAST,
-        *,
-        shared: bool = False,
-    ) -> None:
-        """Check all faults at once, each on a wire and under a key of its own: most of the time is waiting."""
-
-        async def one(name: str, fault: Fault) -> None:
-            async with self.open(timings, shared=shared) as (backend, proxy):
-                try:
-                    await check(backend, proxy, name, fault)
-                except Exception as error:
-                    error.add_note(f"fault: {name}")
-                    raise
-
-        async with anyio.create_task_group() as tasks:
-            for name, fault in faults.items():
-                tasks.start_soon(one, name, fault)
-
-    def jobs(self, key: str) -> list[dict[str, Any]]:
-        return self.cluster.api.find(TRAINER, "TrainJob", self.namespace, labels=f"{KEY}={key_hash(key)}")
-
-
-@pytest.fixture
-def wires(cluster: Access, authority: Authority, token: str, namespace: str) -> Iterator[Wires]:
-    yield Wires(cluster, authority, token, namespace)
-    gc.collect()
-
-
 both_watches = pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 
 
 async def ended(backend: KubernetesBackend, ref: JobRef) -> TrainJobResult:
     with anyio.fail_after(90):
         return await wait(backend, ref)
-
-
-async def until_running(backend: KubernetesBackend, ref: JobRef) -> None:
-    with anyio.fail_after(60):
-        async with aclosing(backend.watch(ref)) as snapshots:
-            async for snapshot in snapshots:
-                if observe(snapshot.trainjob).phase is Phase.RUNNING:
-                    return
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with anyio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 - the other side is a server
-            await anyio.sleep(0.05)
 
 
 # ---------------------------------------------------------------------- launch and cancel
@@ -292,7 +217,7 @@ async def test_where_no_watch_ever_works_lists_do_and_there_is_no_storm(wires: W
 async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: Wires) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
-        await until_running(backend, ref)
+        await until_phase(backend, ref, Phase.RUNNING)
         began, proxy.plan = time.monotonic(), lambda _: fault
         with pytest.raises(BackendUnavailable, match=r"could not be reached \d+ times in a row"):
             await ended(backend, ref)
@@ -337,42 +262,3 @@ async def test_stored_logs_are_whole_where_a_request_for_one_fails(
         assert "cannot be read" not in caplog.text
         assert await read(*[Fault(Kind.ANSWER, 500)] * 3) == []
         assert "cannot be read to its end: 500 InternalError: injected 500" in caplog.text
-
-
-async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
-    """What it was at last is older than all it remembers, so it says 410; what ended or went meanwhile is noticed."""
-    patient = Timings(watch_read=120)
-    outcomes: list[str] = []
-
-    async def waited(backend: KubernetesBackend, ref: JobRef) -> None:
-        try:
-            outcomes.append(f"{(await ended(backend, ref)).name} complete")
-        except TrainJobFailed as error:
-            outcomes.append(f"{ref.name} {error.diagnosis.category}")
-
-    async with (
-        wires.open(patient) as (alone, one),
-        wires.open(patient, shared=True) as (shared, other),
-        anyio.create_task_group() as tasks,
-    ):
-        ending = await launch(alone, spec(env=fate(run="15s")), "ends", namespace=wires.namespace)
-        going = await launch(alone, LONG, "goes", namespace=wires.namespace)
-        for backend in (alone, shared):
-            for ref in (ending, going):
-                tasks.start_soon(waited, backend, ref)
-        await until(lambda: len(one.seen("WATCH", "/trainjobs")) >= 2 and other.seen("WATCH", "/trainjobs"))
-        one.freeze()
-        other.freeze()
-        wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, going.name)
-        await until(lambda: observe(wires.jobs("ends")[0]).phase is Phase.COMPLETE)
-        await anyio.to_thread.run_sync(own_cluster.compact)
-        await anyio.to_thread.run_sync(own_cluster.restart, "kube-apiserver")
-        # Until it has read them it says 429 to watches, and who hears that twice lists without having heard of a 410.
-        watch = partial(wires.cluster.watch, TRAINER, "TrainJob", wires.namespace)
-        await anyio.to_thread.run_sync(partial(wait_until, "TrainJobs can be watched", watch, ignore=ApiError))
-        one.thaw()
-        other.thaw()
-    told = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2
-    assert sorted(outcomes) == sorted(told)
-    for proxy in (one, other):
-        assert any(b'"code":410' in seen.reply for seen in proxy.seen("WATCH", "/trainjobs"))

@@ -23,7 +23,8 @@ from tests.cluster.access import RULES, TRAINER, Access
 from tests.cluster.launchers import launcher_environment
 from tests.cluster.nodes import fate
 from tests.cluster.processes import wait_until
-from tests.cluster.test_faults import Wires, until, until_running, wires
+from tests.cluster.waits import until, until_phase
+from tests.cluster.wires import Wires
 from tests.kfp.conftest import Steps
 
 from trainjob import Budgets, JobRef, Phase, TrainJobSpec
@@ -38,7 +39,6 @@ from trainjob.status import Observation, observe
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
-__all__ = ["wires"]
 
 SOON = 30  # seconds, on a busy machine
 # Once: after six more its job would have failed, and its pods would be gone before everybody has seen them.
@@ -90,7 +90,7 @@ async def test_who_is_told_to_end_has_not_crashed(cluster: Access, namespace: st
     """Suspended, preempted, cancelled: their containers end by SIGTERM."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
-    await until_running(backend, ref)
+    await until_phase(backend, ref, Phase.RUNNING)
     found: list[Evidence] = []
 
     async def listen() -> None:

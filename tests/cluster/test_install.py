@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from tests.cluster import images
+from tests.cluster import step_image as steps
 from tests.cluster.access import TRAINER, Access
 from tests.cluster.api import Api, write_kubeconfig
 
@@ -84,7 +84,7 @@ def expanded(rules: Sequence[Mapping[str, Sequence[str]]]) -> set[tuple[str, str
 
 
 async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) -> None:
-    documents = printed("-n", namespace, "--service-account", ACCOUNT, "--image", images.PYTHON)
+    documents = printed("-n", namespace, "--service-account", ACCOUNT, "--image", steps.IMAGE)
     first, second = applied(cluster, documents), applied(cluster, documents)
     assert {each["kind"] for each in first} >= {"Role", "RoleBinding", "ClusterTrainingRuntime"}
     assert [each["metadata"]["resourceVersion"] for each in second] == [
@@ -94,9 +94,9 @@ async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) 
     assert {each["metadata"]["name"] for each in first if each["kind"] == "ClusterTrainingRuntime"} <= runtimes
 
 
-async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access) -> None:
+async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access, step_image: str) -> None:
     with real_node.namespace("installed", real=True) as namespace:
-        words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", images.PYTHON)
+        words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)
         role = next(each for each in applied(real_node, printed(*words)) if each["kind"] == "Role")
         kubeconfig = account(real_node, namespace)
         others = rights(account(real_node, namespace, "nobody"), namespace)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from tests.cluster.access import Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.manifests import load
 from tests.cluster.processes import wait_until
-from tests.cluster.real_node import NAME
 from tests.cluster.recorder import JOBSET
 from tests.cluster.runtimes import SHIPPED
 
@@ -104,10 +101,9 @@ def client(real_node: Access, namespace: str) -> Iterator[TrainJobClient]:
 
 
 @pytest.fixture(scope="module")
-def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str, mpi_image: str) -> dict[str, Ended]:
+def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str) -> dict[str, Ended]:
     """All of them at once: most of their time they wait for each other."""
-    for file, image in ((steps.STEP_RUNTIME, step_image), (MPI_RUNTIME, mpi_image)):
-        own_cluster.add_runtime(steps.runtime(file, image))
+    own_cluster.add_runtime(steps.runtime(MPI_RUNTIME, images.MPI))
     script, data = f"{steps.EXAMPLES}/training/digits_jax.py", f"{steps.EXAMPLES}/data"
     asked: dict[str, Object] = {
         "plain": {
@@ -124,20 +120,9 @@ def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str, mpi_imag
         },
         "mpi": {"runtime": "mpi-distributed", "num_nodes": 2, "command": ["mpirun", "python", "-c", SUM]},
     }
-    if site := torch_packages():
+    if site := images.torch_packages():
         asked["torch"] = elastic(site)
     return {name: Ended(client.launch(fields, name)) for name, fields in asked.items()}
-
-
-def torch_packages() -> str:
-    """Where this machine has PyTorch for the Python of the image, for pods to mount; empty if it has not.
-
-    PyPI's PyTorch for Linux is built for CUDA, 5 GB: an image of it takes minutes to write, to import and to unpack.
-    """
-    python = os.environ.get("TRAINJOB_TORCH_PYTHON")
-    command = [python or "false", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    path = subprocess.run(command, capture_output=True, text=True, check=bool(python)).stdout.strip()
-    return path if "python3.11" in path else ""
 
 
 def elastic(site: str) -> Object:
@@ -187,7 +172,7 @@ def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(
     wait_until("both train", says("of 2, 0 lost"), 150, poll=1)
     selector = f"{JOBSET}={job.ref.name},batch.kubernetes.io/job-completion-index=1"
     (lost,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
-    with cordoned(own_cluster):  # so that no replacement comes before the other has gone on alone
+    with no_more_pods(own_cluster, job.ref.namespace):  # no replacement before the other rank trains alone
         api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
         wait_until("one trains alone", says("rank 0 of 1,"), 150, poll=1)
     end(client, job)
@@ -199,13 +184,20 @@ def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(
 
 
 @contextmanager
-def cordoned(cluster: Cluster) -> Iterator[None]:
-    """No new pod is put on the real node."""
-    cluster.api.patch("v1", "Node", "", NAME, {"spec": {"unschedulable": True}})
+def no_more_pods(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """No pod can be created in a namespace; those that are there stay."""
+    quota = {"metadata": {"name": "no-more", "namespace": namespace}, "spec": {"hard": {"pods": "0"}}}
+    cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+
+    def counted() -> bool:
+        found = cluster.api.get("v1", "ResourceQuota", namespace, "no-more") or {}
+        return "used" in found.get("status", {})
+
+    wait_until("the quota is in force", counted)
     try:
         yield
     finally:
-        cluster.api.patch("v1", "Node", "", NAME, {"spec": {"unschedulable": None}})
+        cluster.api.delete("v1", "ResourceQuota", namespace, "no-more")
 
 
 def test_jax_on_two_nodes(client: TrainJobClient, jobs: dict[str, Ended]) -> None:

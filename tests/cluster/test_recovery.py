@@ -37,7 +37,7 @@ RUNTIMES = {name: each for each in objects("runtimes") if (name := each["metadat
 @pytest.fixture(scope="module")
 def resilient(own_cluster: Cluster) -> Cluster:
     """The cluster with the resilient runtimes, as they are shipped."""
-    for each in RUNTIMES.values():
+    for each in RUNTIMES.values():  # which are the same with any step image
         own_cluster.add_runtime(each)
     return own_cluster
 

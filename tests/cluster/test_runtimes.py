@@ -98,26 +98,15 @@ class Launched:
 
 @pytest.fixture(scope="module")
 def namespaces(cluster: Access) -> Iterator[dict[str, str]]:
-    """Face -> namespace, with what these runtimes need besides: an account, and volumes for the initializers."""
+    """Face -> namespace, with the account that these runtimes need besides."""
     if why := cluster.lacks("simulated-nodes"):
         pytest.skip(why)
-    volumes = [f"{face}-{case.runtime}" for face in FACES for case in SHIPPED if "model-initializer" in case.pods]
     with ExitStack() as stack:
         made = {face: stack.enter_context(cluster.namespace(face)) for face in FACES}
         for namespace in made.values():
             account = {"name": CACHE_ACCOUNT, "namespace": namespace}
             cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
-        for name in volumes:
-            cluster.api.create(_volume(name))
         yield made
-    for name in volumes:
-        cluster.api.delete("v1", "PersistentVolume", "", name)
-
-
-def _volume(name: str) -> Object:
-    """What a provisioner would make of a claim of the torchtune runtimes."""
-    spec = {"capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": f"/{name}"}}
-    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
 
 
 @pytest.fixture(scope="module")

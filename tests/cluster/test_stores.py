@@ -22,7 +22,6 @@ from tests.cluster.access import TRAINER
 from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Execution, Steps
 from tests.cluster.launchers import launcher_environment, run
-from tests.cluster.test_install import applied, printed
 from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 
@@ -133,7 +132,6 @@ def properties(version: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    applied(own_cluster, printed("--only", "runtimes", "--image", step_image))
     here = own_cluster.layout.gateway  # this machine, for pods and for launchers
     with (
         SeaweedFS(tmp_path_factory.mktemp("seaweedfs"), bind=here, bucket="training") as s3,

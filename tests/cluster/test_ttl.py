@@ -41,6 +41,7 @@ def runtimes() -> tuple[Object, Object]:
     (job,) = of_jobs["spec"]["template"]["spec"]["replicatedJobs"]
     assert job["template"]["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60
     job["template"]["spec"]["ttlSecondsAfterFinished"] = 2
+    of_jobs["metadata"]["name"] = "torch-ttl-of-the-jobs"
     of_jobset = copy.deepcopy(of_jobs)
     of_jobset["metadata"]["name"] = "torch-ttl-of-the-jobset"
     template = of_jobset["spec"]["template"]["spec"]

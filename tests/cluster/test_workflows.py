@@ -7,26 +7,19 @@ launchers have the rights of Trainer's own role for users and no key of the stor
 from __future__ import annotations
 
 import json
-import logging
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3  # type: ignore[import-untyped]
 import pytest
-from moto.server import ThreadedMotoServer
 from tests.cluster import step_image as steps
 from tests.cluster.access import TRAINER, Access
 from tests.cluster.control_plane import Cluster
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.real_node import NAME
+from tests.registry import mlflow_server
+from tests.seaweedfs import SeaweedFS
 
 from trainjob.registry import ModelVersion, Registry, connect
 
@@ -34,7 +27,7 @@ pytestmark = pytest.mark.timeout(1000)
 
 ROOT = Path(__file__).parents[2]
 STORAGE = "trainjob-storage"
-KEYS = {"AWS_ACCESS_KEY_ID": "pods", "AWS_SECRET_ACCESS_KEY": "of-the-bucket"}
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 @dataclass
@@ -44,19 +37,21 @@ class Platform:
     Attributes:
         cluster: With the real node, the step image and the runtimes.
         settings: What pods need to reach the storage, without the keys.
+        keys: Those.
         registry: Its URI.
         bucket: URI of the storage.
     """
 
     cluster: Access
     settings: dict[str, str]
+    keys: dict[str, str]
     registry: str
     bucket: str
 
     def admit(self, namespace: str) -> None:
         """Let the pods of a namespace reach the storage."""
         metadata = {"name": STORAGE, "namespace": namespace}
-        objects = [("ConfigMap", {"data": self.settings}), ("Secret", {"stringData": KEYS})]
+        objects = [("ConfigMap", {"data": self.settings}), ("Secret", {"stringData": self.keys})]
         for kind, content in objects:
             self.cluster.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, **content})
 
@@ -73,63 +68,29 @@ class Platform:
             "TRAINJOB_RUNTIME": "digits-jax",
         }
 
-    def check_jobs(self, namespace: str, runs: int, directory: Path) -> None:
-        """Four TrainJobs a run, all of them complete, on the real node, and nothing that still runs anywhere."""
+    def check_jobs(self, namespace: str, directory: Path) -> None:
+        """Four TrainJobs, all of them complete, on the real node, and nothing that still runs anywhere."""
         jobs = self.cluster.api.find(TRAINER, "TrainJob", namespace)
-        assert len(jobs) == 4 * runs
-        assert KEYS["AWS_SECRET_ACCESS_KEY"] not in json.dumps(jobs)
+        assert len(jobs) == 4
+        assert self.keys["AWS_SECRET_ACCESS_KEY"] not in json.dumps(jobs)
         pods = self.cluster.api.find("v1", "Pod", namespace)
         where = [(pod["spec"].get("nodeName"), pod["status"]["phase"]) for pod in pods]
-        assert where == [(NAME, "Succeeded")] * (5 * runs), "one pod a step, two of the training"
+        assert where == [(NAME, "Succeeded")] * 5, "one pod a step, two of the training"
         assert not (directory / "home" / "jobs").exists(), "jobs of the local backend"
 
 
 @pytest.fixture(scope="module")
 def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    for file in (steps.STEP_RUNTIME, ROOT / "dags_examples" / "cluster" / "digits-jax.yaml"):
-        own_cluster.add_runtime(steps.runtime(file, step_image))
+    own_cluster.add_runtime(steps.runtime(ROOT / "dags_examples" / "cluster" / "digits-jax.yaml", step_image))
 
     gateway = own_cluster.layout.gateway  # this machine, for pods and for launchers
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    s3 = ThreadedMotoServer(ip_address=gateway, port=0, verbose=False)
-    s3.start()
-    endpoint = f"http://{gateway}:{s3.get_host_and_port()[1]}"
-    anybody = {"aws_access_key_id": "any", "aws_secret_access_key": "body"}
-    boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint, **anybody).create_bucket(Bucket="digits")
-    settings = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
-    server, url = _mlflow(gateway, tmp_path_factory.mktemp("mlflow"))
-    yield Platform(own_cluster, settings, f"mlflow+{url}", "s3://digits")
-    os.killpg(server.pid, signal.SIGTERM)
-    server.wait(30)
-    s3.stop()
-
-
-def _mlflow(host: str, directory: Path) -> tuple[subprocess.Popen[bytes], str]:
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port = free.getsockname()[1]
-    with (directory / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"),
-                *("--backend-store-uri", f"sqlite:///{directory}/mlflow.db"),
-                *("--default-artifact-root", str(directory / "artifacts")),
-            ],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
-        )
-    url = f"http://{host}:{port}"
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return server, url
-        except OSError:
-            time.sleep(0.2)
-    os.killpg(server.pid, signal.SIGKILL)
-    pytest.fail(f"no MLflow server: {(directory / 'log').read_text()[-2000:]}")
+    with (
+        SeaweedFS(tmp_path_factory.mktemp("seaweedfs"), bind=gateway, bucket="digits") as s3,
+        mlflow_server.running(tmp_path_factory.mktemp("mlflow"), host=gateway) as url,
+    ):
+        keys = {name: value for name, value in s3.environment().items() if name in KEYS}
+        settings = {name: value for name, value in s3.environment().items() if name not in KEYS}
+        yield Platform(own_cluster, settings, keys, f"mlflow+{url}", "s3://digits")
 
 
 @pytest.fixture
@@ -170,27 +131,20 @@ def check_version(registry: Registry, known: set[str], before: ModelVersion | No
     return new
 
 
-def test_airflow_in_a_worker_and_then_deferred(
-    platform: Platform, airflow: dict[str, str], namespace: str, tmp_path: Path
-) -> None:
+def test_airflow_deferred(platform: Platform, airflow: dict[str, str], namespace: str, tmp_path: Path) -> None:
+    """In workers: `test_stores`."""
     registry = connect(platform.registry)
     known = {version.version for version in registry.list("digits")}
-    command = ("airflow", "dags", "test", "retrain_digits", "--conf")
-
-    before = champion(registry)
-    log = run(airflow, tmp_path, *command, '{"epochs": 1}')
-    assert "rank 1 of 2 starts" in log
-    check_version(registry, known, before)
-
     before = champion(registry)
     deferring = {**airflow, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
-    log = run(deferring, tmp_path, *command, '{"epochs": 6}')
+    log = run(deferring, tmp_path, "airflow", "dags", "test", "retrain_digits", "--conf", '{"epochs": 1}')
+    assert "rank 1 of 2 starts" in log
     assert log.count("DEFERRED") >= 4
     check_version(registry, known, before)
-    platform.check_jobs(namespace, 2, tmp_path)
+    platform.check_jobs(namespace, tmp_path)
 
 
-def test_kfp(platform: Platform, namespace: str, tmp_path: Path) -> None:
+def test_kfp_starts_from_the_champion(platform: Platform, namespace: str, tmp_path: Path) -> None:
     registry = connect(platform.registry)
     known = {version.version for version in registry.list("digits")}
     before = champion(registry)
@@ -200,7 +154,7 @@ def test_kfp(platform: Platform, namespace: str, tmp_path: Path) -> None:
     log = run(environment, tmp_path, sys.executable, str(example), "--local", "--epochs", "3")
     assert "[node-0] epoch 3/3" in log
     check_version(registry, known, before)
-    platform.check_jobs(namespace, 1, tmp_path)
+    platform.check_jobs(namespace, tmp_path)
 
 
 FAILING = """

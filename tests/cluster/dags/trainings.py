@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -35,7 +36,7 @@ for mode in ("worker", "deferred"):
     with DAG(f"{mode}_mapped", params={"namespace": "nowhere"}, max_active_tasks=4) as dag:
         mapped = training(mode, runtime=RUNTIME[mode])
         del mapped["num_nodes"]
-        TrainJobOperator.partial(**mapped).expand(num_nodes=[1] * 50)
+        TrainJobOperator.partial(**mapped).expand(num_nodes=[1] * int(os.environ["TRAINJOB_TEST_MAPPED"]))
     globals()[dag.dag_id] = dag
 
     with DAG(f"{mode}_hopeless", params={"namespace": "nowhere"}) as dag:

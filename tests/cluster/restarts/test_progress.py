@@ -26,7 +26,6 @@ from tests.cluster.real_node import unfit
 from trainjob import JobRef, Observation, Phase, TrainJobClient, progress
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.install import objects
 from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(240)
@@ -37,8 +36,6 @@ def reporting(own_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with Trainer's feature gate on."""
     if why := unfit():
         pytest.skip(f"TRAINER WITHOUT STATUS SERVER: {why}")
-    for each in objects("runtimes"):
-        own_cluster.add_runtime(each)
     with own_cluster.status_api():
         yield own_cluster
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster import images
 from tests.cluster import step_image as steps
 from tests.cluster.kfp_steps import Ended, Execution, Steps
 from tests.cluster.nodes import LABEL
-from tests.cluster.test_real_runtimes import torch_packages
 
 pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MOUNTED = "/kfp-workspace"
 USER = 65532  # of the image that components/trainjob/install/Dockerfile builds; the one that is used here has none
 Object = dict[str, Any]
@@ -133,7 +133,7 @@ def test_a_step_that_is_not_root_writes_to_the_workspace(run: Run, dataset: str)
 
 
 def test_two_nodes_train_in_the_workspace_and_the_next_step_reads_it(run: Run, dataset: str) -> None:
-    site = torch_packages()
+    site = images.torch_packages()
     if not site:
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")
     passed_on = {

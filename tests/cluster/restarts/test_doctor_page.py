@@ -20,7 +20,7 @@ from trainjob.install import objects
 
 pytestmark = pytest.mark.timeout(120)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "on-a-cluster.md"
 DIGITS = ROOT / "dags_examples" / "cluster" / "digits-jax.yaml"
 COMMAND = "$ trainjob doctor -n training --runtime digits-jax --queue gpus\n"

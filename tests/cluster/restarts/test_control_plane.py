@@ -1,0 +1,129 @@
+"""Parts of the control plane that end and start again: what the cluster, its waiters and its watches make of it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from tests.cluster.access import TRAINER, condition, trainjob
+from tests.cluster.api import ApiError
+from tests.cluster.control_plane import Cluster
+from tests.cluster.nodes import fate
+from tests.cluster.processes import wait_until
+from tests.cluster.test_cluster import _ends, _job
+from tests.cluster.waits import until, until_phase
+from tests.cluster.wires import Wires
+
+from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.launch import launch
+from trainjob.status import observe
+from trainjob.waiting import wait
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def spec(**fields: Any) -> TrainJobSpec:
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, **fields})
+
+
+def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, namespace: str) -> None:
+    own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": fate(run="1s")}))
+    job = _job(own_cluster, namespace)
+    accounts = own_cluster.api.path("v1", "ServiceAccount")
+    list_token = own_cluster.api.request("GET", accounts, params={"limit": "1"})["metadata"]["continue"]
+    _ends(own_cluster, namespace, "Complete")
+    own_cluster.kill("kube-apiserver")
+    with pytest.raises(httpx.TransportError):
+        _job(own_cluster, namespace)
+    own_cluster.compact()
+    own_cluster.start_component("kube-apiserver")
+    assert _job(own_cluster, namespace)["metadata"]["uid"] == job["metadata"]["uid"]
+    with pytest.raises(ApiError) as gone:
+        own_cluster.api.request("GET", accounts, params={"limit": "1", "continue": list_token})
+    assert gone.value.status == 410
+    watch = {"watch": "true", "resourceVersion": job["metadata"]["resourceVersion"], "timeoutSeconds": "5"}
+    path = own_cluster.api.path(TRAINER, "TrainJob", namespace)
+    served = partial(own_cluster.watch, TRAINER, "TrainJob", namespace)
+    wait_until("TrainJobs can be watched", served, ignore=ApiError)  # 429 until it has read them
+    [event] = own_cluster.api.request("GET", path, params=watch).splitlines()
+    assert json.loads(event)["object"]["code"] == 410
+    own_cluster.api.create(trainjob("next", namespace, trainer={"numNodes": 1}))
+    finished = lambda: condition(_job(own_cluster, namespace, "next"), "Complete")  # noqa: E731
+    wait_until("the controllers have found the API server again", finished, 60)
+
+
+@pytest.mark.parametrize("program", ["trainer", "etcd", "kueue"])
+def test_components_restart(own_cluster: Cluster, namespace: str, program: str) -> None:
+    own_cluster.restart(program)
+    own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1}))
+    _ends(own_cluster, namespace, "Complete")
+
+
+@pytest.mark.anyio
+async def test_the_api_server_goes_away_and_comes_back(
+    backend: KubernetesBackend, own_cluster: Cluster, namespace: str
+) -> None:
+    ref = await launch(backend, spec(env=fate(run="10s")), "a", namespace=namespace)
+    await until_phase(backend, ref, Phase.RUNNING)
+    notices: list[str] = []
+    result: list[Any] = []
+
+    async def waiting() -> None:
+        result.append(await wait(backend, ref, on_change=lambda _, notice: notices.append(notice)))
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waiting)
+            while not notices:  # noqa: ASYNC110 - it is another task that appends
+                await anyio.sleep(0.05)
+            await anyio.to_thread.run_sync(lambda: own_cluster.restart("kube-apiserver"))
+    assert result[0].uid == ref.uid
+    assert any("API server unavailable" in notice for notice in notices)
+
+
+@pytest.mark.anyio
+# httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
+    """What it was at last is older than all it remembers, so it says 410; what ended or went meanwhile is noticed."""
+    patient = Timings(watch_read=120)
+    outcomes: list[str] = []
+
+    async def waited(backend: KubernetesBackend, ref: JobRef) -> None:
+        try:
+            outcomes.append(f"{(await wait(backend, ref)).name} complete")
+        except TrainJobFailed as error:
+            outcomes.append(f"{ref.name} {error.diagnosis.category}")
+
+    async with (
+        wires.open(patient) as (alone, one),
+        wires.open(patient, shared=True) as (shared, other),
+        anyio.create_task_group() as tasks,
+    ):
+        ending = await launch(alone, spec(env=fate(run="15s")), "ends", namespace=wires.namespace)
+        going = await launch(alone, spec(env=fate(run="never")), "goes", namespace=wires.namespace)
+        for backend in (alone, shared):
+            for ref in (ending, going):
+                tasks.start_soon(waited, backend, ref)
+        await until(lambda: len(one.seen("WATCH", "/trainjobs")) >= 2 and other.seen("WATCH", "/trainjobs"))
+        one.freeze()
+        other.freeze()
+        wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, going.name)
+        await until(lambda: observe(wires.jobs("ends")[0]).phase is Phase.COMPLETE)
+        await anyio.to_thread.run_sync(own_cluster.compact)
+        await anyio.to_thread.run_sync(own_cluster.restart, "kube-apiserver")
+        # Until it has read them it says 429 to watches, and who hears that twice lists without having heard of a 410.
+        watch = partial(wires.cluster.watch, TRAINER, "TrainJob", wires.namespace)
+        await anyio.to_thread.run_sync(partial(wait_until, "TrainJobs can be watched", watch, ignore=ApiError))
+        one.thaw()
+        other.thaw()
+    told = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2
+    assert sorted(outcomes) == sorted(told)
+    for proxy in (one, other):
+        assert any(b'"code":410' in seen.reply for seen in proxy.seen("WATCH", "/trainjobs"))

@@ -1,0 +1,39 @@
+"""Waiting for what becomes of a job, in coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+import anyio
+
+from trainjob import Budgets, JobRef, Phase
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.status import observe
+from trainjob.waiting import wait
+
+
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for a condition that a server or another task brings about."""
+    with anyio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110 - nobody notifies
+            await anyio.sleep(0.05)
+
+
+async def until_phase(backend: KubernetesBackend, ref: JobRef, phase: Phase, seconds: float = 60) -> None:
+    """Wait until the job is in that phase."""
+    with anyio.fail_after(seconds):
+        async with aclosing(backend.watch(ref)) as snapshots:
+            async for snapshot in snapshots:
+                if observe(snapshot.trainjob).phase is phase:
+                    return
+
+
+async def phases_of(
+    backend: KubernetesBackend, ref: JobRef, budgets: Budgets | None = None, seconds: float = 90
+) -> list[Phase]:
+    """Wait for the job's result; the phases that its waiter saw, each where it came first."""
+    seen: list[Phase] = []
+    with anyio.fail_after(seconds):
+        await wait(backend, ref, budgets, on_change=lambda observation, _: seen.append(observation.phase))
+    return list(dict.fromkeys(seen))

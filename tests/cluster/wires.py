@@ -1,0 +1,66 @@
+"""Backends behind proxies that break what is between them and the API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from tests.cluster.access import TRAINER, Access
+from tests.cluster.certificates import Authority
+from tests.cluster.fault_proxy import Fault, FaultProxy
+
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.manifest import KEY, key_hash
+
+FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waiting=(5, 20), asking=(5, 20))
+
+
+@dataclass
+class Wires:
+    """Makes backends behind proxies."""
+
+    cluster: Access
+    authority: Authority
+    token: str
+    namespace: str
+
+    @asynccontextmanager
+    async def open(
+        self, timings: Timings = FAST, *, shared: bool = False
+    ) -> AsyncIterator[tuple[KubernetesBackend, FaultProxy]]:
+        pair = self.authority.issue("proxy", addresses=["127.0.0.1"])
+        async with FaultProxy(self.cluster.api.server, self.cluster.api.authority, pair) as proxy:
+            credentials = Credentials(host=proxy.url, token=self.token, ca_file=str(self.authority.certificate))
+            backend = KubernetesBackend(credentials, shared=shared, timings=timings)
+            yield backend, proxy
+            await backend.aclose()
+
+    async def each(
+        self,
+        faults: Mapping[str, Fault],
+        check: Callable[[KubernetesBackend, FaultProxy, str, Fault], Awaitable[None]],
+        timings: Timings = FAST,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Check all faults at once, each on a wire and under a key of its own: most of the time is waiting."""
+
+        async def one(name: str, fault: Fault) -> None:
+            async with self.open(timings, shared=shared) as (backend, proxy):
+                try:
+                    await check(backend, proxy, name, fault)
+                except Exception as error:
+                    error.add_note(f"fault: {name}")
+                    raise
+
+        async with anyio.create_task_group() as tasks:
+            for name, fault in faults.items():
+                tasks.start_soon(one, name, fault)
+
+    def jobs(self, key: str) -> list[dict[str, Any]]:
+        return self.cluster.api.find(TRAINER, "TrainJob", self.namespace, labels=f"{KEY}={key_hash(key)}")
