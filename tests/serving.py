@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from socketserver import BaseServer
-from typing import TypeVar
+from contextlib import contextmanager, suppress
+from http.server import HTTPServer
+from socketserver import BaseServer, ThreadingMixIn
+from typing import Any, TypeVar
 
 Server = TypeVar("Server", bound=BaseServer)
+
+
+class EndsConnections(ThreadingMixIn, HTTPServer):
+    """Ends idle connections as it closes. Others wait until each has reached its timeout."""
+
+    daemon_threads = False
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.__dict__.setdefault("_connections", set()).add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.__dict__["_connections"].discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        for request in list(self.__dict__.get("_connections", ())):
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
 
 @contextmanager

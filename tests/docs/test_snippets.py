@@ -11,9 +11,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.warm import PYTHON, Warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,6 +25,25 @@ BLOCK = re.compile(r"(<!-- shown only: [^>]+ -->\s*)?^```(python|console)\n(.*?)
 
 def runnable(page: Path) -> list[tuple[str, str]]:
     return [(kind, text) for shown_only, kind, text in BLOCK.findall(page.read_text()) if not shown_only]
+
+
+CORE = ["trainjob.cli", "trainjob.client", "trainjob.launch", "trainjob.waiting", "trainjob.backends.local.backend"]
+MLFLOW = ["trainjob.registry.mlflow", "mlflow.tracking", "mlflow.store.model_registry.sqlalchemy_store"]
+AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.dag_command", "airflow.sdk"]
+
+
+@contextmanager
+def warm(page: Path, environment: Mapping[str, str]) -> Iterator[Warm]:
+    """What the page's commands and scripts import, imported once."""
+    programs, modules = {PYTHON: "", "trainjob": "trainjob.cli:main"}, CORE
+    if page.name == "airflow.md":
+        programs, modules = {**programs, "airflow": "airflow.__main__:main"}, [*CORE, *AIRFLOW]
+    elif page.name == "registry.md":
+        modules = [*CORE, *MLFLOW, "mlflow.store.tracking.sqlalchemy_store"]
+    elif page.name == "kfp.md":
+        modules = [*CORE, "kfp.local", "kfp.kubernetes", "trainjob_kfp"]
+    with Warm(programs, modules, environment) as running:
+        yield running
 
 
 @pytest.mark.timeout(1500)
@@ -38,16 +60,23 @@ def test_snippets_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempP
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "DOCS": str(ROOT),
     }
-    for number, (kind, text) in enumerate(runnable(page)):
-        if kind == "python":
-            script = tmp_path / f"snippet_{number}.py"
-            script.write_text(text)
-            commands = [[sys.executable, str(script)]]
-        else:
-            lines = re.sub(r"\\\n>? *", "", text).splitlines()
-            commands = [["sh", "-ec", line.removeprefix("$ ")] for line in lines if line.startswith("$ ")]
-        for command in commands:
-            done = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-            )
-            assert done.returncode == 0, f"{page.name}, block {number}: {command[-1]}\n{done.stdout}\n{done.stderr}"
+    with warm(page, environment) as running:
+        for number, (kind, text) in enumerate(runnable(page)):
+            if kind == "python":
+                script = tmp_path / f"snippet_{number}.py"
+                script.write_text(text)
+                commands = [[str(running.bin / PYTHON), str(script)]]
+            else:
+                lines = re.sub(r"\\\n>? *", "", text).splitlines()
+                commands = [["sh", "-ec", line.removeprefix("$ ")] for line in lines if line.startswith("$ ")]
+            for command in commands:
+                done = subprocess.run(
+                    command,
+                    cwd=tmp_path,
+                    env=running.environment(environment),
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{page.name}, block {number}: {command[-1]}\n{done.stdout}\n{done.stderr}"

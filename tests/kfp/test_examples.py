@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kfp import compiler, dsl
 from tests.kfp.pipelines import dangling, validated
+from tests.registry.fake import FakeRegistry
 
 from trainjob import registry
 from trainjob.spec import TrainJobSpec
@@ -135,7 +136,6 @@ def test_train_torch_gives_the_job_what_is_set_on_the_task(tmp_path: Path) -> No
 
 def run(steps: "Steps", example: str, *arguments: str) -> str:
     """What an example says, run with kfp.local."""
-    steps.environment |= {"TRAINJOB_REGISTRY": f"mlflow+sqlite:///{steps.directory / 'registry.db'}"}
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "dags_examples" / "kfp" / example), "--local", *arguments],
         cwd=steps.directory,
@@ -151,10 +151,12 @@ def run(steps: "Steps", example: str, *arguments: str) -> str:
 
 @pytest.mark.timeout(500)
 def test_sweep_digits_exports_the_best(steps: "Steps") -> None:
-    log = run(steps, "sweep_digits.py", "--learning-rates", "0.001", "0.2", "--epochs", "3")
-    records = registry.connect(steps.environment["TRAINJOB_REGISTRY"])
-    (version,) = records.list("digits")
-    assert records.resolve("digits", "champion").version == version.version
+    with FakeRegistry() as fake:
+        steps.environment["TRAINJOB_REGISTRY"] = f"kubeflow+{fake.url}"
+        log = run(steps, "sweep_digits.py", "--learning-rates", "0.001", "0.2", "--epochs", "3")
+        records = registry.connect(steps.environment["TRAINJOB_REGISTRY"])
+        (version,) = records.list("digits")
+        assert records.resolve("digits", "champion").version == version.version
 
     accuracies = {}
     for config in (steps.home / "workspace" / "sweep-digits").glob("*/*/config.json"):

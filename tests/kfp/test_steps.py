@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase
 from trainjob.manifest import KEY
@@ -18,7 +19,7 @@ from trainjob_kfp.stopping import StopWithStep
 RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
 
 if TYPE_CHECKING:
-    from tests.kfp.conftest import Steps
+    from tests.kfp.conftest import Ended, Steps
 
 TRAINING = """
 import os, sys, time
@@ -254,48 +255,50 @@ def test_a_wrong_digest_fails_the_step(steps: Steps) -> None:
         assert "0" * 64 in ended.termination_message
 
 
-@pytest.mark.parametrize(
-    ("base_model", "noted"),
-    [
-        ({"uri": "models:/m@champion", "digest": ""}, []),  # as `initialize_model` gives it after a fresh start
-        ({"uri": "hf://team/base"}, [{"name": "base model", "uri": "hf://team/base"}]),
-    ],
-)
-def test_a_first_model_is_exported_as_one_version_however_often(
-    steps: Steps, base_model: dict[str, str], noted: list[dict[str, str]]
-) -> None:
+def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dict[str, Any]]:
+    """An export in the pod, and the predicate of the provenance that it has written."""
+    model = steps.directory / "trained"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    (model / "weights.npz").write_bytes(b"x" * 10)
+    ended = steps.run(
+        "export_model",
+        source=str(model),
+        name="m",
+        target=str(steps.directory / "models"),
+        metrics={"metrics": {"accuracy": 0.9, "gap": "nan"}, "name": "j", "uid": "u", "namespace": "n", "attempt": 1.0},
+        base_model=base_model,
+        alias="champion",
+        metric="accuracy",
+        in_pod=True,
+    )
+    assert ended.code == 0, ended.log
+    outputs = ended.output["parameterValues"]
+    assert (outputs["version"], outputs["promoted"]) == ("1", "true")
+    (record,) = (steps.directory / "models").rglob("provenance.json")
+    return ended, json.loads(record.read_text())["predicate"]
+
+
+def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) -> None:
     steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     fresh = steps.run("initialize_model", source="models:/m@champion", if_missing="fresh", in_pod=True)
     assert fresh.code == 0, fresh.log
     assert fresh.output["parameterValues"] == {"uri": "", "digest": "", "version": "", "fresh": "true"}
-
-    model = steps.directory / "trained"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "weights.npz").write_bytes(b"x" * 10)
-    result = {"metrics": {"accuracy": 0.9, "gap": "nan"}, "name": "j", "uid": "u", "namespace": "n", "attempt": 1.0}
-    for _ in range(2):
-        ended = steps.run(
-            "export_model",
-            source=str(model),
-            name="m",
-            target=str(steps.directory / "models"),
-            metrics=result,
-            base_model=base_model,
-            alias="champion",
-            metric="accuracy",
-            in_pod=True,
-        )
-        assert ended.code == 0, ended.log
-        outputs = ended.output["parameterValues"]
-        assert (outputs["version"], outputs["promoted"]) == ("1", "true")
-    (record,) = (steps.directory / "models").rglob("provenance.json")
-    predicate = json.loads(record.read_text())["predicate"]
-    assert predicate["buildDefinition"]["resolvedDependencies"] == noted
+    for _ in range(2):  # with what `initialize_model` gives after a fresh start
+        ended, predicate = exported_model(steps, {"uri": "models:/m@champion", "digest": ""})
+    assert predicate["buildDefinition"]["resolvedDependencies"] == []
     assert predicate["buildDefinition"]["internalParameters"]["trainjob"]["name"] == "j"
     assert predicate["runDetails"]["metadata"]["invocationId"] == f"kfp/{RUN}"
     (exported,) = ended.output["artifacts"]["exported"]["artifacts"]
-    assert json.loads(Path(exported["uri"]).read_text())["uri"] == outputs["uri"]
+    assert json.loads(Path(exported["uri"]).read_text())["uri"] == ended.output["parameterValues"]["uri"]
+
+
+def test_a_base_model_is_noted(steps: Steps) -> None:
+    with FakeRegistry() as fake:
+        steps.environment["TRAINJOB_REGISTRY"] = f"kubeflow+{fake.url}"
+        _, predicate = exported_model(steps, {"uri": "hf://team/base"})
+    noted = [{"name": "base model", "uri": "hf://team/base"}]
+    assert predicate["buildDefinition"]["resolvedDependencies"] == noted
 
 
 # ---------------------------------------------------------------- wait, cleanup

@@ -1,14 +1,12 @@
 """SIGKILL at random instants, many times: never two jobs for one attempt, never an orphan, always a result.
 
-``TRAINJOB_CHAOS_RUNS`` says how many times (default 100), ``TRAINJOB_CHAOS_SEED`` what happens in them: each run draws
-from the seed and its own number, so one run can be repeated with ``TRAINJOB_CHAOS_ONLY``.
+A campaign (`tests.campaigns`); ``TRAINJOB_CHAOS_ONLY`` repeats the run with that number.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import secrets
 import signal
 import time
 from collections import Counter
@@ -19,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from tests import campaigns
 from tests.contract.processes import eventually, marked
 from tests.local.conftest import Jobs
 from tests.local.forks import FORKS
@@ -27,8 +26,7 @@ from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
 from trainjob.manifest import labels_of
 from trainjob.status import observe
 
-RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "100"))
-SEED = os.environ.get("TRAINJOB_CHAOS_SEED") or secrets.token_hex(4)
+RUNS = campaigns.runs(100, 12)
 ONLY = os.environ.get("TRAINJOB_CHAOS_ONLY")
 AT_ONCE = 5
 RANKS = 2
@@ -90,7 +88,7 @@ def strike(victim: str, jobs: Jobs, run: int, launchers: Sequence[BaseProcess], 
 
 
 def one(jobs: Jobs, run: int, marks: Path) -> str:
-    chance = random.Random(f"{SEED}/{run}")
+    chance = random.Random(f"{campaigns.SEED}/{run}")
     number = chance.randint(1, 3)
     launchers = [FORKS.Process(target=launcher, args=(run, marks, jobs.home), daemon=True) for _ in range(number)]
     for process in launchers:
@@ -111,7 +109,7 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
         # 255: killed before the fork server had noted down whom it forked.
         assert process.exitcode in (0, -signal.SIGKILL, 255), f"a launcher of run {run} ended with {process.exitcode}"
 
-    story = f"run {run} of seed {SEED}: {number} launcher(s), {', '.join(struck)}"
+    story = f"run {run} of seed {campaigns.SEED}: {number} launcher(s), {', '.join(struck)}"
     begun = Counter((marks / str(run)).read_text().split("\n")[:-1])
     assert begun.most_common(1)[0][1] == 1, f"{story}: a rank was started twice: {begun}"
     of_attempts: dict[str, set[str]] = {}
@@ -126,12 +124,13 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
     for job in jobs.client.call(lambda: jobs.client.backend.find("default", labels_of(f"chaos/{run}"))):
         assert observe(job).phase.terminal, f"{story}: {job['metadata']['name']} never ended"
         eventually(lambda job=job: jobs.supervisors(JobRef.of(job)) == [], 10)  # type: ignore[misc]
+    campaigns.done(f"{story}: {len(of_attempts)} attempt(s)")
     return f"{len(of_attempts)} attempt(s)"
 
 
 @pytest.mark.timeout(1800)
-def test_chaos(jobs: Jobs, tmp_path: Path) -> None:
-    print(f"TRAINJOB_CHAOS_SEED={SEED}")
+def test_chaos(jobs: Jobs, tmp_path: Path, record_property: campaigns.Record) -> None:
+    campaigns.begin(record_property, RUNS)
     marks = tmp_path / "marks"
     marks.mkdir()
     runs = [int(ONLY)] if ONLY else range(RUNS)

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.warm import Warm
 
 TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 STEP = ("--runtime", "trainjob-step")
@@ -48,8 +49,9 @@ if sys.argv[2:] == [rank]:
 class Shell:
     """Runs the command with a home of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, warm: Warm) -> None:
         self.home = home
+        self._warm = str(warm.bin / "trainjob")
         self.script = home / "train.py"
         self.script.write_text(TRAINING)
         clean = {
@@ -57,9 +59,9 @@ class Shell:
         }
         self.environment = clean | {"TRAINJOB_BACKEND": "local", "TRAINJOB_HOME": str(home)}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, program: str = TRAINJOB) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [TRAINJOB, *words],
+            [program, *words],
             env=self.environment,
             cwd=self.home,
             text=True,
@@ -71,7 +73,7 @@ class Shell:
         return self.both(*words, code=code)[0]
 
     def both(self, *words: str, code: int = 0) -> tuple[str, str]:
-        process = self.start(*words)
+        process = self.start(*words, program=self._warm)
         out, err = process.communicate(timeout=60)
         assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
         assert "\nTraceback" not in err  # that of a training stands behind a bar
@@ -98,9 +100,17 @@ class Shell:
         return found
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    """For commands that get no signal and have no terminal."""
+    modules = ["cli", "client", "launch", "waiting", "backends.local.backend"]
+    with Warm({"trainjob": "trainjob.cli:main"}, [f"trainjob.{module}" for module in modules]) as running:
+        yield running
+
+
 @pytest.fixture
-def trainjob(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
+def trainjob(tmp_path: Path, warm: Warm) -> Iterator[Shell]:
+    shell = Shell(tmp_path, warm)
     yield shell
     if shell.processes():
         for job in shell.json("list")["jobs"]:

@@ -7,8 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from tests.keys import key_pair
 from tests.oci.registry import Server
 from tests.trees import files
 
@@ -53,8 +52,7 @@ def test_export_and_next_training(server: Server, name: str, model: Path, tmp_pa
 
 
 def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing", reason="the extra trainjob[sign] is not installed")
-    key, public = _keys(tmp_path, "mine")
+    key, public = key_pair(tmp_path, "mine")
     registry = connect(f"mlflow+sqlite:///{tmp_path}/registry.db")
     for _ in range(2):
         exported = export(str(model), server.uri(name), name="m", export_id="1", registry=registry, sign=key)
@@ -62,22 +60,13 @@ def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path)
     initialize("models:/m/1", str(tmp_path / "next"), registry=registry, verify_key=public)
     assert files(tmp_path / "next") == files(model)
     with pytest.raises(ChecksumMismatch, match="does not hold"):
-        initialize(exported.uri, str(tmp_path / "no"), verify_key=_keys(tmp_path, "other")[1])
+        initialize(exported.uri, str(tmp_path / "no"), verify_key=key_pair(tmp_path, "other")[1])
     (model / "config.json").write_text("[]")
     plain = export(str(model), server.uri(name), name="m", export_id="2", registry=registry)
     with pytest.raises(ChecksumMismatch, match="is not signed"):
         initialize(plain.uri, str(tmp_path / "no"), verify_key=public)
     with pytest.raises(RegistryConflict, match="unsigned"):
         export(str(model), server.uri(name), name="m", export_id="2", registry=registry, sign=key)
-
-
-def _keys(folder: Path, name: str) -> tuple[str, str]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    form, pem = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-    (folder / f"{name}.key").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
-    shown = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (folder / f"{name}.pub").write_bytes(shown)
-    return str(folder / f"{name}.key"), str(folder / f"{name}.pub")
 
 
 def test_where_an_export_cannot_go(server: Server, name: str, model: Path, tmp_path: Path) -> None:

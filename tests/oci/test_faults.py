@@ -1,12 +1,7 @@
-"""What goes wrong between a client and a registry, and pushes that are killed.
-
-``TRAINJOB_CHAOS_RUNS`` sets the number of kills and of random schedules (5 each), ``TRAINJOB_CHAOS_SEED`` repeats a
-run.
-"""
+"""Faults between a client and a container registry, and pushes that are killed; two campaigns (`tests.campaigns`)."""
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -17,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests import campaigns
 from tests.oci.conftest import MEBI
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.trees import files
@@ -27,9 +23,7 @@ from trainjob.data.stores.oci import client, retries, uploads
 from trainjob.data.transfer import scan
 from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable
 
-RUNS = int(os.environ.get("TRAINJOB_CHAOS_RUNS", "5"))
-SEED = int(os.environ.get("TRAINJOB_CHAOS_SEED", str(random.randrange(2**32))))
-
+RUNS = campaigns.runs(50, 3)
 
 PART = MEBI
 
@@ -49,9 +43,9 @@ def content() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def chance() -> random.Random:
-    print(f"TRAINJOB_CHAOS_SEED={SEED}")
-    return random.Random(SEED)
+def chance(record_property: campaigns.Record) -> random.Random:
+    campaigns.begin(record_property, RUNS)
+    return random.Random(campaigns.SEED)
 
 
 @pytest.fixture(autouse=True)

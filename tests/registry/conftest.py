@@ -11,6 +11,7 @@ import pytest
 from tests.postgresql import PROGRAMS, PostgreSQL
 from tests.registry import mlflow_server
 from tests.registry.fake import FakeRegistry
+from tests.warm import PYTHON, Warm
 
 from trainjob.registry import connect
 
@@ -51,6 +52,15 @@ def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         at = database.enter_context(PostgreSQL()).url if PROGRAMS else ""
         with mlflow_server.running(tmp_path_factory.mktemp("mlflow"), at) as url:
             yield url
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[str]:
+    """Runs a script in a process of its own, as ``python`` does, with MLflow imported already."""
+    modules = ["registry.kubeflow", "registry.mlflow", "data.steps"]
+    mlflow = ["tracking", "store.tracking.sqlalchemy_store", "store.model_registry.sqlalchemy_store"]
+    with Warm({PYTHON: ""}, [f"trainjob.{each}" for each in modules] + [f"mlflow.{each}" for each in mlflow]) as warm:
+        yield str(warm.bin / PYTHON)
 
 
 def at_once(*actions: Callable[[], _T]) -> list[_T]:

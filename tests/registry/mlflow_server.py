@@ -18,18 +18,19 @@ import pytest
 
 
 @contextmanager
-def running(folder: Path, database: str = "") -> Iterator[str]:
+def running(folder: Path, database: str = "", host: str = "127.0.0.1") -> Iterator[str]:
     """Its URL. Skips the test where there is no server to start.
 
     Args:
         folder: For its files.
         database: Where it keeps what it is told; a SQLite file if none is given.
+        host: Address on which it listens.
     """
     try:
         importlib.metadata.version("mlflow")  # mlflow-skinny is not enough: it has no server
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the MLflow server is not installed: pip install mlflow")
-    process, url = _start(folder, database or f"sqlite:///{folder}/mlflow.db")
+    process, url = _start(folder, database or f"sqlite:///{folder}/mlflow.db", host)
     try:
         yield url
     finally:
@@ -37,21 +38,21 @@ def running(folder: Path, database: str = "") -> Iterator[str]:
         process.wait(30)
 
 
-def _start(folder: Path, database: str) -> tuple[subprocess.Popen[bytes], str]:
+def _start(folder: Path, database: str, host: str) -> tuple[subprocess.Popen[bytes], str]:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         port = free.getsockname()[1]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+                sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1",
                 "--backend-store-uri", database, "--default-artifact-root", str(folder / "art"),
             ],
             stdout=log, stderr=log, start_new_session=True,
             # Its job runners are seven more processes, of a gigabyte, that a registry has no use for.
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
         )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{host}:{port}"
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
         try:

@@ -152,8 +152,7 @@ def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
     monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "1s")
     monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", 1.0)
     if scheme == "hf":
-        constants = pytest.importorskip("huggingface_hub.constants")
-        from huggingface_hub import close_session
+        from huggingface_hub import close_session, constants
 
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr("trainjob.data.stores.hub._SILENCE", 0.3)

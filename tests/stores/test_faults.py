@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import signal
@@ -17,9 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import boto3  # type: ignore[import-untyped]
 import pytest
-from moto.server import ThreadedMotoServer
+from tests.seaweedfs import SeaweedFS
 
 from trainjob.data import content, copy, ranges, read_manifest, retries, transfer
 from trainjob.data.locations import Location, parse_store
@@ -116,39 +114,29 @@ class _Proxy:
             assert not thread.is_alive()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[str, int]]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    yield moto.get_host_and_port()
-    moto.stop()
-
-
 @pytest.fixture
-def proxy(server: tuple[str, int]) -> Iterator[_Proxy]:
-    made = _Proxy(server)
+def proxy(seaweedfs: SeaweedFS) -> Iterator[_Proxy]:
+    host, _, port = seaweedfs.endpoint.rpartition("/")[2].partition(":")
+    made = _Proxy((host, int(port)))
     yield made
     made.close()
 
 
+@pytest.fixture(scope="module")
+def own_bucket(seaweedfs: SeaweedFS) -> Any:
+    made = seaweedfs.resource.Bucket("faults")
+    made.create()
+    return made
+
+
 @pytest.fixture
-def bucket(server: tuple[str, int], proxy: _Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
-        "AWS_SECRET_ACCESS_KEY": "hunter2hunter2",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": proxy.url,
-        "AWS_ALLOW_HTTP": "true",
-    }.items():
+def bucket(seaweedfs: SeaweedFS, own_bucket: Any, proxy: _Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in {**seaweedfs.environment(), "AWS_ENDPOINT_URL": proxy.url}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(retries, "_FIRST", 0.01)
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
-    endpoint = f"http://{server[0]}:{server[1]}"
-    bucket = boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1").Bucket("faults")
-    bucket.create()
-    yield bucket
-    bucket.objects.all().delete()
+    yield own_bucket
+    own_bucket.objects.all().delete()
 
 
 @pytest.fixture(params=["alone", "by ranges"])

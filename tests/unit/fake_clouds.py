@@ -15,18 +15,18 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape, unescape
 
+from tests.serving import EndsConnections
+
 _DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 
-class Clouds(http.server.ThreadingHTTPServer):
+class Clouds(EndsConnections):
     """Buckets and containers by name; parts of uploads that are not finished.
 
     ``fault`` is asked before every answer, with the request and its number: what it returns is done instead.
     ``{"status": 503, "headers": {...}, "body": b""}`` answers so, ``{"cut": 100}`` ends a body after so many bytes,
     ``{"stall": True}`` says nothing and hangs up in the end.
     """
-
-    daemon_threads = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -43,7 +43,7 @@ class Clouds(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 1  # of an idle connection, for which the end of a test waits
+    timeout = 5  # of an idle connection, so that no test hangs
     server: Clouds
     fault: dict[str, Any]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.registry.fake import FakeRegistry
 
 from trainjob.data import content, copy, export, initialize, read_manifest
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, TrainJobError
@@ -125,9 +126,10 @@ def test_what_is_no_digest(tmp_path: Path, digest: str) -> None:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{tmp_path / 'registry.db'}")
-    return connect()
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    with FakeRegistry() as fake:
+        monkeypatch.setenv("TRAINJOB_REGISTRY", f"kubeflow+{fake.url}")
+        yield connect()
 
 
 def test_a_registered_version(registry: Registry, tmp_path: Path) -> None:

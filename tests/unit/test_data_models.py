@@ -11,15 +11,20 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from trainjob.data.locations import parse_store
 from trainjob.data.models import _BITS, ModelFacts, check_model
 from trainjob.data.stores.base import Entry
 from trainjob.data.stores.files import FileStore
 from trainjob.errors import CorruptData
+
+deserialize: Any = safetensors.deserialize  # has no types
 
 
 def _safetensors(tensors: dict[str, int], **change: Any) -> bytes:
@@ -38,9 +43,6 @@ def _check(folder: Path, **options: Any) -> ModelFacts:
 
 
 def test_a_real_file_of_the_library(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
-    from safetensors.numpy import save_file
-
     save_file(
         {"a": numpy.zeros((3, 4), "float16"), "b": numpy.zeros((), "float64"), "c": numpy.zeros((0, 5), "int8")},
         tmp_path / "model.safetensors",
@@ -181,7 +183,6 @@ def _mutated(draw: st.DrawFn) -> bytes:
 
 def _agree(data: bytes) -> None:
     """Our verdict is the library's, or stricter in what is named here."""
-    safetensors = pytest.importorskip("safetensors")
     ours, theirs = "", ""
     parameters, tensors = 0, {}
     try:
@@ -189,7 +190,7 @@ def _agree(data: bytes) -> None:
     except CorruptData as error:
         ours = str(error)
     try:
-        tensors = dict(safetensors.deserialize(data))
+        tensors = dict(deserialize(data))
     except safetensors.SafetensorError as error:
         theirs = str(error)
     if ours and not theirs:
@@ -241,15 +242,14 @@ def test_what_the_format_says(header: str | bytes, sound: bool) -> None:
 
 
 def test_the_types_are_those_of_the_library() -> None:
-    safetensors = pytest.importorskip("safetensors")
     with pytest.raises(safetensors.SafetensorError, match="unknown variant") as raised:
-        safetensors.deserialize(_header('{"a":{"dtype":"?","shape":[4],"data_offsets":[0,4]}}'))
+        deserialize(_header('{"a":{"dtype":"?","shape":[4],"data_offsets":[0,4]}}'))
     known = re.findall(r"`([A-Z0-9_]+)`", str(raised.value))
     assert sorted(known) == sorted(_BITS)
     for dtype, bits in _BITS.items():
         data = _header(f'{{"a":{{"dtype":"{dtype}","shape":[8],"data_offsets":[0,{bits}]}}}}', bits)
         assert _parameters(data) == 8
-        assert safetensors.deserialize(data)
+        assert deserialize(data)
 
 
 def _torch_archive() -> bytes:
@@ -264,7 +264,6 @@ def _torch_archive() -> bytes:
 
 
 def test_pickles_under_another_name(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
     numpy.savez(tmp_path / "arrays.npz", a=numpy.zeros(3))
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03" + bytes(10))
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")

@@ -71,15 +71,15 @@ _ORIGINS: st.SearchStrategy[Any] = st.sampled_from(
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*_GIVEN, "other"], st.one_of(_ORIGINS, st.lists(_ORIGINS)))))
 def test_the_statement_is_of_the_types_of_in_toto(given: dict[str, Any]) -> None:
-    provenance = pytest.importorskip("in_toto_attestation.predicates.provenance.v1.provenance_pb2")
     from google.protobuf import json_format  # type: ignore[import-untyped]
+    from in_toto_attestation.predicates.provenance.v1 import provenance_pb2  # type: ignore[import-untyped]
+    from in_toto_attestation.v1 import statement_pb2  # type: ignore[import-untyped]
 
-    statement_pb2 = pytest.importorskip("in_toto_attestation.v1.statement_pb2")
     value = json.loads(statement(_record(given)))
     predicate = value["predicate"]
     # Both refuse fields that they do not know.
     json_format.ParseDict({**value, "predicate": {}}, statement_pb2.Statement())
-    read = json_format.ParseDict(predicate, provenance.Provenance())
+    read = json_format.ParseDict(predicate, provenance_pb2.Provenance())
     assert read.build_definition.build_type
     assert card(_record(given))
 

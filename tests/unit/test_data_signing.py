@@ -2,42 +2,28 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import shutil
 import struct
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from tests.keys import PEM, key_pair
+from tests.registry.fake import FakeRegistry
+from tests.warm import Warm
 
 from trainjob.data import content, copy, export, initialize, read_manifest
 from trainjob.data.__main__ import main
 from trainjob.errors import ChecksumMismatch, ConfigurationError, RegistryConflict
-from trainjob.registry import connect
-
-pytest.importorskip("model_signing", reason="the extra trainjob[sign] is not installed")
-
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-
-_PEM = serialization.Encoding.PEM
-
-
-def _keys(folder: Path, name: str, curve: ec.EllipticCurve | None = None) -> tuple[str, str]:
-    private = ec.generate_private_key(curve or ec.SECP256R1())
-    secret = private.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    public = private.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    for suffix, data in (("key", secret), ("pub", public)):
-        (folder / f"{name}.{suffix}").write_bytes(data)
-    return str(folder / f"{name}.key"), str(folder / f"{name}.pub")
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[str, str]:
-    return _keys(tmp_path, "signer")
+    return key_pair(tmp_path)
 
 
 def _model(folder: Path, value: int = 0, more: Mapping[str, bytes] | None = None) -> str:
@@ -50,16 +36,11 @@ def _model(folder: Path, value: int = 0, more: Mapping[str, bytes] | None = None
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("registry") / "empty.db"
-    connect(f"mlflow+sqlite:///{path}")
-    return path
-
-
 @pytest.fixture(autouse=True)
-def _registry(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{shutil.copy(empty, tmp_path / 'registry.db')}")
+def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with FakeRegistry() as fake:
+        monkeypatch.setenv("TRAINJOB_REGISTRY", f"kubeflow+{fake.url}")
+        yield
 
 
 def _export(source: str, target: Path, **options: Any) -> Path:
@@ -67,37 +48,44 @@ def _export(source: str, target: Path, **options: Any) -> Path:
     return Path(done.uri.removeprefix("file://"))
 
 
-def _official(*arguments: object) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def official() -> Iterator[Warm]:
     """The command line of model-signing, as anyone runs it who knows nothing of trainjob."""
-    command = [sys.executable, "-m", "model_signing", *map(str, arguments)]
+    with Warm({"model-signing": "model_signing._cli:main"}, ["model_signing._cli"]) as running:
+        yield running
+
+
+def _official(official: Warm, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(official.bin / "model-signing"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def _verified(folder: Path, public: str, *options: object) -> bool:
-    done = _official("verify", "key", "--signature", folder / "model.sig", "--public_key", public, *options, folder)
+def _verified(official: Warm, folder: Path, public: str, *options: object) -> bool:
+    verify = ("verify", "key", "--signature", folder / "model.sig", "--public_key", public, *options, folder)
+    done = _official(official, *verify)
     assert done.returncode == 0 or "failed with error" in done.stderr + done.stdout, done
     return done.returncode == 0
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
-def test_the_official_tool_verifies_what_was_exported(tmp_path: Path, curve: ec.EllipticCurve) -> None:
-    private, public = _keys(tmp_path, "signer", curve)
+def test_the_official_tool_verifies_what_was_exported(official: Warm, tmp_path: Path, curve: ec.EllipticCurve) -> None:
+    private, public = key_pair(tmp_path, "signer", curve)
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private)
-    assert _verified(folder, public)
-    assert not _verified(folder, _keys(tmp_path, "other", curve)[1])
+    assert _verified(official, folder, public)
+    assert not _verified(official, folder, key_pair(tmp_path, "other", curve)[1])
     statement = json.loads(base64.b64decode(json.loads((folder / "model.sig").read_bytes())["dsseEnvelope"]["payload"]))
     manifest = read_manifest(str(folder))
     assert manifest is not None
     assert statement["subject"] == [{"name": "m", "digest": {"sha256": manifest.digest.removeprefix("sha256:")}}]
     (folder / "config.json").write_text("[]")
-    assert not _verified(folder, public)
+    assert not _verified(official, folder, public)
     assert b"PRIVATE" not in b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_digest_is_that_of_the_official_tool(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_the_digest_is_that_of_the_official_tool(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
     # Without our own files beside it, and with the names whose order is not that of their letters.
     folder = Path(_model(tmp_path / "out", more={"a/b/c": b"3", "a-b": b"4", "B": b"5", "\U0001f600": b"6"}))
-    signed = _official("sign", "key", "--private_key", keys[0], "--signature", tmp_path / "sig", folder)
+    signed = _official(official, "sign", "key", "--private_key", keys[0], "--signature", tmp_path / "sig", folder)
     assert signed.returncode == 0, signed.stderr
     statement = json.loads(base64.b64decode(json.loads((tmp_path / "sig").read_bytes())["dsseEnvelope"]["payload"]))
     manifest = copy(str(folder), str(tmp_path / "copy"))
@@ -113,7 +101,7 @@ def test_what_was_signed_comes_back_and_nothing_else(tmp_path: Path, keys: tuple
     part = initialize(str(folder), str(tmp_path / "part"), include=["*.json"], verify_key=public)
     assert part.files == 1
     with pytest.raises(ChecksumMismatch, match="signature"):
-        initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=_keys(tmp_path, "other")[1])
+        initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=key_pair(tmp_path, "other")[1])
     # Another model in its place, with a manifest that fits: whoever can write to the store can do that.
     signature = (folder / "model.sig").read_bytes()
     shutil.rmtree(folder)
@@ -128,10 +116,10 @@ def test_what_was_signed_comes_back_and_nothing_else(tmp_path: Path, keys: tuple
     assert not (tmp_path / "in3").exists()
 
 
-def test_what_others_have_signed(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_what_others_have_signed(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
     private, public = keys
     folder = Path(_model(tmp_path / "hub", more={".gitattributes": b"*"}))
-    signed = _official("sign", "key", "--private_key", private, "--signature", folder / "model.sig", folder)
+    signed = _official(official, "sign", "key", "--private_key", private, "--signature", folder / "model.sig", folder)
     assert signed.returncode == 0, signed.stderr
     # The tool ignores git's files; what is not signed is not taken.
     with pytest.raises(ChecksumMismatch, match="gitattributes"):
@@ -139,7 +127,7 @@ def test_what_others_have_signed(tmp_path: Path, keys: tuple[str, str]) -> None:
     assert not [path for path in (tmp_path / "in").rglob("*") if path.is_file() and content.WORK not in path.parts]
     target = tmp_path / "in"
     assert initialize(str(folder), str(target), exclude=[".git*"], verify_key=public).files == 5
-    assert _verified(target, public, "--ignore-paths", target / content.NAME), "the signature comes with it"
+    assert _verified(official, target, public, "--ignore-paths", target / content.NAME), "the signature comes with it"
     # Brought before, without a key: it is not taken for verified.
     (folder / "config.json").write_text("[]")
     initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"])
@@ -217,19 +205,23 @@ def test_an_export_is_signed_once(tmp_path: Path, keys: tuple[str, str]) -> None
 
 
 def test_keys_are_given_by_path(
-    tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    official: Warm,
+    tmp_path: Path,
+    keys: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source, private = _model(tmp_path / "out"), Path(keys[0]).read_text()
     locked = tmp_path / "locked.key"
     locked.write_bytes(
         serialization.load_pem_private_key(private.encode(), None).private_bytes(
-            _PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
+            PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
         )
     )
     other = tmp_path / "rsa.key"
     other.write_bytes(
         rsa.generate_private_key(65537, 2048).private_bytes(
-            _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     for wrong in (private, str(tmp_path / "none"), str(tmp_path), keys[1], str(locked), str(other)):
@@ -249,31 +241,7 @@ def test_keys_are_given_by_path(
     assert main([*getting, f"--verify-key={keys[1]}"]) == 0
     monkeypatch.setenv("TRAINJOB_SIGN_KEY", keys[0])
     monkeypatch.setenv("TRAINJOB_VERIFY_KEY", keys[1])
-    assert _verified(_export(source, tmp_path / "models", export_id="e"), keys[1])
+    assert _verified(official, _export(source, tmp_path / "models", export_id="e"), keys[1])
     assert main(getting) == 0
     with pytest.raises(ChecksumMismatch, match="not signed"):
         initialize(source, str(tmp_path / "in4"))
-
-
-def test_in_an_object_store(tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import boto3  # type: ignore[import-untyped]
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
-        settings = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
-        for name, value in (settings | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}).items():
-            monkeypatch.setenv(name, value)
-        boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1").Bucket("models").create()
-        source = _model(tmp_path / "out")
-        done = export(source, "s3://models/all", name="m", export_id="a", sign=keys[0])
-        for _ in range(2):
-            assert initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1]).digest == done.digest
-        export(source, "s3://models/all", name="m", export_id="b")
-        with pytest.raises(ChecksumMismatch, match="not signed"):
-            initialize("models:/m/2", str(tmp_path / "in2"), verify_key=keys[1])
-    finally:
-        server.stop()

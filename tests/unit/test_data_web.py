@@ -192,7 +192,7 @@ def test_goes_on_after_a_cut(
 
 
 def test_stalls(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", httpx.Timeout(0.5))
+    monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", httpx.Timeout(0.2))
     web.faults = lambda number, span: {"stall": True} if number in (0, 1) else {}
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     web.faults = lambda number, span: {"stall": True}

@@ -36,11 +36,11 @@ class Server:
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 noting.asked.append((self.client_address, self.command, self.path, dict(self.headers), body))
+                self.close_connection = noting.hangs_up  # before the client has its answer, and changes that
                 self.send_response(noting.status)
                 self.send_header("Content-Length", "2")
                 self.end_headers()
                 self.wfile.write(b"{}")
-                self.close_connection = noting.hangs_up
 
             do_GET = do_PATCH = do_DELETE = answer  # noqa: N815 - http.server's names
 
@@ -65,7 +65,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    thread = Thread(target=made.http.serve_forever)
+    thread = Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield made
     made.http.shutdown()

@@ -10,8 +10,7 @@ from tests.unit.hub.fake import Hub
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hub, named by the environment; without pauses between tries, and without the protocol of Xet."""
-    constants = pytest.importorskip("huggingface_hub.constants")
-    from huggingface_hub import close_session
+    from huggingface_hub import close_session, constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("trainjob.data.retries._FIRST", 0.001)

@@ -40,7 +40,8 @@ class Repo:
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
         """Make a commit that has exactly these files."""
         parent = self.branches.get(branch, "")
-        oid = hashlib.sha1(repr((sorted(files.items()), parent)).encode()).hexdigest()
+        hashes = sorted((path, hashlib.sha1(data).digest()) for path, data in files.items())
+        oid = hashlib.sha1(repr((hashes, parent)).encode()).hexdigest()
         self.commits[oid], self.branches[branch], self.parents[oid] = dict(files), oid, parent
         return oid
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3  # type: ignore[import-untyped]
 import pytest
-from moto.server import ThreadedMotoServer
-from tests.registry import mlflow_server
+from tests.seaweedfs import SeaweedFS
 
 from trainjob.data import export, initialize
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
@@ -26,26 +22,17 @@ from trainjob.registry import connect
 DIGEST = "sha256:" + "a" * 64
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mlflow_server.running(tmp_path_factory.mktemp("mlflow")) as url:
-        yield url
+@pytest.fixture
+def server(mlflow_url: str) -> str:
+    return mlflow_url
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ALLOW_HTTP": "true",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="models")
-    yield "s3://models/exports"
-    moto.stop()
+    with SeaweedFS() as s3:
+        for name, value in s3.environment().items():
+            monkeypatch.setenv(name, value)
+        yield s3.uri("exports")
 
 
 def _model(folder: Path, value: int) -> str:
@@ -89,15 +76,15 @@ def test_a_server_takes_no_local_files(server: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_registrations_at_once_give_one_version(server: str) -> None:
-    program = (
+def test_registrations_at_once_give_one_version(server: str, tmp_path: Path, python: str) -> None:
+    (tmp_path / "script").write_text(
         "import sys; from trainjob.registry import connect; r = connect(sys.argv[1]); r.list('race'); print('ready');"
         "sys.stdout.flush(); sys.stdin.readline();"
         "[print(r.register('race', 's3://b/1', export_id=f'e{n}', digest='d').version) for n in range(8)]"
     )
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", program, server],
+            [python, f"{tmp_path}/script", server],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for _ in range(2)

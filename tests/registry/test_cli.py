@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,15 @@ from tests.registry.fake import FakeRegistry, Fault
 
 from trainjob.cli import main
 from trainjob.data.transfer import copy
-from trainjob.registry import connect
 
 DIGEST = "sha256:" + "a" * 64
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("registry") / "empty.db"
-    connect(f"mlflow+sqlite:///{path}")
-    return path
 
 
 @pytest.fixture(params=["mlflow", "kubeflow"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """``TRAINJOB_REGISTRY`` of this test."""
     if request.param == "mlflow":
-        path = shutil.copy(request.getfixturevalue("empty"), tmp_path / "registry.db")
+        path = request.getfixturevalue("database")
         monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{path}")
         yield f"mlflow+sqlite:///{path}"
     else:

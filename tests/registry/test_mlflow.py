@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import socket
 import sqlite3
 import subprocess
@@ -18,18 +17,6 @@ from trainjob.registry import Registry, connect
 from trainjob.registry.mlflow import MlflowRegistry
 
 DIGEST = "sha256:" + "a" * 64
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("registry") / "empty.db"
-    connect(f"mlflow+sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def database(empty: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(empty, tmp_path / "registry.db"))
 
 
 @pytest.fixture
@@ -201,12 +188,12 @@ def test_without_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         connect(f"sqlite:///{tmp_path}/x.db")
 
 
-def test_several_processes_create_it_at_once(tmp_path: Path) -> None:
-    program = (
+def test_several_processes_create_it_at_once(tmp_path: Path, python: str) -> None:
+    (tmp_path / "script").write_text(
         "import sys; from trainjob.registry import connect; r = connect(sys.argv[1]);"
         "print(r.register('m', 's3://b/1', export_id='a', digest='d').version)"
     )
-    command = [sys.executable, "-c", program, f"mlflow+sqlite:///{tmp_path}/new/registry.db"]
+    command = [python, f"{tmp_path}/script", f"mlflow+sqlite:///{tmp_path}/new/registry.db"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     results = [process.communicate(timeout=90) for process in running]
     assert results == [("1\n", "")] * 2
