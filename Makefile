@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet
 PYTEST := $(BIN)/python -m pytest
 # `make test COVERAGE=yes`: what the tests run of the code. It costs the unit tests a third more CPU, so not always.
-MEASURED := $(if $(COVERAGE),--cov --cov-report=)
+MEASURED = $(if $(COVERAGE),--cov --cov-report=)
 
 # Some machines forbid it; without cached bytecode every process compiles Airflow or MLflow anew (9 s instead of 2).
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,6 +36,12 @@ $(BIN)/uv:
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed (Debian: apt install python3-venv)"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# Not `demo.stamp`: `make test-unit` works without Airflow, KFP and MLflow, and is there in seconds.
+$(VENV)/core.stamp: $(BIN)/uv pyproject.toml constraints/main.txt
+	@echo "installing the core and what its unit tests need"
+	@$(UV) --python $(BIN)/python --constraints constraints/main.txt --editable '.[hf,kubernetes,model-registry,sign,storage]' --group unit
+	@touch $@
 
 $(VENV)/demo.stamp: $(BIN)/uv pyproject.toml constraints/main.txt
 	@echo "installing trainjob with Airflow, Kubeflow Pipelines, MLflow and JAX"
@@ -114,8 +120,8 @@ $(STORES_VENV)/stamp: $(BIN)/uv constraints/stores.txt
 	@touch $@
 
 .PHONY: setup
-setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(OLDEST_VENV)/stamp $(OLDEST_KFP_VENV)/stamp $(STEP_VENV)/stamp \
-	$(REGISTRY_VENVS:%=%/stamp) $(PEERS_VENV)/stamp ## set up all environments, run nothing
+setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(STEP_VENV)/stamp $(REGISTRY_VENVS:%=%/stamp) \
+	$(PEERS_VENV)/stamp ## set up the environments of `make test`, run nothing
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
@@ -149,13 +155,17 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 
 # ---------------------------------------------------------------- tests
 
-# Two lanes that take about as long as each other.
+# `make test-unit TESTS='tests/unit/test_spec.py -k name'` runs some of a target's tests.
+run = COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
+	$(PYTEST) $(or $(TESTS),$(1)) $(MEASURED)
+
+# Lanes that take about as long as each other, on 2 cores. Most of the time of the cluster's tests is waiting.
 .PHONY: test
-test: packages setup cluster-programs ## everything; the cluster is tested beside the rest
+test: packages setup cluster-programs ## everything, side by side; ends with a table
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
-		"lint test-unit test-registry test-stores test-local test-kfp test-kfp-oldest test-docker test-airflow test-docs" \
-		"test-cluster-backend test-cluster-jobs test-airflow-oldest"
-	@$(MAKE) test-cluster-alone
+		"test-unit lint test-registry test-stores test-local" \
+		"test-airflow test-kfp test-docs test-docker $(shell $(PYTHON) tests/oldest.py due)" \
+		"test-cluster"
 	@if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet; $(BIN)/coverage report --sort=cover | tail -40; fi
 	@if [ -s .test-output/missing-packages ]; then \
 		echo "Not installed here, so the tests that need them were skipped:$$(sort -u .test-output/missing-packages | tr -d '\n')"; fi
@@ -173,26 +183,24 @@ lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
 	$(BIN)/lint-imports --no-cache | tail -8
 
 .PHONY: test-unit
-test-unit: $(VENV)/test.stamp ## pure functions and small I/O
-	COVERAGE_FILE=.coverage.unit $(PYTEST) tests/unit $(MEASURED)
+test-unit: $(VENV)/core.stamp ## pure functions and small I/O; what to run after each edit
+	$(call run,tests/unit -n 2)
 
 .PHONY: test-local
 test-local: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## real processes on the local backend, a real container registry
-	COVERAGE_FILE=.coverage.local TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) tests/contract tests/local tests/oci $(MEASURED)
+	$(call run,tests/contract tests/local tests/oci)
 
 .PHONY: test-registry
 test-registry: $(VENV)/test.stamp $(REGISTRY_VENVS:%=%/stamp) ## model registries: MLflow on SQLite and as a server on PostgreSQL, the Kubeflow Model Registry's API
-	COVERAGE_FILE=.coverage.registry $(PYTEST) tests/registry $(MEASURED)
+	$(call run,tests/registry)
 
 .PHONY: test-stores
 test-stores: $(VENV)/test.stamp $(PEERS_VENV)/stamp ## copies from and to real servers of every kind of store
-	COVERAGE_FILE=.coverage.stores $(PYTEST) tests/stores $(MEASURED)
+	$(call run,tests/stores)
 
 .PHONY: test-airflow
 test-airflow: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## a real Airflow
-	COVERAGE_FILE=.coverage.airflow TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) tests/airflow $(MEASURED)
+	$(call run,tests/airflow)
 
 # Without what is the same on all versions: crashes of ranks, the examples. Of the tests of a whole Airflow those of what
 # its versions do differently: how they end a task.
@@ -201,43 +209,65 @@ OLDEST := $(patsubst %,tests/airflow/test_%.py,asset_triggers decorator hook kil
 	losses.py::test_a_triggerer_is_killed)
 
 .PHONY: test-airflow-oldest
-test-airflow-oldest: $(OLDEST_VENV)/stamp ## the oldest Airflow that is supported
-	COVERAGE_FILE=.coverage.airflow-oldest $(OLDEST_VENV)/bin/python -m pytest $(OLDEST) $(MEASURED)
+test-airflow-oldest: PYTEST = $(OLDEST_VENV)/bin/python -m pytest
+test-airflow-oldest: $(OLDEST_VENV)/stamp $(TORCH_VENV)/stamp ## the oldest Airflow that is supported
+	$(call run,$(OLDEST))
+	@[ -n "$(TESTS)" ] || $(PYTHON) tests/oldest.py passed $@
 
 .PHONY: test-kfp
 test-kfp: $(VENV)/test.stamp $(STEP_VENV)/stamp ## the KFP compiler, executor and kfp.local
-	COVERAGE_FILE=.coverage.kfp TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python $(PYTEST) tests/kfp $(MEASURED)
+	TRAINJOB_STEP_PYTHON=$(CURDIR)/$(STEP_VENV)/bin/python $(call run,tests/kfp)
 
 .PHONY: test-kfp-oldest
+test-kfp-oldest: PYTEST = $(OLDEST_KFP_VENV)/bin/python -m pytest
 test-kfp-oldest: $(OLDEST_KFP_VENV)/stamp ## the oldest SDK of Kubeflow Pipelines that is supported
-	COVERAGE_FILE=.coverage.kfp-oldest $(OLDEST_KFP_VENV)/bin/python -m pytest \
-		$(patsubst %,tests/kfp/test_%.py,authoring compiled distributed execution task_config) $(MEASURED)
+	$(call run,$(patsubst %,tests/kfp/test_%.py,authoring compiled distributed execution task_config))
+	@[ -n "$(TESTS)" ] || $(PYTHON) tests/oldest.py passed $@
 
 .PHONY: test-docker
 test-docker: $(VENV)/test.stamp ## the step image and the KFP components in containers, beside S3, a registry and MLflow
 	@sh tests/install-packages.sh tests/containers/apt-packages.txt
-	$(PYTEST) tests/containers
+	$(call run,tests/containers)
 
-# Before the lanes and not in one of them: a build takes both cores, and two lanes of tests share them well.
+# Before the lanes and not in one of them: a build takes both cores.
 .PHONY: cluster-programs
 cluster-programs: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.cluster.build
+	@$(BIN)/python -m tests.cluster.build control-plane node gangs
 
-BACKEND := $(patsubst %,tests/cluster/test_%.py,backend cluster contract credentials fault_schedules fault_tokens faults \
-	obstacles real_node trainer_versions waiting workflows)
-# What is compared with times that were measured on a machine with nothing else to do.
-ALONE := tests/cluster/test_kfp_terminate.py
-JOBS := $(filter-out $(BACKEND) $(ALONE),$(wildcard tests/cluster/test_*.py))
+# Several files at a time on one cluster; those that stop a part of it come last, one after the other.
+ON_CLUSTER := -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: test-cluster test-cluster-backend test-cluster-jobs test-cluster-alone
-test-cluster: test-cluster-backend test-cluster-jobs test-cluster-alone ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
-test-cluster-backend: files = $(BACKEND)
-test-cluster-jobs: files = $(JOBS)
-test-cluster-alone: files = $(ALONE)
-test-cluster-backend test-cluster-jobs test-cluster-alone: cluster-programs $(TORCH_VENV)/stamp
+.PHONY: test-cluster
+test-cluster: cluster-programs $(TORCH_VENV)/stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
 	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
-	COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
-		$(PYTEST) $(files) $(MEASURED)
+	$(call run,tests/cluster --ignore tests/cluster/test_trainer_versions.py $(ON_CLUSTER))
+
+.PHONY: test-trainer-oldest
+test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trainer, on clusters of their own
+	$(call run,tests/cluster/test_trainer_versions.py)
+	@[ -n "$(TESTS)" ] || $(PYTHON) tests/oldest.py passed $@
+
+# ---------------------------------------------------------------- campaigns
+
+.PHONY: campaign campaign-local campaign-cluster campaign-terminate
+campaign: packages setup cluster-programs ## all schedules of what `make test` samples, and the oldest versions; see docs/campaigns.md
+	@rm -f .test-output/campaign-*.xml
+	@$(MAKE) --keep-going campaign-local campaign-cluster campaign-terminate \
+		test-airflow-oldest test-kfp-oldest test-trainer-oldest; \
+		status=$$?; $(BIN)/python -m tests.docs.campaigns; exit $$status
+
+campaign-%: export TRAINJOB_CAMPAIGN = 1
+campaign-local: $(VENV)/test.stamp ## 300 kills of programs, 100 of launchers, 50 of pushes
+	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 \
+		tests/local/test_kills.py tests/local/test_chaos.py tests/oci/test_faults.py)
+
+campaign-cluster: cluster-programs ## 200 schedules of faults between us and an API server
+	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/cluster/test_fault_schedules.py)
+
+campaign-terminate: cluster-programs ## 100 KFP steps that are terminated; needs the machine for itself
+	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/cluster/test_kfp_terminate.py)
+
+# ---------------------------------------------------------------- records
 
 .PHONY: record-diagnosis
 record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure on the test cluster; write what was seen for the unit tests

@@ -1,53 +1,215 @@
-"""Runs make targets in two lanes at once: what `make test` does, so that the cluster is tested while the rest is.
+"""Runs make targets in lanes, side by side, and ends with one table: what `make test` does.
 
-    python tests/lanes.py MAKE "lint test-unit …" "test-cluster"
+::
 
-The first lane is seen as it goes; what the second one says is kept in `.test-output/second-lane.log`, and shown from
-the end of the first one on. Whichever fails, or Ctrl-C, ends both.
+    python tests/lanes.py MAKE "lint test-unit …" "test-cluster" …
+
+The targets of a lane run one after the other. Each writes its output to `.test-output/<target>.log`. What is printed
+here is a line for each target that starts or ends, then what failed, with the command that repeats it, then the table.
+All lanes run to their end, whatever fails; Ctrl-C ends them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 
-LOG = Path(".test-output/second-lane.log")
+OUTPUT = Path(".test-output")
+SLOWEST = 5
+NEWS = 60.0  # seconds between two lines about what runs
 
 
-def main(make: str, first: str, second: str) -> int:
-    """The exit status of the lane that failed first; 0 if both passed."""
-    LOG.parent.mkdir(exist_ok=True)
-    lanes: list[subprocess.Popen[bytes]] = []
-    with LOG.open("wb") as log, LOG.open("rb") as said:
+@dataclass(frozen=True)
+class Test:
+    """One test that ran.
+
+    Attributes:
+        name: Its pytest id.
+        seconds: It took, with its fixtures.
+        skipped: Why it was skipped; empty if it was not.
+        failed: What pytest shows of its failure; empty if it passed.
+        properties: What it has recorded (``record_property``): seeds.
+    """
+
+    name: str
+    seconds: float
+    skipped: str = ""
+    failed: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Target:
+    """A make target.
+
+    Attributes:
+        name: Its name.
+        seconds: It took.
+        code: Its exit status; None until it has ended.
+        tests: That it ran.
+    """
+
+    name: str
+    seconds: float = 0.0
+    code: int | None = None
+    tests: list[Test] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        """Its output."""
+        return OUTPUT / f"{self.name}.log"
+
+    @property
+    def results(self) -> Path:
+        """What pytest writes about its tests."""
+        return OUTPUT / f"{self.name}.xml"
+
+    def run(self, make: str) -> None:
+        """Run it to its end."""
+        self.results.unlink(missing_ok=True)
+        options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={self.results.absolute()} -o junit_family=xunit1"
+        self.started = time.monotonic()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [make, "--no-print-directory", self.name],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTEST_ADDOPTS": options.strip()},
+                start_new_session=True,
+            )
+            code = self.process.wait()
+        self.seconds = time.monotonic() - self.started
+        self.tests = list(read(self.results)) if self.results.exists() else []
+        self.code = code
+
+    def end(self) -> None:
+        """End it as Ctrl-C does: pytest ends what its tests have started, which are sessions of their own."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        os.killpg(self.process.pid, signal.SIGINT)
         try:
-            lanes.append(subprocess.Popen([make, *second.split()], stdout=log, stderr=log, start_new_session=True))
-            print(f"at the same time: make {second} (so far in {LOG})", flush=True)
-            lanes.append(subprocess.Popen([make, *first.split()], start_new_session=True))
-            while lanes[1].poll() is None and not lanes[0].poll():
-                time.sleep(0.2)
-            if lanes[1].poll():
-                return lanes[1].returncode
-            if lanes[1].poll() is None:
-                print(f"\nmake {second} failed:", flush=True)
-            while lanes[0].poll() is None or said.peek(1):
-                sys.stdout.buffer.write(said.read())
-                sys.stdout.flush()
-                time.sleep(0.2)
-            return lanes[0].returncode
-        finally:
-            for lane in lanes:
-                if lane.poll() is None:
-                    # As Ctrl-C: pytest ends what its tests have started, which are sessions of their own.
-                    os.killpg(lane.pid, signal.SIGINT)
-                    try:
-                        lane.wait(120)
-                    except subprocess.TimeoutExpired:
-                        os.killpg(lane.pid, signal.SIGKILL)
-                        lane.wait()
+            self.process.wait(120)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def progress(self) -> str:
+        """Its name, and how far pytest is by its own word."""
+        percent = re.findall(rb"\[ *(\d+%)\]", self.log.read_bytes()) if self.log.exists() else []
+        return f"{self.name} {percent[-1].decode() if percent else ''}".strip()
+
+
+def read(results: Path) -> Iterator[Test]:
+    """The tests of a JUnit file of pytest's older format, which has their files."""
+    for case in ET.parse(results).iter("testcase"):
+        name = re.sub(r"@\w+$", "", case.get("name", ""))  # the group of pytest-xdist
+        problems = [*case.iter("failure"), *case.iter("error")]
+        skipped = case.find("skipped")
+        yield Test(
+            f"{case.get('file')}::{name}",
+            float(case.get("time", "0")),
+            "" if skipped is None else skipped.get("message", "no reason"),
+            "\n".join(f"{each.get('message', '')}\n{each.text or ''}" for each in problems),
+            {each.get("name", ""): each.get("value", "") for each in case.iter("property")},
+        )
+
+
+def main(make: str, *lanes: str) -> int:
+    """Run the lanes; 0 if every target passed."""
+    OUTPUT.mkdir(exist_ok=True)
+    targets = [[Target(name) for name in lane.split()] for lane in lanes]
+    every = [target for lane in targets for target in lane]
+    stopped = Event()
+
+    def run(lane: Sequence[Target]) -> None:
+        for target in lane:
+            if stopped.is_set():
+                return
+            print(f"{clock()} {target.name} starts (output: {target.log})", flush=True)
+            target.run(make)
+            how = "passed" if target.code == 0 else f"FAILED (exit status {target.code})"
+            print(f"{clock()} {target.name} {how} in {target.seconds:.0f} s{counted(target.tests)}", flush=True)
+
+    threads = [Thread(target=run, args=(lane,)) for lane in targets]
+    for thread in threads:
+        thread.start()
+    try:
+        said = time.monotonic()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.2)
+            if time.monotonic() > said + NEWS:
+                said = time.monotonic()
+                running = [target.progress() for target in every if target.process and target.code is None]
+                print(f"{clock()} running: {', '.join(running)}", flush=True)
+    finally:
+        stopped.set()
+        for target in every:
+            target.end()
+        for thread in threads:
+            thread.join()
+    for target in every:
+        failures(target)
+    table(every)
+    return max(abs(target.code or 0) for target in every)
+
+
+def clock() -> str:
+    """The time of day."""
+    return time.strftime("%H:%M:%S")
+
+
+def counted(tests: Sequence[Test]) -> str:
+    """How many of each kind; empty if there are none."""
+    kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in tests)
+    return "".join(f", {kinds[kind]} {kind}" for kind in ("passed", "failed", "skipped") if kinds[kind])
+
+
+def failures(target: Target) -> None:
+    """Print what failed, and how to repeat it alone."""
+    for test in target.tests:
+        if test.failed:
+            print(f"\n{'=' * 120}\nFAILED {test.name}\n{test.failed.strip()}")
+            print(f"again: make {target.name} TESTS='{test.name}'")
+    if target.code and not any(test.failed for test in target.tests):
+        end = target.log.read_text(errors="replace").splitlines()[-60:] if target.log.exists() else []
+        print("\n".join([f"\n{'=' * 120}\nFAILED {target.name} (whole output: {target.log})", *end]))
+        print(f"again: make {target.name}")
+
+
+def table(targets: Sequence[Target]) -> None:
+    """Print what ran, how long it took, and what was skipped and why."""
+    print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}  slowest")
+    for target in targets:
+        kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in target.tests)
+        slow = sorted(target.tests, key=lambda each: -each.seconds)[:SLOWEST]
+        slowest = ", ".join(
+            f"{each.name.rpartition('/')[2]} {each.seconds:.0f} s" for each in slow if each.seconds >= 1
+        )
+        row = f"{target.name:24}{kinds['passed']:>8}{kinds['failed']:>8}{kinds['skipped']:>9}{target.seconds:>9.0f}"
+        print(f"{row}  {slowest}" if target.code is not None else f"{target.name:24} did not run")
+    tests = [test for target in targets for test in target.tests]
+    skipped = Counter((test.name.partition("::")[0], test.skipped) for test in tests if test.skipped)
+    if skipped:
+        print("\nskipped:")
+    for (file, why), number in sorted(skipped.items()):
+        print(f"  {number} of {file}: {why}")
+    if seeds := {f"TRAINJOB_SEED={each.properties['seed']}" for each in tests if "seed" in each.properties}:
+        print(f"\nseeds of the samples of campaigns: {', '.join(sorted(seeds))}")
+    failed = sum(bool(test.failed) for test in tests)
+    print(f"\n{len(tests) - failed - skipped.total()} passed, {failed} failed, {skipped.total()} skipped")
 
 
 if __name__ == "__main__":

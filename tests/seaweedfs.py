@@ -110,15 +110,23 @@ class SeaweedFS:
         """boto3's for users and their keys; of this server, in spite of the name."""
         return self._client("iam")
 
+    @property
+    def resource(self) -> Any:
+        """boto3's objects for S3, as the administrator."""
+        return boto3.resource("s3", **self._options)
+
     def _client(self, service: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=self.endpoint,
-            region_name=REGION,
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            verify=str(self._authority.certificate) if self._authority else None,
-        )
+        return boto3.client(service, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "endpoint_url": self.endpoint,
+            "region_name": REGION,
+            "aws_access_key_id": self.access_key,
+            "aws_secret_access_key": self.secret_key,
+            "verify": str(self._authority.certificate) if self._authority else None,
+        }
 
     def start(self) -> None:
         """Start it; after `stop` with all that it had, on the same ports."""

@@ -1,0 +1,56 @@
+"""Decides which of the oldest supported versions `make test` has to test: those whose inputs have changed since.
+
+::
+
+    python tests/oldest.py due                       # prints make targets
+    python tests/oldest.py passed test-kfp-oldest    # records that one has passed; commit constraints/oldest.json
+
+`make campaign` tests all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "constraints" / "oldest.json"
+INPUTS = {
+    "test-airflow-oldest": ("constraints/airflow-oldest.txt", "airflow_provider/**/*.py"),
+    "test-kfp-oldest": ("constraints/kfp-oldest.txt", "kfp_components/**/*.py"),
+    "test-trainer-oldest": (
+        "components/trainjob/backends/kubernetes/*.py",
+        "components/trainjob/doctor/*.py",
+        "components/trainjob/install/*.*",
+        "components/trainjob/manifest.py",
+        "components/trainjob/spec/*.py",
+        "tests/cluster/modules/*/go.mod",
+        "tests/cluster/test_trainer_versions.py",
+    ),
+}
+"""Target -> the files that decide whether it passes; the rest of the core is the same on all versions."""
+
+
+def inputs(target: str) -> str:
+    """A hash of the files that a target depends on."""
+    digest = hashlib.sha256()
+    for pattern in INPUTS[target]:
+        for file in sorted(ROOT.glob(pattern)):
+            digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def main(command: str, *targets: str) -> None:
+    """The command line."""
+    recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    if command == "due":
+        print(*(target for target in INPUTS if recorded.get(target) != inputs(target)))
+    else:
+        recorded |= {target: inputs(target) for target in targets}
+        RECORD.write_text(json.dumps(recorded, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
