@@ -235,7 +235,7 @@ cluster-programs: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.cluster.build control-plane node gangs
 
 # Several files at a time on one cluster; those that stop a part of it come last, one after the other.
-ON_CLUSTER := -n 4 --dist loadfile --no-loadscope-reorder
+ON_CLUSTER := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-cluster
 test-cluster: cluster-programs $(TORCH_VENV)/stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once

@@ -91,10 +91,11 @@ class Access:
         finally:
             self.api.delete("v1", "Namespace", "", name)
 
-    def finish(self, namespace: str) -> None:
-        """Let all pods of a namespace end that run until they are told (`nodes.until_told`)."""
+    def finish(self, namespace: str, job: str = "") -> None:
+        """Let all running pods of a namespace end, or those of one TrainJob; see `nodes.until_told`."""
         told = {"metadata": {"annotations": {nodes.annotation("run"): "1ms"}}}
-        for pod in self.api.find("v1", "Pod", namespace, fields="status.phase=Running"):
+        labels = f"jobset.sigs.k8s.io/jobset-name={job}" if job else ""
+        for pod in self.api.find("v1", "Pod", namespace, labels=labels, fields="status.phase=Running"):
             self.api.patch("v1", "Pod", namespace, pod["metadata"]["name"], told)
 
     def add_runtime(self, runtime: Object) -> None:

@@ -43,11 +43,11 @@ LONGEST = (
     "fault_schedules",
     "stores",
     "recovery",
-    "first_crash",
     "credentials",
     "airflow_examples",
     "kfp_terminate",
     "real_runtimes",
+    "first_crash",
 )
 """Files that take longest, in the order in which they are started."""
 

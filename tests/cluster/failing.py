@@ -96,14 +96,14 @@ def own_node(cluster: Access, where: str, *taints: Object) -> Iterator[None]:
     """A simulated node only for pods that select it by the name of their namespace."""
     made = nodes.node(0, 8)
     made["metadata"] |= {"name": where, "labels": {**made["metadata"]["labels"], "trainjob.test/own": where}}
-    cluster.api.create({**made, "spec": {"taints": list(taints)}})
+    cluster.api.create({**made, "spec": {"taints": [nodes.RESERVED, *taints]}})
     try:
         yield
     finally:
         cluster.api.delete("v1", "Node", "", where)
 
 
-ON_OWN_NODE = patched({"nodeSelector": {"trainjob.test/own": "$NAMESPACE"}})
+ON_OWN_NODE = patched({"nodeSelector": {"trainjob.test/own": "$NAMESPACE"}, "tolerations": [nodes.ADMITTED]})
 """``$NAMESPACE`` in a spec is the namespace of the job."""
 
 
@@ -265,7 +265,11 @@ def outrank_on_node(cluster: Access, ref: JobRef) -> None:
     """A pod of higher priority, for the node that the job has filled."""
     resources = {"requests": {nodes.GPU: "8"}, "limits": {nodes.GPU: "8"}}
     container = {"name": "x", "image": images.PYTHON, "resources": resources, "env": fate(run="never")}
-    spec = {"priorityClassName": ref.namespace, "nodeSelector": {"trainjob.test/own": ref.namespace}}
+    spec = {
+        "priorityClassName": ref.namespace,
+        "nodeSelector": {"trainjob.test/own": ref.namespace},
+        "tolerations": [nodes.ADMITTED],
+    }
     pod = {"metadata": {"name": "urgent", "namespace": ref.namespace}, "spec": {**spec, "containers": [container]}}
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", **pod})
 

@@ -55,6 +55,13 @@ def until_told() -> Object:
     return {"training_runtime_spec": {"template": {"spec": {"replicated_jobs": [job]}}}}
 
 
+RESERVED: Object = {"key": "trainjob.test/reserved", "effect": "NoSchedule"}
+"""Taint of nodes that a test makes and removes: pods of other tests must not run there."""
+
+ADMITTED: Object = {"key": RESERVED["key"], "operator": "Exists"}
+"""Toleration of that."""
+
+
 def node(index: int, gpus: int, cpus: int = 64, memory: str = "512Gi") -> Object:
     """A node object for kwok."""
     name = f"simulated-{index}"

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from tests.cluster.access import TRAINER
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
-from tests.cluster.nodes import fate
-from tests.cluster.waits import until_phase
+from tests.cluster.nodes import fate, until_told
+from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import FAST, Wires
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
@@ -60,6 +61,7 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 LONG = spec(env=fate(run="never"))
 SHORT = spec(env=fate(run="3s"))
+UNTIL_TOLD = spec(runtime_patches=[until_told()])
 
 
 def first(method: str, *faults: Fault, ending: str = "") -> Plan:
@@ -154,12 +156,23 @@ async def test_an_api_server_that_has_just_been_started_is_asked_again(wires: Wi
 # ---------------------------------------------------------------------- waiting
 
 
+async def finish_after_a_fault(wires: Wires, proxy: FaultProxy, ref: JobRef) -> None:
+    """Let a job end once something was injected, so that it does not end before its waiter has met the fault."""
+    await until(lambda: proxy.injected)
+    while True:  # its pods may not run yet
+        await anyio.to_thread.run_sync(wires.cluster.finish, ref.namespace, ref.name)
+        await anyio.sleep(0.5)
+
+
 @both_watches
 async def test_a_faulty_watch_ends_well(wires: Wires, shared: bool) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = first("WATCH", fault, fault, ending="/trainjobs")
-        ref = await launch(backend, SHORT, name, namespace=wires.namespace)
-        assert (await ended(backend, ref)).uid == ref.uid
+        ref = await launch(backend, UNTIL_TOLD, name, namespace=wires.namespace)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(finish_after_a_fault, wires, proxy, ref)
+            assert (await ended(backend, ref)).uid == ref.uid
+            tasks.cancel_scope.cancel()
         assert proxy.injected
 
     await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE, **EVENTS}, check, shared=shared)
@@ -169,8 +182,11 @@ async def test_a_faulty_watch_ends_well(wires: Wires, shared: bool) -> None:
 async def test_a_faulty_list_ends_well(wires: Wires, shared: bool) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = first("GET", fault, ending="/trainjobs")
-        ref = await launch(backend, SHORT, name, namespace=wires.namespace)
-        assert (await ended(backend, ref)).uid == ref.uid
+        ref = await launch(backend, UNTIL_TOLD, name, namespace=wires.namespace)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(finish_after_a_fault, wires, proxy, ref)
+            assert (await ended(backend, ref)).uid == ref.uid
+            tasks.cancel_scope.cancel()
         assert len(proxy.injected) == 1
 
     await wires.each({**BEFORE, **REFUSED, **AFTER, **GONE}, check, shared=shared)

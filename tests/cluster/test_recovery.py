@@ -124,12 +124,12 @@ def spare(cluster: Cluster, pool: str, *numbers: int) -> None:
     for number in numbers:
         node = nodes.node(number, gpus=8)
         node["metadata"]["labels"]["trainjob.test/pool"] = pool
-        cluster.api.create(node)
+        cluster.api.create({**node, "spec": {"taints": [nodes.RESERVED]}})
 
 
 def on(pool: str) -> dict[str, Any]:
     """A runtime patch: pods run there only."""
-    pod = {"nodeSelector": {"trainjob.test/pool": pool}}
+    pod = {"nodeSelector": {"trainjob.test/pool": pool}, "tolerations": [nodes.ADMITTED]}
     job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     return {"training_runtime_spec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
@@ -230,6 +230,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
             "spec": {
                 "priorityClassName": namespace,
                 "nodeSelector": {"trainjob.test/pool": "preempted"},
+                "tolerations": [nodes.ADMITTED],
                 "containers": [container],
             },
         }
