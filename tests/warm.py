@@ -154,7 +154,7 @@ def _ended(call: Any) -> int:
         code = left.code
     except KeyboardInterrupt:
         return 130
-    except BaseException:  # noqa: BLE001 - shown as the interpreter does
+    except BaseException:  # noqa: BLE001 - the fork stands for an interpreter, which prints any exception and exits with 1
         traceback.print_exc()
         return 1
     if isinstance(code, str):

@@ -148,7 +148,9 @@ def status_file(log: Path) -> Path:
 
 def _serve(socket: str, *apis: str) -> None:
     for name in (*MODULES, *(SERVER_MODULES if SERVER in apis else ())):
-        with suppress(Exception):  # Airflow has classes of its own for what a version does not have
+        with suppress(
+            Exception
+        ):  # not only ImportError: Airflow raises other classes for a module that a version lacks
             import_module(name)
     for name in apis:
         _make_api(import_module(name))

@@ -24,7 +24,7 @@ MODULES = [module for kind in ("operators", "sensors", "hooks", "triggers") for 
 
 def test_information_fits_airflows_schema() -> None:
     import airflow
-    import jsonschema  # type: ignore[import-untyped]
+    import jsonschema
 
     schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
     jsonschema.validate(INFO, schema)

@@ -26,9 +26,9 @@ def example() -> DAG:
 
 @pytest.fixture
 def framework(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the second run: PyTorch, in an environment of its own, as an image would be on a cluster."""
+    """PyTorch for the second run, in a separate environment, as an image would have it on a cluster."""
     python = os.environ.get("TRAINJOB_TORCH_PYTHON")
-    if not python:
+    if not python:  # 5 GB, which `make test-airflow` installs and a person who runs pytest by hand may not have
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python of an environment with PyTorch")
     environments = {"torch-distributed": str(Path(python).parents[1])}
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", json.dumps(environments))

@@ -18,8 +18,8 @@ def _job(cluster: Access, namespace: str, name: str = "job") -> dict[str, Any]:
     return cluster.api.get(TRAINER, "TrainJob", namespace, name) or {}
 
 
-def _ends(cluster: Access, namespace: str, kind: str, timeout: float = 60) -> dict[str, Any]:
-    return wait_until(f"the job is {kind}", lambda: condition(_job(cluster, namespace), kind) or {}, timeout)
+def _ends(cluster: Access, namespace: str, kind: str, timeout: float = 60, name: str = "job") -> dict[str, Any]:
+    return wait_until(f"{name} is {kind}", lambda: condition(_job(cluster, namespace, name), kind) or {}, timeout)
 
 
 def _pods(cluster: Access, namespace: str) -> list[dict[str, Any]]:

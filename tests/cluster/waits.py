@@ -16,7 +16,7 @@ from trainjob.waiting import wait
 async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait for a condition that a server or another task brings about."""
     with anyio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110 - nobody notifies
+        while not condition():  # noqa: ASYNC110 - a server brings it about and sends no event
             await anyio.sleep(0.05)
 
 

@@ -48,7 +48,7 @@ class Wires:
         *,
         shared: bool = False,
     ) -> None:
-        """Check all faults at once, each on a wire and under a key of its own: most of the time is waiting."""
+        """Check all faults at once, each on a separate wire and key: most of the time is waiting."""
 
         async def one(name: str, fault: Fault) -> None:
             async with self.open(timings, shared=shared) as (backend, proxy):

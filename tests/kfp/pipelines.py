@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from google.protobuf import json_format  # type: ignore[import-untyped]
+from google.protobuf import json_format
 from kfp.kubernetes.kubernetes_executor_config_pb2 import KubernetesExecutorConfig
 from kfp.pipeline_spec import pipeline_spec_pb2
 

@@ -56,7 +56,7 @@ def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[str]:
-    """Runs a script in a process of its own, as ``python`` does, with MLflow imported already."""
+    """Runs a script in a separate process, as ``python`` does, with MLflow imported already."""
     modules = ["registry.kubeflow", "registry.mlflow", "data.steps"]
     mlflow = ["tracking", "store.tracking.sqlalchemy_store", "store.model_registry.sqlalchemy_store"]
     with Warm({PYTHON: ""}, [f"trainjob.{each}" for each in modules] + [f"mlflow.{each}" for each in mlflow]) as warm:

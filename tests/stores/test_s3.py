@@ -1,4 +1,4 @@
-"""Copies to and from S3, looked at with a client of its own."""
+"""Copies to and from S3, checked with boto3."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ _ORIGINS: st.SearchStrategy[Any] = st.sampled_from(
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*_GIVEN, "other"], st.one_of(_ORIGINS, st.lists(_ORIGINS)))))
 def test_the_statement_is_of_the_types_of_in_toto(given: dict[str, Any]) -> None:
-    from google.protobuf import json_format  # type: ignore[import-untyped]
-    from in_toto_attestation.predicates.provenance.v1 import provenance_pb2  # type: ignore[import-untyped]
-    from in_toto_attestation.v1 import statement_pb2  # type: ignore[import-untyped]
+    from google.protobuf import json_format
+    from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+    from in_toto_attestation.v1 import statement_pb2
 
     value = json.loads(statement(_record(given)))
     predicate = value["predicate"]

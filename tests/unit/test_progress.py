@@ -45,7 +45,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return threading.Event().wait()
 
     # A thread that still retries would post to the next test's server. It cannot raise: pytest would report that.
-    reporter.poster._send, reporter.poster._warn = end, lambda *_: None  # type: ignore[method-assign]
+    vars(reporter.poster).update(_send=end, _warn=lambda *_: None)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import httpx
 import psutil
-import psycopg2  # type: ignore[import-untyped]
+import psycopg2
 from tests.airflow.forks import SERVER, TRIGGERER, Forked, Forks
 from tests.airflow.templates import cached
 from tests.airflow.versions import AIRFLOW

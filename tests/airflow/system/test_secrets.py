@@ -191,7 +191,7 @@ class There:
 
     def check(self, found: dict[str, set[str]]) -> None:
         """Each secret is in a connection and nowhere else, but for the files that TLS needs."""
-        # TLS takes keys from files only: the kubernetes package has one of its own as long as its process lives.
+        # TLS takes keys from files only: the kubernetes package keeps one while its process lives.
         keys = [self.planted.airflow.directory / place.removeprefix("file ") for place in found.pop("pem", ())]
         assert {path.parent.name for path in keys} <= {"tmp"}
         assert [path for path in keys if path.exists() and path.stat().st_mode & 0o077] == []
@@ -201,7 +201,7 @@ class There:
 @pytest.fixture(scope="module")
 def there(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
     """A real API server: tokens that it takes and refuses, a client's key."""
-    if missing := build.missing("control-plane"):
+    if missing := build.missing("control-plane"):  # a quarter of an hour, for which this tier does not wait
         pytest.skip(f"not built here: {', '.join(missing)} (make cluster-programs)")
     planted, folder = Planted(airflow, trainings), tmp_path_factory.mktemp("there")
     with Cluster(folder / "cluster", controllers=False) as cluster:

@@ -103,9 +103,9 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
 
 def boto3(verb: str, folder: str, uri: str) -> Callable[[], object]:
     """Its transfer manager for large files; for small ones threads, since the manager takes twice as long for them."""
-    import boto3 as library  # type: ignore[import-untyped]
-    from boto3.s3.transfer import TransferConfig  # type: ignore[import-untyped]
-    from botocore.config import Config  # type: ignore[import-untyped]
+    import boto3 as library
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
 
     bucket, prefix = _bucket(uri)
     settings = TransferConfig(multipart_threshold=LARGE, multipart_chunksize=16 * MIB, max_concurrency=8)

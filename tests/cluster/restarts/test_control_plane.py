@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.cluster.access import TRAINER, condition, trainjob
+from tests.cluster.access import TRAINER, trainjob
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import Cluster
 from tests.cluster.nodes import fate
@@ -54,8 +54,7 @@ def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, name
     [event] = own_cluster.api.request("GET", path, params=watch).splitlines()
     assert json.loads(event)["object"]["code"] == 410
     own_cluster.api.create(trainjob("next", namespace, trainer={"numNodes": 1}))
-    finished = lambda: condition(_job(own_cluster, namespace, "next"), "Complete")  # noqa: E731
-    wait_until("the controllers have found the API server again", finished, 60)
+    _ends(own_cluster, namespace, "Complete", name="next")  # the controllers have found the API server again
 
 
 @pytest.mark.parametrize("program", ["trainer", "etcd", "kueue"])
