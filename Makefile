@@ -249,17 +249,22 @@ test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trai
 
 # ---------------------------------------------------------------- campaigns
 
-.PHONY: campaign campaign-local campaign-cluster campaign-terminate
+.PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate
 campaign: packages setup cluster-programs ## all schedules of what `make test` samples, and the oldest versions; see docs/campaigns.md
 	@rm -f .test-output/campaign-*.xml
-	@$(MAKE) --keep-going campaign-local campaign-cluster campaign-terminate \
+	@started=$$(date +%s); $(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
 		test-airflow-oldest test-kfp-oldest test-trainer-oldest; \
-		status=$$?; $(BIN)/python -m tests.docs.campaigns; exit $$status
+		status=$$?; $(BIN)/python -m tests.docs.campaigns $$(($$(date +%s) - started)); exit $$status
 
 campaign-%: export TRAINJOB_CAMPAIGN = 1
 campaign-local: $(VENV)/test.stamp ## 300 kills of programs, 100 of launchers, 50 of pushes
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 \
 		tests/local/test_kills.py tests/local/test_chaos.py tests/oci/test_faults.py)
+
+campaign-sizes: $(TORCH_VENV)/stamp cluster-programs ## 20 GiB, 10,000 files, 50 tasks, an outage of 2 minutes
+	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/local/test_memory.py tests/oci/test_memory.py \
+		tests/stores/test_contract.py tests/airflow/system/test_many.py tests/airflow/system/test_examples.py \
+		tests/cluster/restarts/test_airflow_system.py)
 
 campaign-cluster: cluster-programs ## 200 schedules of faults between us and an API server
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/cluster/test_fault_schedules.py)
@@ -276,7 +281,7 @@ record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure o
 
 .PHONY: record-doctor
 record-doctor: $(VENV)/test.stamp ## run `trainjob doctor` on the test cluster; write what it says into docs/on-a-cluster.md
-	TRAINJOB_RECORD=1 $(PYTEST) tests/cluster/test_doctor_page.py
+	TRAINJOB_RECORD=1 $(PYTEST) tests/cluster/restarts/test_doctor_page.py
 
 .PHONY: cluster cluster-down
 cluster: $(VENV)/test.stamp ## start the test cluster for use by hand, as root with a node that runs real pods

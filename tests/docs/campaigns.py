@@ -2,13 +2,14 @@
 
 ::
 
-    python -m tests.docs.campaigns
+    python -m tests.docs.campaigns SECONDS
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -18,30 +19,36 @@ PAGE = Path(__file__).parents[2] / "docs" / "campaigns.md"
 FILES = sorted(OUTPUT.glob("campaign-*.xml"))
 
 
-def row(tests: list[Test]) -> str:
-    """The table's row for the tests of one file and function."""
-    name = re.sub(r"\[.*", "", tests[0].name)
+def subject(test: Test) -> str:
+    """What a row is about: a function that draws schedules, else a file."""
+    return re.sub(r"\[.*", "", test.name) if "schedules" in test.properties else test.name.partition("::")[0]
+
+
+def row(name: str, tests: list[Test]) -> str:
+    """The table's row for some tests."""
     schedules = sum(int(test.properties.get("schedules", 0)) for test in tests)
     seeds = ", ".join(sorted({test.properties["seed"] for test in tests if "seed" in test.properties}))
     failed = sum(bool(test.failed) for test in tests)
     result = f"{failed} of {len(tests)} tests failed" if failed else "passed"
-    return f"| `{name}` | {schedules} | {result} | {sum(test.seconds for test in tests):.0f} s | {seeds} |"
+    return f"| `{name}` | {schedules or ''} | {result} | {sum(test.seconds for test in tests):.0f} s | {seeds} |"
 
 
 def main() -> None:
-    """Write the table."""
+    """Write the table.
+
+    Command line: How long `make campaign` has taken, in seconds.
+    """
     of: dict[str, list[Test]] = {}
     for file in FILES:
         for test in read(file):
-            if "schedules" in test.properties:
-                of.setdefault(re.sub(r"\[.*", "", test.name), []).append(test)
+            of.setdefault(subject(test), []).append(test)
     when = time.strftime("%Y-%m-%d", time.gmtime(max(file.stat().st_mtime for file in FILES)))
     lines = [
-        f"{when}, {os.cpu_count()} cores:",
+        f"{when}, {os.cpu_count()} cores, {int(sys.argv[1]) // 60} minutes with the oldest versions:",
         "",
         "| test | schedules | result | time | seed |",
         "|---|---:|---|---:|---|",
-        *(row(tests) for _, tests in sorted(of.items())),
+        *(row(name, tests) for name, tests in sorted(of.items())),
     ]
     text = PAGE.read_text()
     result = "\n".join(lines)

@@ -22,7 +22,7 @@ import psycopg2
 from tests.airflow.forks import SERVER, TRIGGERER, Forked, Forks
 from tests.airflow.templates import cached
 from tests.airflow.versions import AIRFLOW
-from tests.cluster.processes import free_port, wait_until
+from tests.cluster.processes import ClusterError, free_port, wait_until
 from tests.postgresql import PROGRAMS, PostgreSQL
 
 _PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
@@ -273,15 +273,39 @@ class Airflow:
         wait_until(f"{dag_id}.{task_id} is {state}", there, seconds, poll=0.2, ignore=httpx.HTTPError)
         return last
 
+    def until_left(self, dag_id: str, run_id: str, task_id: str = "train", attempt: int = 1) -> None:
+        """Wait until the scheduler knows that the worker has left a task which deferred.
+
+        Before, an end of the deferral looks to it as if the task had been lost (its "state mismatch"), and it starts
+        the next try. So what a test ends by hand right after a deferral ends after this.
+        """
+        key = f"task_id='{task_id}', run_id='{run_id}', try_number={attempt},"
+        told = f"Received executor event with state success for task instance TaskInstanceKey(dag_id='{dag_id}', {key}"
+        wait_until(f"the scheduler knows of {task_id}", lambda: told in self.parts["scheduler"].log.read_text(), 120)
+
     def over(self, dag_id: str, run_id: str, seconds: float = 240) -> str:
-        """Wait for the end of a run; its state then."""
+        """Wait for the end of a run; its state then.
+
+        Raises:
+            ClusterError: It is not over in time; the error gives the tasks that are left and the ends of their logs.
+        """
 
         def state() -> str:
             return str(self.get(f"dags/{dag_id}/dagRuns/{run_id}")["state"])
 
-        wait_until(
-            f"{dag_id} is over", lambda: state() in ("success", "failed"), seconds, poll=0.5, ignore=httpx.HTTPError
-        )
+        try:
+            wait_until(
+                f"{dag_id} is over", lambda: state() in ("success", "failed"), seconds, poll=0.5, ignore=httpx.HTTPError
+            )
+        except ClusterError as error:
+            tasks = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+            log = "no log"
+            for each in tasks:
+                if each["state"] not in ("success", "failed", "skipped"):
+                    with suppress(httpx.HTTPError):
+                        log = self.log(dag_id, run_id, each["task_id"], each["try_number"])
+                    error.add_note(f"{each['task_id']}, try {each['try_number']}: {each['state']}\n{log[-2000:]}")
+            raise
         return state()
 
     def mark(self, state: str, dag_id: str, run_id: str, task_id: str = "train") -> None:

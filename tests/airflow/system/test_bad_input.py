@@ -80,6 +80,8 @@ def run(airflow: Airflow, trainings: Path) -> Iterator[Run]:
                 path = f"dags/{DAG}/dagRuns/{run}/taskInstances/{task}"
                 up = lambda task=task: "[node-0] up" in airflow.log(DAG, run, task)  # noqa: E731
                 wait_until(f"the job of {task} is waited for", up, 240, poll=0.5, ignore=httpx.HTTPError)
+                if task == "deleted_deferred":
+                    airflow.until_left(DAG, run, task)
                 ref = client.find(airflow.get(f"{path}/state-store/trainjob")["value"]["name"])
                 client.call(lambda ref=ref: client.backend.delete(ref))  # type: ignore[misc]
         airflow.over(DAG, run)
