@@ -173,7 +173,7 @@ test: packages setup cluster-programs ## everything, side by side; ends with a t
 .PHONY: packages
 packages:
 	@rm -f .test-output/missing-packages
-	@sh tests/install-packages.sh tests/apt-packages.txt tests/cluster/apt-packages.txt tests/containers/apt-packages.txt
+	@sh tests/install-packages.sh tests/apt-packages.txt tests/testcluster/apt-packages.txt tests/containers/apt-packages.txt
 
 .PHONY: lint
 lint: $(VENV)/test.stamp ## formatting, lint, types, import contracts
@@ -232,14 +232,14 @@ test-docker: $(VENV)/test.stamp ## the step image and the KFP components in cont
 # Before the lanes and not in one of them: a build takes both cores.
 .PHONY: cluster-programs
 cluster-programs: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.cluster.build control-plane node gangs
+	@$(BIN)/python -m tests.testcluster.build control-plane node gangs
 
 # Several files at a time on one cluster; those that stop a part of it come last, one after the other.
 ON_CLUSTER := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-cluster
 test-cluster: cluster-programs $(TORCH_VENV)/stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
-	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
+	@sh tests/install-packages.sh tests/testcluster/apt-packages.txt
 	$(call run,tests/cluster --ignore tests/cluster/test_trainer_versions.py $(ON_CLUSTER))
 
 .PHONY: test-trainer-oldest
@@ -276,7 +276,7 @@ campaign-terminate: cluster-programs ## 100 KFP steps that are terminated; needs
 
 .PHONY: record-diagnosis
 record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure on the test cluster; write what was seen for the unit tests
-	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
+	@sh tests/install-packages.sh tests/testcluster/apt-packages.txt
 	TRAINJOB_RECORD=1 TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python $(PYTEST) tests/cluster/test_diagnosis.py
 
 .PHONY: record-doctor
@@ -285,11 +285,11 @@ record-doctor: $(VENV)/test.stamp ## run `trainjob doctor` on the test cluster; 
 
 .PHONY: cluster cluster-down
 cluster: $(VENV)/test.stamp ## start the test cluster for use by hand, as root with a node that runs real pods
-	@sh tests/install-packages.sh tests/cluster/apt-packages.txt
-	@$(BIN)/python -m tests.cluster up $$([ "$$(id -u)" = 0 ] && echo --real-node)
+	@sh tests/install-packages.sh tests/testcluster/apt-packages.txt
+	@$(BIN)/python -m tests.testcluster up $$([ "$$(id -u)" = 0 ] && echo --real-node)
 
 cluster-down: ## stop it; nothing is left behind
-	@$(BIN)/python -m tests.cluster down
+	@$(BIN)/python -m tests.testcluster down
 
 .PHONY: test-docs
 test-docs: $(VENV)/test.stamp ## every snippet of README.md and docs/

@@ -26,7 +26,7 @@ INPUTS = {
         "components/trainjob/install/*.*",
         "components/trainjob/manifest.py",
         "components/trainjob/spec/*.py",
-        "tests/cluster/modules/*/go.mod",
+        "tests/testcluster/modules/*/go.mod",
         "tests/cluster/test_trainer_versions.py",
     ),
 }

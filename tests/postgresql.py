@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from tests.cluster.processes import Component, free_port, wait_until
+from tests.processes import Component, free_port, wait_until
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 """Where Debian has them, the newest last; none if it is not installed."""

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import boto3
 from botocore.exceptions import ClientError
-from tests.cluster.certificates import Authority
-from tests.cluster.processes import Component, free_port, listens, wait_until
+from tests.certificates import Authority
+from tests.processes import Component, free_port, listens, wait_until
 
 REGION = "us-east-1"
 _PARTS = ("master", "volume", "filer", "s3")

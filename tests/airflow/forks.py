@@ -22,7 +22,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from tests.cluster.processes import Component, wait_until
+from tests.processes import Component, wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = "ready"

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.cluster.build import cache_directory
+from tests.testcluster.build import cache_directory
 
 
 def registry(file: Path) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tests.airflow.conftest import ENVIRONMENT, jobs
 from tests.airflow.forks import WORKER as EXECUTION
 from tests.airflow.forks import Forked, Forks
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
 
 from trainjob import Phase, TrainJobClient
 from trainjob.status import observe

@@ -24,10 +24,10 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.cluster import failing as make
-from tests.cluster.access import Access
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster.access import Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

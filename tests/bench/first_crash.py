@@ -37,11 +37,11 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.cluster import images  # noqa: E402
-from tests.cluster.access import Access  # noqa: E402
-from tests.cluster.api import ApiError  # noqa: E402
-from tests.cluster.control_plane import Cluster  # noqa: E402
-from tests.cluster.real_node import unfit  # noqa: E402
+from tests.testcluster import images  # noqa: E402
+from tests.testcluster.access import Access  # noqa: E402
+from tests.testcluster.api import ApiError  # noqa: E402
+from tests.testcluster.control_plane import Cluster  # noqa: E402
+from tests.testcluster.real_node import unfit  # noqa: E402
 
 from trainjob import Budgets, JobRef, TrainJobSpec  # noqa: E402
 from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: E402

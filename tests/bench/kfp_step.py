@@ -23,14 +23,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.cluster import image_store
-from tests.cluster import step_image as images
-from tests.cluster.api import ApiError
-from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Execution, Steps, Try, admit, processes
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
-from tests.cluster.real_node import unfit
+from tests.processes import wait_until
+from tests.testcluster import image_store
+from tests.testcluster import step_image as images
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
+from tests.testcluster.real_node import unfit
 
 TOTAL = "container start to TrainJob created"
 

@@ -40,10 +40,10 @@ sys.path.insert(0, str(ROOT))
 
 from tests.airflow.system.airflow import Airflow  # noqa: E402
 from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, calm  # noqa: E402
-from tests.cluster.access import TRAINER  # noqa: E402
-from tests.cluster.control_plane import Cluster  # noqa: E402
-from tests.cluster.processes import Component, wait_until  # noqa: E402
 from tests.postgresql import PROGRAMS  # noqa: E402
+from tests.processes import Component, wait_until  # noqa: E402
+from tests.testcluster.access import TRAINER  # noqa: E402
+from tests.testcluster.control_plane import Cluster  # noqa: E402
 
 from trainjob.backends.kubernetes.credentials import Credentials  # noqa: E402
 from trainjob_airflow.hooks.trainjob import Target  # noqa: E402

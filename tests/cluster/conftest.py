@@ -14,15 +14,15 @@ from typing import IO
 
 import pytest
 import yaml
-from tests.cluster import build, image_store, kueue
-from tests.cluster import step_image as steps
-from tests.cluster.access import RULES, Access
-from tests.cluster.certificates import Authority
-from tests.cluster.control_plane import Cluster
+from tests.certificates import Authority
 from tests.cluster.kfp_steps import Steps, admit
 from tests.cluster.launchers import launcher_environment, run
-from tests.cluster.real_node import unfit
 from tests.cluster.wires import Wires
+from tests.testcluster import build, image_store, kueue
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.real_node import unfit
 from xdist import is_xdist_controller
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend

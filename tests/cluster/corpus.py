@@ -18,14 +18,14 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from tests.cluster import images
-from tests.cluster import step_image as steps
-from tests.cluster.access import Access
-from tests.cluster.control_plane import Cluster
 from tests.cluster.failing import REGISTRY
 from tests.cluster.failures import FAILURES, Failure
-from tests.cluster.processes import Component, wait_until
-from tests.cluster.real_node import RealNode
+from tests.processes import Component, wait_until
+from tests.testcluster import images
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.real_node import RealNode
 
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

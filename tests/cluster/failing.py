@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import yaml
-from tests.cluster import images, kueue, nodes
-from tests.cluster.access import TRAINER, Access, condition
-from tests.cluster.api import ApiError
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import fate
-from tests.cluster.processes import ClusterError, wait_until
-from tests.cluster.real_node import NAME, RealNode
+from tests.processes import ComponentError, wait_until
+from tests.testcluster import images, kueue, nodes
+from tests.testcluster.access import TRAINER, Access, condition
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
+from tests.testcluster.real_node import NAME, RealNode
 
 from trainjob.manifest import JobRef
 
@@ -148,7 +148,7 @@ def squeeze(cluster: Access, _ref: JobRef) -> None:
 
 def _node(cluster: Access) -> RealNode:
     if not isinstance(cluster, Cluster) or cluster.real_node is None:
-        raise ClusterError("only the kubelet of a node that was started here can be changed")
+        raise ComponentError("only the kubelet of a node that was started here can be changed")
     return cluster.real_node
 
 

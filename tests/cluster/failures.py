@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.cluster import failing as make
-from tests.cluster.access import Access
-from tests.cluster.nodes import fate
+from tests.testcluster.access import Access
+from tests.testcluster.nodes import fate
 
 from trainjob.diagnosis import Category
 from trainjob.errors import RetryVerdict

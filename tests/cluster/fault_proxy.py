@@ -19,7 +19,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
-from tests.cluster.certificates import Pair
+from tests.certificates import Pair
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "host"}
 

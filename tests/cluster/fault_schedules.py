@@ -13,9 +13,9 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 import httpx
-from tests.cluster.access import TRAINER
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Seen
-from tests.cluster.nodes import fate
+from tests.testcluster.access import TRAINER
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster.access import TRAINER, Access
-from tests.cluster.api import ApiError
-from tests.cluster.control_plane import Cluster
-from tests.cluster.processes import wait_until
-from tests.cluster.real_node import RealNode
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.real_node import RealNode
 
 from trainjob.install import objects
 from trainjob.manifest import CANCELLED, job_name

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from tests.cluster.processes import Component, free_port, wait_until
+from tests.processes import Component, free_port, wait_until
 
 
 def launcher_environment() -> dict[str, str]:

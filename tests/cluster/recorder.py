@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.cluster.access import TRAINER, Access
-from tests.cluster.api import Api
+from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.api import Api
 
 Object = dict[str, Any]
 

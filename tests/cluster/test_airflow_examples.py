@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster import kueue
-from tests.cluster.access import TRAINER, Access, condition, trainjob
 from tests.cluster.launchers import launcher_environment
-from tests.cluster.nodes import GPU, fate
-from tests.cluster.processes import Component, wait_until
 from tests.cluster.recorder import JOBSET, REPLICATED_JOB
+from tests.processes import Component, wait_until
+from tests.testcluster import kueue
+from tests.testcluster.access import TRAINER, Access, condition, trainjob
+from tests.testcluster.nodes import GPU, fate
 
 from trainjob.install import objects
 

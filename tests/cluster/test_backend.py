@@ -13,13 +13,13 @@ import anyio
 import anyio.to_thread
 import pytest
 import yaml
-from tests.cluster import images, kueue
-from tests.cluster.access import RULES, Access
-from tests.cluster.api import write_kubeconfig
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan
-from tests.cluster.nodes import fate, until_told
 from tests.cluster.waits import phases_of, until_phase
+from tests.testcluster import images, kueue
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.api import write_kubeconfig
+from tests.testcluster.nodes import fate, until_told
 
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.base import TrainJob

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.cluster import kueue
-from tests.cluster.access import TRAINER, Access, condition, trainjob
-from tests.cluster.api import Api, ApiError
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import GPU, fate
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster import kueue
+from tests.testcluster.access import TRAINER, Access, condition, trainjob
+from tests.testcluster.api import Api, ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import GPU, fate
 
 
 def _job(cluster: Access, namespace: str, name: str = "job") -> dict[str, Any]:

@@ -15,12 +15,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-from tests.cluster.access import JOBSET, Access
-from tests.cluster.api import ApiError
-from tests.cluster.processes import wait_until
 from tests.conformance.row import Row
 from tests.conformance.runtimes import install
 from tests.conformance.table import TABLE, recorded
+from tests.processes import wait_until
+from tests.testcluster.access import JOBSET, Access
+from tests.testcluster.api import ApiError
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob.manifest import render

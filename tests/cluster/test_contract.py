@@ -13,11 +13,11 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.cluster.access import Access, Object
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import fate
 from tests.contract import test_backend_contract as contract
 from tests.contract.conftest import Harness
+from tests.testcluster.access import Access, Object
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 import yaml
-from tests.cluster.access import Access
+from tests.testcluster.access import Access
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials

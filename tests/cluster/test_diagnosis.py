@@ -11,11 +11,11 @@ import anyio
 import pytest
 from tests.cluster import corpus
 from tests.cluster import failing as make
-from tests.cluster.access import RULES, TRAINER, Access
-from tests.cluster.control_plane import Cluster
 from tests.cluster.corpus import Made
 from tests.cluster.failures import FAILURES, Failure
-from tests.cluster.nodes import fate
+from tests.testcluster.access import RULES, TRAINER, Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
 
 from trainjob import TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -18,17 +18,17 @@ import anyio
 import httpx
 import pytest
 import yaml
-from tests.cluster import kueue
-from tests.cluster import step_image as steps
-from tests.cluster.access import TRAINER, Access, condition, refused, trainjob
-from tests.cluster.api import write_kubeconfig
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.cluster.conftest import KUBECONFIG
-from tests.cluster.control_plane import Cluster
 from tests.cluster.fault_proxy import FaultProxy
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
 from tests.cluster.test_fault_tokens import Tokens
+from tests.processes import wait_until
+from tests.testcluster import kueue
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import TRAINER, Access, condition, refused, trainjob
+from tests.testcluster.api import write_kubeconfig
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

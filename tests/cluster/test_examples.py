@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster.access import Access
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster.access import Access
 
 from trainjob import TrainJobClient
 from trainjob.backends.kubernetes.backend import KubernetesBackend

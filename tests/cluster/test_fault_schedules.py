@@ -15,10 +15,10 @@ import anyio
 import httpx
 import pytest
 from tests import campaigns
-from tests.cluster.access import Access
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.cluster.fault_proxy import FaultProxy, Kind
 from tests.cluster.fault_schedules import RandomPlan, Run, Truth, busiest, draw
+from tests.testcluster.access import Access
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings

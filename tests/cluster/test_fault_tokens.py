@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.cluster.access import RULES, Access
-from tests.cluster.api import write_kubeconfig
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.fault_schedules import LONG, busiest
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.api import write_kubeconfig
 
 from trainjob import TrainJobFailed
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from tests.cluster.access import TRAINER
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
-from tests.cluster.nodes import fate, until_told
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import FAST, Wires
+from tests.testcluster.access import TRAINER
+from tests.testcluster.nodes import fate, until_told
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

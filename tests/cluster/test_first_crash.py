@@ -18,14 +18,14 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from tests.cluster import images
-from tests.cluster.access import RULES, TRAINER, Access
 from tests.cluster.launchers import launcher_environment
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import Wires
 from tests.kfp.conftest import Steps
+from tests.processes import wait_until
+from tests.testcluster import images
+from tests.testcluster.access import RULES, TRAINER, Access
+from tests.testcluster.nodes import fate
 
 from trainjob import Budgets, JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

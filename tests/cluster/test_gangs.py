@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from tests.cluster import kueue, nodes
-from tests.cluster.access import TRAINER, Access, condition, refused
-from tests.cluster.components import COSCHEDULER
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import GPU, fate
-from tests.cluster.processes import wait_until
 from tests.cluster.recorder import JOBSET
+from tests.processes import wait_until
+from tests.testcluster import kueue, nodes
+from tests.testcluster.access import TRAINER, Access, condition, refused
+from tests.testcluster.components import COSCHEDULER
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import GPU, fate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

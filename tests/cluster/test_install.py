@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from tests.cluster import step_image as steps
-from tests.cluster.access import TRAINER, Access
-from tests.cluster.api import Api, write_kubeconfig
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.api import Api, write_kubeconfig
 
 from trainjob import Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.cluster.access import TRAINER
-from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Execution, Steps, admit, owner_reference
-from tests.cluster.nodes import variable
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import variable
 
 pytestmark = pytest.mark.timeout(300)
 

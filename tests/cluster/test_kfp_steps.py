@@ -10,10 +10,10 @@ import signal
 from typing import Any
 
 import pytest
-from tests.cluster.access import TRAINER, Access, condition
-from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import ACCOUNT, ASKED, Execution, Steps, admit, kill_python, suspended
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER, Access, condition
+from tests.testcluster.control_plane import Cluster
 
 from trainjob.manifest import CANCELLED
 

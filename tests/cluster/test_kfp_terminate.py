@@ -18,11 +18,11 @@ from datetime import datetime
 
 import pytest
 from tests import campaigns
-from tests.cluster.access import TRAINER
-from tests.cluster.api import ApiError
 from tests.cluster.kfp_steps import ASKED, PASSED_ON, Execution, Steps, Try, admit, suspended, time_left
-from tests.cluster.nodes import variable
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER
+from tests.testcluster.api import ApiError
+from tests.testcluster.nodes import variable
 
 pytestmark = pytest.mark.timeout(400)
 

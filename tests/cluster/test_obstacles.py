@@ -7,9 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.cluster import kueue
-from tests.cluster.access import RULES, Access
-from tests.cluster.nodes import fate
+from tests.testcluster import kueue
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.nodes import fate
 
 from trainjob import Budgets, JobRef, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster import images
-from tests.cluster.access import TRAINER, Access, condition, trainjob
-from tests.cluster.control_plane import Cluster
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster import images
+from tests.testcluster.access import TRAINER, Access, condition, trainjob
+from tests.testcluster.control_plane import Cluster
 
 # Rank 1 greets rank 0 by the name that Trainer gives it, and both end.
 _GREETING = """

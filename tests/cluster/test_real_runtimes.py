@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import build, images
-from tests.cluster import step_image as steps
-from tests.cluster.access import Access
-from tests.cluster.control_plane import Cluster
-from tests.cluster.manifests import load
-from tests.cluster.processes import wait_until
 from tests.cluster.recorder import JOBSET
 from tests.cluster.runtimes import SHIPPED
+from tests.processes import wait_until
+from tests.testcluster import build, images
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.manifests import load
 
 from trainjob import JobRef, TrainJobClient, TrainJobResult
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -13,14 +13,14 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from tests.cluster import build, kueue, nodes
-from tests.cluster import step_image as steps
-from tests.cluster.access import JOBSET, TRAINER, Access, condition
-from tests.cluster.api import ApiError
-from tests.cluster.control_plane import Cluster
-from tests.cluster.manifests import load
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster import build, kueue, nodes
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import JOBSET, TRAINER, Access, condition
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.manifests import load
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import click
 import pytest
-from tests.cluster import kueue
-from tests.cluster.access import TRAINER, Access, trainjob
-from tests.cluster.nodes import fate
+from tests.testcluster import kueue
+from tests.testcluster.access import TRAINER, Access, trainjob
+from tests.testcluster.nodes import fate
 
 from trainjob import Phase
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster import build
-from tests.cluster.access import Access, condition
 from tests.cluster.launchers import execution_api, launcher_environment, run
-from tests.cluster.manifests import load
-from tests.cluster.nodes import GPU, annotation, fate
-from tests.cluster.processes import wait_until
 from tests.cluster.recorder import JOBSET, REPLICATED_JOB, Ran, Recorder
 from tests.cluster.runtimes import FACES, INITIALIZER_VOLUME, SHIPPED, Object, Shipped, for_kfp
+from tests.processes import wait_until
+from tests.testcluster import build
+from tests.testcluster.access import Access, condition
+from tests.testcluster.manifests import load
+from tests.testcluster.nodes import GPU, annotation, fate
 
 from trainjob import TrainJobClient
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster import step_image as steps
-from tests.cluster.access import TRAINER
-from tests.cluster.control_plane import Cluster
 from tests.cluster.kfp_steps import Execution, Steps
 from tests.cluster.launchers import launcher_environment, run
 from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import TRAINER
+from tests.testcluster.control_plane import Cluster
 
 from trainjob import TrainJobClient, TrainJobFailed
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 import yaml
-from tests.cluster import build, images
-from tests.cluster.access import RULES, TRAINER, condition, refused, trainjob, until_known
-from tests.cluster.api import Api, ApiError
 from tests.cluster.conftest import KUBECONFIG
-from tests.cluster.control_plane import Cluster
-from tests.cluster.kueue import API, QUEUE, QUEUE_LABEL, local_queue
-from tests.cluster.manifests import load, point
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
 from tests.cluster.test_doctor import examined, failures, of
 from tests.cluster.test_install import applied, printed
 from tests.cluster.test_recovery import begin
+from tests.cluster.waits import phases_of, until_phase
+from tests.processes import wait_until
+from tests.testcluster import build, images
+from tests.testcluster.access import RULES, TRAINER, condition, refused, trainjob, until_known
+from tests.testcluster.api import Api, ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.kueue import API, QUEUE, QUEUE_LABEL, local_queue
+from tests.testcluster.manifests import load, point
+from tests.testcluster.nodes import fate
 from tests.unit.served import cut, recorded
 
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
@@ -31,8 +32,6 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.doctor import Level
 from trainjob.errors import Rejected
 from trainjob.launch import cancel, launch
-from trainjob.status import observe
-from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -119,19 +118,6 @@ POD: dict[str, Any] = {
 }
 
 
-async def phases_of(backend: KubernetesBackend, ref: JobRef, seen: list[Phase]) -> None:
-    with anyio.fail_after(90):
-        await wait(backend, ref, on_change=lambda observation, _: seen.append(observation.phase))
-
-
-async def until(backend: KubernetesBackend, ref: JobRef, phase: Phase) -> None:
-    with anyio.fail_after(60):
-        async with aclosing(backend.watch(ref)) as snapshots:
-            async for snapshot in snapshots:
-                if observe(snapshot.trainjob).phase is phase:
-                    return
-
-
 def pods_of(older: Older, ref: JobRef) -> list[dict[str, Any]]:
     return older.api.find("v1", "Pod", ref.namespace, labels=f"jobset.sigs.k8s.io/jobset-name={ref.name}")
 
@@ -153,9 +139,7 @@ async def test_a_job_runs_to_its_end_and_is_adopted(
     asked = spec(env=fate(start="3s", run="3s"))
     ref = await launch(backend, asked, "a", namespace=namespace)
     assert sent == [posts(namespace)]
-    seen: list[Phase] = []
-    await phases_of(backend, ref, seen)
-    assert [phase for phase in dict.fromkeys(seen) if phase is not Phase.NOT_STARTED] == [
+    assert [phase for phase in await phases_of(backend, ref) if phase is not Phase.NOT_STARTED] == [
         Phase.STARTING,
         Phase.RUNNING,
         Phase.COMPLETE,
@@ -167,8 +151,8 @@ async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str
     ref = await launch(backend, spec(env=fate(run="3s", exit_code=3, ranks="1")), "a", namespace=namespace)
     seen: list[Phase] = []
     with pytest.raises(TrainJobFailed, match="exited with code 3") as failed:
-        await phases_of(backend, ref, seen)
-    assert list(dict.fromkeys(seen))[-2:] == [Phase.RUNNING, Phase.FAILED]
+        await phases_of(backend, ref, seen=seen)
+    assert seen[-2:] == [Phase.RUNNING, Phase.FAILED]
     assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-1", 3)
     assert (await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)).attempt == 2
 
@@ -187,7 +171,7 @@ async def test_patches_reach_the_pods_and_a_second_launch_is_one_request(
     second = await launch(backend, asked, "b", namespace=namespace)
     assert sent == [posts(namespace)]
     for ref in (first, second):
-        await until(backend, ref, Phase.RUNNING)
+        await until_phase(backend, ref, Phase.RUNNING)
         pods = pods_of(older, ref)
         assert len(pods) == 2
         for pod in pods:
@@ -226,12 +210,12 @@ async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend
     """Also with patches: 2.1 lets nobody change `podTemplateOverrides` of a job that is not suspended."""
     asked = spec(env=fate(run="never"), runtime_patches=patches(POD))
     ref = await launch(backend, asked, "a", namespace=namespace)
-    await until(backend, ref, Phase.RUNNING)
+    await until_phase(backend, ref, Phase.RUNNING)
     assert await cancel(backend, ref, "suspend")
-    await until(backend, ref, Phase.SUSPENDED)
+    await until_phase(backend, ref, Phase.SUSPENDED)
     wait_until("its pods are gone", lambda: not pods_of(older, ref), 60)
     assert await launch(backend, asked, "a", namespace=namespace) == ref, "the same key goes on"
-    await until(backend, ref, Phase.RUNNING)
+    await until_phase(backend, ref, Phase.RUNNING)
     assert await cancel(backend, ref)
     assert await backend.get(namespace, ref.name) is None
     assert await backend.stopped(ref)
@@ -247,9 +231,7 @@ async def test_a_queue(older: Older, backend: KubernetesBackend, namespace: str,
     else:
         ref = await launch(backend, queued, "a", namespace=namespace)
         assert sent == [posts(namespace)]
-        seen: list[Phase] = []
-        await phases_of(backend, ref, seen)
-        assert seen[-1] is Phase.COMPLETE
+        assert (await phases_of(backend, ref))[-1] is Phase.COMPLETE
         (workload,) = older.api.find(API, "Workload", namespace)
         assert workload["status"]["admission"]["clusterQueue"] == QUEUE
 

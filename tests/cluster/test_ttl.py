@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from tests.cluster.access import TRAINER, Access, condition
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
 from tests.cluster.recorder import JOBSET
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER, Access, condition
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cluster.access import Access, trainjob
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import fate
+from tests.testcluster.access import Access, trainjob
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
 
 TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 BENCH = Path(__file__).parents[1] / "bench" / "waiting.py"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.cluster import step_image as steps
-from tests.cluster.access import TRAINER, Access
-from tests.cluster.control_plane import Cluster
 from tests.cluster.launchers import launcher_environment, run
-from tests.cluster.real_node import NAME
 from tests.registry import mlflow_server
 from tests.seaweedfs import SeaweedFS
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.real_node import NAME
 
 from trainjob.registry import ModelVersion, Registry, connect
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import anyio
 
-from trainjob import Budgets, JobRef, Phase
+from trainjob import Budgets, JobRef, Observation, Phase
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -30,10 +30,23 @@ async def until_phase(backend: KubernetesBackend, ref: JobRef, phase: Phase, sec
 
 
 async def phases_of(
-    backend: KubernetesBackend, ref: JobRef, budgets: Budgets | None = None, seconds: float = 90
+    backend: KubernetesBackend,
+    ref: JobRef,
+    budgets: Budgets | None = None,
+    seconds: float = 90,
+    seen: list[Phase] | None = None,
 ) -> list[Phase]:
-    """Wait for the job's result; the phases that its waiter saw, each where it came first."""
-    seen: list[Phase] = []
+    """Wait for the job's result; the phases that its waiter saw, each where it came first.
+
+    Args:
+        seen: Gets the phases, too: of a job that fails they are not returned.
+    """
+    phases: list[Phase] = [] if seen is None else seen
+
+    def look(observation: Observation, _: str) -> None:
+        if observation.phase not in phases:
+            phases.append(observation.phase)
+
     with anyio.fail_after(seconds):
-        await wait(backend, ref, budgets, on_change=lambda observation, _: seen.append(observation.phase))
-    return list(dict.fromkeys(seen))
+        await wait(backend, ref, budgets, on_change=look)
+    return phases

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from tests.cluster.access import TRAINER, Access
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.cluster.fault_proxy import Fault, FaultProxy
+from tests.testcluster.access import TRAINER, Access
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings

@@ -18,10 +18,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from tests.cluster.api import Api, ApiError
-from tests.cluster.control_plane import Cluster
 from tests.conformance.runtimes import install
 from tests.conformance.table import RECORDED, TABLE
+from tests.testcluster.api import Api, ApiError
+from tests.testcluster.control_plane import Cluster
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tests.cluster.access import TRAINER, Access
+from tests.testcluster.access import TRAINER, Access
 
 Object = dict[str, Any]
 

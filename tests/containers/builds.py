@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import docker
-from tests.cluster import images
+from tests.testcluster import images
 
 from trainjob import __version__
 

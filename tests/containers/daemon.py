@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 
 import docker
-from tests.cluster import images
-from tests.cluster.build import cache_directory
-from tests.cluster.real_node import remove_cgroups
+from tests.testcluster import images
+from tests.testcluster.build import cache_directory
+from tests.testcluster.real_node import remove_cgroups
 
 _CGROUP = "trainjob-docker"
 _PROGRAMS = ("dockerd", "containerd", "runc", "docker-compose", "setpriv")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,11 +45,3 @@ def _processes() -> Iterator[tuple[int, bytes, bytes]]:
 
 def _shown(command: bytes) -> str:
     return command.replace(b"\0", b" ").strip().decode(errors="replace")
-
-
-def eventually(happened: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until `happened()` is true."""
-    patience = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < patience, "it did not happen in time"
-        time.sleep(0.02)

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.manifest import JobRef
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "dags_examples" / "kfp"
 COMPILED = ROOT / "kfp_components" / "trainjob_kfp" / "compiled"
 STEP_PYTHON = os.environ.get("TRAINJOB_STEP_PYTHON", sys.executable)
 """Of an environment like the step image's: this package, and KFP without what it depends on."""
@@ -155,27 +155,23 @@ class Steps:
         )
 
     @staticmethod
-    def read_until(process: subprocess.Popen[str], text: str) -> str:
-        """The log up to the line that holds `text`."""
-        assert process.stdout is not None
-        seen = ""
-        for line in process.stdout:
-            seen += line
-            if text in line:
-                return seen
-        raise AssertionError(f"{text!r} did not come:\n{seen}")
-
-    @staticmethod
     def signal(process: subprocess.Popen[str], number: int) -> None:
         """To the whole process group, as Argo does it."""
         os.killpg(process.pid, number)
 
-    @staticmethod
-    def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.05)
+    def run_example(self, name: str, *arguments: str) -> str:
+        """What a script of dags_examples/kfp prints, run with kfp.local."""
+        ended = subprocess.run(
+            [sys.executable, "-W", "error", str(EXAMPLES / name), "--local", *arguments],
+            cwd=self.directory,
+            env=self.variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
     def client(self) -> TrainJobClient:
         return TrainJobClient(LocalBackend(self.home), "default")

@@ -134,26 +134,11 @@ def test_train_torch_gives_the_job_what_is_set_on_the_task(tmp_path: Path) -> No
     assert tasks(spec)["cleanup"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
-def run(steps: "Steps", example: str, *arguments: str) -> str:
-    """What an example says, run with kfp.local."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", str(ROOT / "dags_examples" / "kfp" / example), "--local", *arguments],
-        cwd=steps.directory,
-        env=steps.variables(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
 @pytest.mark.timeout(500)
 def test_sweep_digits_exports_the_best(steps: "Steps") -> None:
     with FakeRegistry() as fake:
         steps.environment["TRAINJOB_REGISTRY"] = f"kubeflow+{fake.url}"
-        log = run(steps, "sweep_digits.py", "--learning-rates", "0.001", "0.2", "--epochs", "3")
+        log = steps.run_example("sweep_digits.py", "--learning-rates", "0.001", "0.2", "--epochs", "3")
         records = registry.connect(steps.environment["TRAINJOB_REGISTRY"])
         (version,) = records.list("digits")
         assert records.resolve("digits", "champion").version == version.version
@@ -171,7 +156,7 @@ def test_sweep_digits_exports_the_best(steps: "Steps") -> None:
 
 @pytest.mark.timeout(500)
 def test_distributed_component_runs_on_all_ranks(steps: "Steps") -> None:
-    log = run(steps, "distributed_component.py")
+    log = steps.run_example("distributed_component.py")
     ended = re.findall(r"\[node-(\d)\] rank (\d) of 2 ends with accuracy ([\d.]+)", log)
     assert sorted((node, rank) for node, rank, _ in ended) == [("0", "0"), ("1", "1")]
     assert len({accuracy for *_, accuracy in ended}) == 1, "the ranks have the same weights"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +12,6 @@ from trainjob import registry
 
 if TYPE_CHECKING:
     from tests.kfp.conftest import Steps
-
-EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "kfp" / "retrain_digits.py"
 
 
 @pytest.mark.timeout(900)  # 30 to 60 s on two idle cores, most of it imports of MLflow and JAX
@@ -26,19 +22,7 @@ def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> Non
         "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri(),
         "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),  # the steps' own has no JAX
     }
-    logs = []
-    for epochs in ("2", "4"):
-        ended = subprocess.run(
-            [sys.executable, str(EXAMPLE), "--local", "--epochs", epochs],
-            cwd=steps.directory,
-            env=steps.variables(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=400,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        logs.append(ended.stdout)
+    logs = [steps.run_example("retrain_digits.py", "--epochs", epochs) for epochs in ("2", "4")]
 
     assert "starting fresh, as asked for" in logs[0]
     assert "starting fresh" not in logs[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.processes import eventually, read_until
 from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase
@@ -139,12 +140,12 @@ def test_who_tries_a_failed_step_again(steps: Steps) -> None:
 
 def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:
     first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
-    steps.read_until(first, "[node-0] started")
+    read_until(first, "[node-0] started")
     steps.signal(first, signal.SIGKILL)
     assert first.wait(10) != 0
 
     second = steps.start("train", runtime="trainjob-step", command=SLEEPING)
-    steps.read_until(second, "[node-0] started")
+    read_until(second, "[node-0] started")
     (steps.directory / "done").touch()
     ended = steps.end("train", second)
     assert ended.code == 0, ended.log
@@ -153,14 +154,14 @@ def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:
 
 def test_a_terminated_step_suspends_its_job_and_the_next_try_goes_on_with_it(steps: Steps) -> None:
     first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
-    steps.read_until(first, "[node-0] started")
+    read_until(first, "[node-0] started")
     sent = time.monotonic()
     steps.signal(first, signal.SIGTERM)
     log = first.communicate(timeout=20)[0]
     took = time.monotonic() - sent
     assert "SIGTERM: the TrainJob was asked to stop (suspend)" in log
     assert took < 5, "on a KFP backend it would have been killed by now"
-    steps.wait_for(lambda: phases(steps) == [Phase.SUSPENDED])
+    eventually(lambda: phases(steps) == [Phase.SUSPENDED])
     (job,) = steps.jobs()
 
     (steps.directory / "done").touch()
@@ -176,7 +177,7 @@ def test_a_step_that_is_terminated_in_the_middle_of_launching_stops_what_it_laun
         client.launch(spec, "kfp/run/train")
         client.launch(spec, "kfp/run/another")
         client.call(stop.request)  # `stop.job` is not known yet
-        steps.wait_for(lambda: len(client.list()) == 1)
+        eventually(lambda: len(client.list()) == 1)
         assert client.list()[0]["metadata"]["annotations"][KEY] == "kfp/run/another"
 
 
@@ -185,10 +186,10 @@ def test_what_a_terminated_step_does_with_its_job_can_be_chosen(
     steps: Steps, on_kill_action: str, left: list[Phase]
 ) -> None:
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action=on_kill_action)
-    steps.read_until(step, "[node-0] started")
+    read_until(step, "[node-0] started")
     steps.signal(step, signal.SIGTERM)
     step.communicate(timeout=20)
-    steps.wait_for(lambda: phases(steps) == left)
+    eventually(lambda: phases(steps) == left)
 
 
 def test_a_job_that_takes_too_long_is_stopped(steps: Steps) -> None:
@@ -322,7 +323,7 @@ def test_wait_leaves_the_job_alone(steps: Steps) -> None:
     with steps.client() as client:
         ref = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "mine")
         step = steps.start("wait", name=ref.name, run_id=RUN)
-        steps.read_until(step, "[node-0] started")
+        read_until(step, "[node-0] started")
         steps.signal(step, signal.SIGTERM)
         assert step.wait(20) != 0
         assert phases(steps) == [Phase.RUNNING]
@@ -335,7 +336,7 @@ def test_wait_leaves_the_job_alone(steps: Steps) -> None:
 
 def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> None:
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action="keep")
-    steps.read_until(step, "[node-0] started")
+    read_until(step, "[node-0] started")
     steps.signal(step, signal.SIGKILL)
     step.wait(10)
     with steps.client() as client:
@@ -359,10 +360,10 @@ def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> N
 
 def test_cleanup_can_delete(steps: Steps) -> None:
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING)
-    steps.read_until(step, "[node-0] started")
+    read_until(step, "[node-0] started")
     steps.signal(step, signal.SIGTERM)
     step.wait(20)
-    steps.wait_for(lambda: phases(steps) == [Phase.SUSPENDED])
+    eventually(lambda: phases(steps) == [Phase.SUSPENDED])
     assert steps.run("cleanup", run_id=RUN, action="cancel").code == 0
     assert phases(steps) == []
     assert "give one of suspend, cancel" in steps.run("cleanup", run_id=RUN, action="stop").termination_message

@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.contract.processes import eventually, marked
+from tests.contract.processes import marked
+from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
 from trainjob.diagnosis import Diagnosis

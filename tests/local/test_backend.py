@@ -14,8 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.processes import eventually, marked
+from tests.contract.processes import marked
 from tests.local.conftest import Jobs
+from tests.processes import eventually
 
 from trainjob import Budgets, JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed
 from trainjob.backends.local.ranks import MARKER, _kill_by_psutil

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 from tests import campaigns
-from tests.contract.processes import eventually, marked
+from tests.contract.processes import marked
 from tests.local.conftest import Jobs
 from tests.local.forks import FORKS
+from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient, TrainJobFailed, TrainJobResult
 from trainjob.manifest import labels_of

@@ -14,13 +14,14 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.processes import eventually, read_until
 from tests.warm import Warm
 
 TRAINJOB = str(Path(sys.executable).parent / "trainjob")
@@ -118,25 +119,6 @@ def trainjob(tmp_path: Path, warm: Warm) -> Iterator[Shell]:
     for process in shell.processes():  # of the commands that a failed test left behind
         with suppress(psutil.Error):
             process.kill()
-
-
-def eventually(what: Callable[[], Any], seconds: float = 60) -> Any:
-    end = time.monotonic() + seconds
-    while not (answer := what()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
-    return answer
-
-
-def until(process: subprocess.Popen[str], text: str) -> str:
-    """Read the process's stdout up to a line with `text`."""
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(f"it ended without {text!r}:\n{seen}\n{process.stderr and process.stderr.read()}")
 
 
 def events(out: str) -> list[dict[str, Any]]:
@@ -300,7 +282,7 @@ def test_no_such_job(trainjob: Shell) -> None:
 def test_deleted_while_it_is_waited_for(trainjob: Shell) -> None:
     name = trainjob("run", "-d", *STEP, *FOREVER).strip()
     process = trainjob.start("wait", name)
-    until(process, "begun")
+    read_until(process, "begun")
     trainjob("cancel", name)
     assert process.communicate(timeout=20)[1].startswith("error: ")
     assert process.returncode == 5
@@ -330,7 +312,7 @@ def test_another_spec_under_the_same_key(trainjob: Shell) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_cancels_and_leaves_nothing_running(trainjob: Shell, number: signal.Signals, code: int) -> None:
     process = trainjob.start("run", *JAX, *FOREVER)
-    until(process, "begun")
+    read_until(process, "begun")
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
@@ -341,7 +323,7 @@ def test_an_interrupt_cancels_and_leaves_nothing_running(trainjob: Shell, number
 
 def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
     process = trainjob.start("run", "--on-interrupt", "keep", *STEP, *FOREVER)
-    until(process, "begun")
+    read_until(process, "begun")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     name = re.search(r"goes on; wait for it: trainjob wait (\S+)", err)
@@ -350,7 +332,7 @@ def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
     assert trainjob.json("status", name[1])["phase"] == "Running"
 
     process = trainjob.start("wait", name[1], "--json")
-    until(process, "begun")
+    read_until(process, "begun")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, events(out)[-1]["event"]) == (130, "interrupted")
@@ -359,7 +341,7 @@ def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
 
 def test_a_second_interrupt_leaves_at_once(trainjob: Shell) -> None:
     process = trainjob.start("run", *STEP, *STUBBORN)
-    until(process, "begun")
+    read_until(process, "begun")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "Ctrl-C again" not in process.stderr.readline():
@@ -427,7 +409,7 @@ def test_logs_follow_to_the_end(trainjob: Shell) -> None:
         "run", "-d", *STEP, "--", "sh", "-c", "echo one; while [ ! -e go ]; do sleep 0.1; done; echo two"
     ).strip()
     process = trainjob.start("logs", "-f", name)
-    until(process, "one")
+    read_until(process, "one")
     assert process.poll() is None
     (trainjob.home / "go").touch()
     assert process.communicate(timeout=20) == ("[node-0] two\n", "")
@@ -437,7 +419,7 @@ def test_logs_follow_to_the_end(trainjob: Shell) -> None:
 def test_an_interrupt_ends_following(trainjob: Shell) -> None:
     name = trainjob("run", "-d", *STEP, *FOREVER).strip()
     process = trainjob.start("logs", "-f", name)
-    until(process, "begun")
+    read_until(process, "begun")
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 130

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.processes import eventually, marked
+from tests.contract.processes import marked
 from tests.local.conftest import Jobs, kill
+from tests.processes import eventually
 
 from trainjob import TrainJobClient
 from trainjob.backends.local.backend import LocalBackend

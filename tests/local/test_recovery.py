@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.processes import eventually
 from tests.local.conftest import Jobs
+from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobFailed
 from trainjob.errors import Rejected, RetryVerdict

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.contract.processes import eventually, marked
+from tests.contract.processes import marked
 from tests.local.conftest import Jobs, kill
+from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TrainJobFailed
 from trainjob.backends.local.files import JobFiles

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from tests.processes import free_port
 
 from trainjob import progress
 
@@ -44,12 +44,6 @@ class Ended:
     @property
     def text(self) -> str:
         return "\n".join(self.output)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_all(commands: list[list[str]], environments: list[dict[str, str]], seconds: float = 150) -> Ended:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -22,7 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 import jwt
 import pytest
 import yaml
-from tests.cluster.certificates import Authority, Pair
+from tests.certificates import Authority, Pair
+from tests.processes import free_port
 from tests.serving import serving
 
 PROGRAM = "docker-registry"
@@ -46,13 +46,6 @@ class Server:
 
     def uri(self, name: str) -> str:
         return f"oci://{self.host}/{name}"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.oci.conftest import MEBI
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry

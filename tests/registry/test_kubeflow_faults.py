@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.registry.conftest import at_once
 from tests.registry.fake import LOST, FakeRegistry, Fault, Request
 from tests.registry.fake_store import Store

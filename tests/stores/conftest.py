@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.oci import registry as registries
 from tests.oci.proxy import Proxy
 from tests.oci.registry import Server, hashed

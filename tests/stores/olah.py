@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from tests.cluster.processes import Component, free_port, listens, wait_until
+from tests.processes import Component, free_port, listens, wait_until
 
 _GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.quotePath=false", "-c", "core.autocrlf=false")
 

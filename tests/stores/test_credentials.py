@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.oci.proxy import Fault, Proxy, Seen
 from tests.seaweedfs import SeaweedFS
 from tests.stores.places import MANIFEST

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.cluster.certificates import Authority
+from tests.certificates import Authority
 from tests.oci.registry import TokenServer, needs_registry, registry
 from tests.stores.conftest import Make
 from tests.trees import files, tree

@@ -22,8 +22,8 @@ import psycopg2
 from tests.airflow.forks import SERVER, TRIGGERER, Forked, Forks
 from tests.airflow.templates import cached
 from tests.airflow.versions import AIRFLOW
-from tests.cluster.processes import ClusterError, free_port, wait_until
 from tests.postgresql import PROGRAMS, PostgreSQL
+from tests.processes import ComponentError, free_port, wait_until
 
 _PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
@@ -287,7 +287,7 @@ class Airflow:
         """Wait for the end of a run; its state then.
 
         Raises:
-            ClusterError: It is not over in time; the error gives the tasks that are left and the ends of their logs.
+            ComponentError: It is not over in time; the error gives the tasks that are left and the ends of their logs.
         """
 
         def state() -> str:
@@ -297,7 +297,7 @@ class Airflow:
             wait_until(
                 f"{dag_id} is over", lambda: state() in ("success", "failed"), seconds, poll=0.5, ignore=httpx.HTTPError
             )
-        except ClusterError as error:
+        except ComponentError as error:
             tasks = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
             log = "no log"
             for each in tasks:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.airflow.system.airflow import Airflow
-from tests.cluster.processes import wait_until
 from tests.contract.processes import marked
+from tests.processes import wait_until
 
 from trainjob import TrainJobClient
 from trainjob.status import observe

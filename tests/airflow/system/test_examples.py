@@ -14,7 +14,7 @@ import pytest
 from tests import campaigns
 from tests.airflow.conftest import ROOT
 from tests.airflow.system.airflow import Airflow
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
 
 from trainjob import TrainJobClient
 from trainjob.registry import Registry, connect

@@ -13,7 +13,7 @@ import pytest
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import MODES, Training
 from tests.airflow.versions import older_than
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
 
 from trainjob.manifest import DELIVERED
 

@@ -10,11 +10,11 @@ import pytest
 from tests import campaigns
 from tests.airflow.system.airflow import Airflow
 from tests.airflow.system.training import MODES, Training
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
 
 DATES = 2
 MAPPED = 50 if campaigns.FULL else 3
-"""As in dags/trainings.py. Fifty at once, on a cluster: tests/cluster/test_airflow_system.py."""
+"""As in dags/trainings.py. Fifty at once, on a cluster: tests/cluster/restarts/test_airflow_system.py."""
 
 
 @pytest.fixture

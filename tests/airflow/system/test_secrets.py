@@ -21,12 +21,12 @@ import pytest
 import yaml
 from cryptography.fernet import Fernet, InvalidToken
 from tests.airflow.system.airflow import Airflow
-from tests.cluster import build
-from tests.cluster.access import TRAINER
-from tests.cluster.api import ApiError
-from tests.cluster.control_plane import Cluster
-from tests.cluster.processes import wait_until
 from tests.postgresql import PROGRAMS
+from tests.processes import wait_until
+from tests.testcluster import build
+from tests.testcluster.access import TRAINER
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
 
 HERE, THERE = "planted_here", "planted_there"
 FERNET = re.compile(rb"gAAAA[A-Za-z0-9_=-]{60,}")

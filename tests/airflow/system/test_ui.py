@@ -16,7 +16,7 @@ import pytest
 from tests.airflow import templates
 from tests.airflow.conftest import ROOT
 from tests.airflow.system.airflow import Airflow
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
 
 from trainjob import __version__
 from trainjob_airflow.get_provider_info import get_provider_info

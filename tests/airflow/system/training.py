@@ -11,7 +11,7 @@ import httpx
 import psutil
 from tests.airflow.conftest import jobs
 from tests.airflow.system.airflow import Airflow
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
 
 from trainjob import TrainJobClient
 from trainjob.backends.local.backend import LocalBackend

@@ -17,11 +17,11 @@ import httpx
 import pytest
 from tests import campaigns
 from tests.airflow.system.airflow import Airflow
-from tests.cluster.access import RULES, TRAINER
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import annotation
-from tests.cluster.processes import wait_until
 from tests.postgresql import PROGRAMS
+from tests.processes import wait_until
+from tests.testcluster.access import RULES, TRAINER
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import annotation
 
 pytestmark = [
     pytest.mark.timeout(1800),

@@ -9,14 +9,14 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.cluster.access import TRAINER, trainjob
-from tests.cluster.api import ApiError
-from tests.cluster.control_plane import Cluster
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
 from tests.cluster.test_cluster import _ends, _job
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import Wires
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER, trainjob
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cluster.access import RULES
-from tests.cluster.api import write_kubeconfig
-from tests.cluster.control_plane import Cluster
-from tests.cluster.step_image import runtime
 from tests.cluster.test_doctor import by_command
+from tests.testcluster.access import RULES
+from tests.testcluster.api import write_kubeconfig
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.step_image import runtime
 
 from trainjob.install import objects
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.cluster import corpus
-from tests.cluster.control_plane import Cluster
 from tests.cluster.failures import FAILURES, Failure
 from tests.cluster.test_diagnosis import RECORD
+from tests.testcluster.control_plane import Cluster
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import images
-from tests.cluster import step_image as steps
 from tests.cluster.kfp_steps import Ended, Execution, Steps
-from tests.cluster.nodes import LABEL
+from tests.testcluster import images
+from tests.testcluster import step_image as steps
+from tests.testcluster.nodes import LABEL
 
 pytestmark = pytest.mark.timeout(300)
 

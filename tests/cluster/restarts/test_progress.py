@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from tests.cluster.access import TRAINER, Access, trainjob
-from tests.cluster.control_plane import Cluster
 from tests.cluster.launchers import launcher_environment, run
-from tests.cluster.nodes import fate
-from tests.cluster.processes import wait_until
-from tests.cluster.real_node import unfit
+from tests.processes import wait_until
+from tests.testcluster.access import TRAINER, Access, trainjob
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.nodes import fate
+from tests.testcluster.real_node import unfit
 
 from trainjob import JobRef, Observation, Phase, TrainJobClient, progress
 from trainjob.backends.kubernetes.backend import KubernetesBackend

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import kueue, nodes
-from tests.cluster.api import Api, ApiError, write_kubeconfig
-from tests.cluster.processes import wait_until
+from tests.processes import wait_until
+from tests.testcluster import kueue, nodes
+from tests.testcluster.api import Api, ApiError, write_kubeconfig
 
 Object = dict[str, Any]
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import yaml
-from tests.cluster import images
-from tests.cluster.nodes import LABEL
+from tests.testcluster import images
+from tests.testcluster.nodes import LABEL
 
 BRIDGE = "cni0"
 PODS = "10.88.0.0/16"

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.cluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2] ...
+    python -m tests.testcluster.build [control-plane|node|gangs|trainer-2.1|trainer-2.2] ...
 
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.cluster import manifests
-from tests.cluster.golang import Go
+from tests.testcluster import manifests
+from tests.testcluster.golang import Go
 
 MODULES = Path(__file__).parent / "modules"
 
@@ -343,7 +343,7 @@ def main() -> None:
     """The command line."""
     wanted = sys.argv[1:] or list(GROUPS)
     if unknown := set(wanted) - set(GROUPS):
-        sys.exit(f"no group {', '.join(unknown)}; usage: python -m tests.cluster.build [{'|'.join(GROUPS)}] ...")
+        sys.exit(f"no group {', '.join(unknown)}; usage: python -m tests.testcluster.build [{'|'.join(GROUPS)}] ...")
     try:
         ensure(*wanted)
     except BuildError as error:

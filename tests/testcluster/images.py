@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.build import cache_directory, lock, say
+from tests.testcluster.build import cache_directory, lock, say
 
 PAUSE = "trainjob.test/pause:1"
 PYTHON = "trainjob.test/python:3.11"

@@ -10,9 +10,9 @@ import shutil
 from typing import Any
 
 import yaml
-from tests.cluster import build, components
-from tests.cluster.components import Layout
-from tests.cluster.processes import Component
+from tests.processes import Component
+from tests.testcluster import build, components
+from tests.testcluster.components import Layout
 
 NAMESPACE = "kubeflow-system"
 ACCOUNT = "kubeflow-trainer-controller-manager"

@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import build, images
-from tests.cluster import step_image as steps
-from tests.cluster.build import BuildError, lock, say
-from tests.cluster.processes import Component, wait_until
+from tests.processes import Component, wait_until
+from tests.testcluster import build, images
+from tests.testcluster import step_image as steps
+from tests.testcluster.build import BuildError, lock, say
 
 STEP_BASE = "trainjob.test/step-base:1"
 """The step image without this checkout's source."""

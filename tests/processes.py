@@ -18,19 +18,19 @@ from typing import TypeVar
 
 # PR_SET_PDEATHSIG fires when the *thread* that started a child ends. A test may restart a component from a worker
 # thread, so all are started from this one, which lives as long as the interpreter.
-_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cluster-spawner")
+_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
 _PORTS = range(20_000, 30_000)  # below Linux' ephemeral ports (32768 on): no outgoing connection takes one meanwhile
 _T = TypeVar("_T")
 _given: set[int] = set()
 
 
-class ClusterError(Exception):
-    """The cluster did not do what it should; the text ends with the log of the component."""
+class ComponentError(Exception):
+    """A component, or what was waited for, did not do what it should; the text ends with the component's log."""
 
 
 class Component:
-    """One program of the cluster.
+    """A program that tests run beside them: of a cluster, an Airflow, a store.
 
     Args:
         name: For logs and errors.
@@ -76,13 +76,13 @@ class Component:
         """Start the process; its log is appended to.
 
         Raises:
-            ClusterError: Its host cannot start it.
+            ComponentError: Its host cannot start it.
         """
         if self.host is None:
             self._process = _SPAWNER.submit(self._spawn).result()
             return
         if error := self._ask(self):
-            raise ClusterError(f"{self.name} cannot be started: {error}")
+            raise ComponentError(f"{self.name} cannot be started: {error}")
 
     def _ask(self, what: Component | int) -> str:
         with Client(str(self.host)) as host:
@@ -144,7 +144,7 @@ class Host:
     def __init__(self, socket: Path, components: Iterable[Component]) -> None:
         self._listener = Listener(str(socket))
         self._started = list(components)
-        self._thread = Thread(target=self._serve, name="cluster-host")
+        self._thread = Thread(target=self._serve, name="host")
         self._thread.start()
 
     def _serve(self) -> None:
@@ -199,7 +199,7 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             _given.add(port)
             return port
-    raise ClusterError("no free port between 20000 and 30000")
+    raise ComponentError("no free port between 20000 and 30000")
 
 
 def listens(port: int) -> bool:
@@ -228,7 +228,7 @@ def wait_until(
         poll: Seconds between two calls.
 
     Raises:
-        ClusterError: `timeout` is over, or one of `among` has ended.
+        ComponentError: `timeout` is over, or one of `among` has ended.
     """
     deadline = time.monotonic() + timeout
     last: object = None
@@ -243,5 +243,25 @@ def wait_until(
         if dead or time.monotonic() > deadline:
             why = f"{dead[0].name} has ended" if dead else f"not within {timeout:.0f} s"
             logs = "".join(f"\n--- {each.log}\n{each.tail()}" for each in dead or among)
-            raise ClusterError(f"waiting until {what}: {why}; last: {last!r}{logs}")
+            raise ComponentError(f"waiting until {what}: {why}; last: {last!r}{logs}")
         time.sleep(poll)
+
+
+def eventually(happened: Callable[[], _T | None], timeout: float = 60.0) -> _T:
+    """`wait_until` for what its line in the test explains."""
+    return wait_until("it happens", happened, timeout, poll=0.02)
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """What a process writes up to the first line with `text`.
+
+    Raises:
+        ComponentError: It ends without it.
+    """
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise ComponentError(f"it ended without {text!r}:\n{seen}\n{process.stderr and process.stderr.read()}")

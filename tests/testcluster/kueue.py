@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.manifests import KUEUE_FRAMEWORKS
-from tests.cluster.nodes import GPU
+from tests.testcluster.manifests import KUEUE_FRAMEWORKS
+from tests.testcluster.nodes import GPU
 
 Object = dict[str, Any]
 

@@ -19,12 +19,12 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import build, image_store, images, node_files
-from tests.cluster.access import condition
-from tests.cluster.api import Api, client_user, write_kubeconfig
-from tests.cluster.components import Layout
-from tests.cluster.nodes import LABEL
-from tests.cluster.processes import ClusterError, Component, wait_until
+from tests.processes import Component, ComponentError, wait_until
+from tests.testcluster import build, image_store, images, node_files
+from tests.testcluster.access import condition
+from tests.testcluster.api import Api, client_user, write_kubeconfig
+from tests.testcluster.components import Layout
+from tests.testcluster.nodes import LABEL
 
 NAME = "real-0"
 
@@ -81,7 +81,7 @@ class RealNode:
     def start(self) -> None:
         """Start the node and return when pods can run on it."""
         if why := unfit():
-            raise ClusterError(f"no real node: {why}")
+            raise ComponentError(f"no real node: {why}")
         self.directory.mkdir()
         self._make_cgroups()
         self._enter()
@@ -126,7 +126,7 @@ class RealNode:
         _run(["ip", "link", "set", self._interface, "up"])
         _run(self.inside("sh", "-ec", "\n".join(node)))
         port = str(self.layout.ports["api"])
-        command = [sys.executable, "-m", "tests.cluster.relay", self.layout.gateway, port, port]
+        command = [sys.executable, "-m", "tests.testcluster.relay", self.layout.gateway, port, port]
         root = str(Path(__file__).parents[2])
         self._start(Component("relay", command, self.layout.directory / "logs", {"PYTHONPATH": root}))
 
@@ -153,12 +153,12 @@ class RealNode:
     def load(self, archive: Path) -> None:
         """Make an image (`images.write_image`) available to pods under the name it has in the archive."""
         if not self._ctr("images", "import", "--no-unpack", str(archive)):
-            raise ClusterError(f"{archive} cannot be imported: {self._said}")
+            raise ComponentError(f"{archive} cannot be imported: {self._said}")
 
     def kill_container(self, reference: str, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the first process of a container (``containerd://…`` in its pod's status)."""
         if not self._ctr("tasks", "kill", "--signal", how.name, reference.removeprefix("containerd://")):
-            raise ClusterError(f"{reference} cannot be sent {how.name}: {self._said}")
+            raise ComponentError(f"{reference} cannot be sent {how.name}: {self._said}")
 
     def _ctr(self, *arguments: str) -> bool:
         command = self.inside(str(build.program("ctr")), "--address", node_files.SOCKET, "--namespace", "k8s.io")
@@ -256,4 +256,4 @@ def remove_cgroups(name: str) -> None:
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise ComponentError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster import build, kueue, nodes
-from tests.cluster.certificates import Authority, Pair
-from tests.cluster.manifests import load
-from tests.cluster.processes import Component, free_port
+from tests.certificates import Authority, Pair
+from tests.processes import Component, free_port
+from tests.testcluster import build, kueue, nodes
+from tests.testcluster.manifests import load
 
 SERVICES = "10.96.0.0/16"
 _API_SERVICE = "10.96.0.1"  # the first address of SERVICES is the API server's

@@ -18,13 +18,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
-from tests.cluster import build, components, kueue, nodes, status_api, webhooks
-from tests.cluster.access import JOBSET, TRAINER, Access, condition
-from tests.cluster.api import ApiError, client_user, write_kubeconfig
-from tests.cluster.components import Layout
-from tests.cluster.manifests import load, point
-from tests.cluster.processes import ClusterError, Component, Host, listens, wait_until
-from tests.cluster.real_node import RealNode, remove_cgroups
+from tests.processes import Component, ComponentError, Host, listens, wait_until
+from tests.testcluster import build, components, kueue, nodes, status_api, webhooks
+from tests.testcluster.access import JOBSET, TRAINER, Access, condition
+from tests.testcluster.api import ApiError, client_user, write_kubeconfig
+from tests.testcluster.components import Layout
+from tests.testcluster.manifests import load, point
+from tests.testcluster.real_node import RealNode, remove_cgroups
 
 _PREFIX = "trainjob-cluster-"
 _NOT_YET = (ApiError, httpx.TransportError)
@@ -127,7 +127,7 @@ class Cluster(Access):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ClusterError(f"another cluster is up in {directory}") from None
+            raise ComponentError(f"another cluster is up in {directory}") from None
         self._lock = lock
         # A /30 network of its own between this machine and the real node.
         number = secrets.randbelow(16384)
@@ -258,7 +258,7 @@ class Cluster(Access):
 
     @contextmanager
     def status_api(self) -> Iterator[None]:
-        """Within it Trainer has its feature gate ``TrainJobStatus`` on; see `tests.cluster.status_api`."""
+        """Within it Trainer has its feature gate ``TrainJobStatus`` on; see `tests.testcluster.status_api`."""
         self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": status_api.NAMESPACE}})
         self._apply(status_api.objects(self.layout))
         token = self.token_for(status_api.ACCOUNT, status_api.NAMESPACE)
@@ -341,7 +341,7 @@ class Cluster(Access):
         node = self.real_node.components if self.real_node else {}
         known = {**self.components, **node}
         if program not in known:
-            raise ClusterError(f"no component {program!r}; there are {', '.join(known)}")
+            raise ComponentError(f"no component {program!r}; there are {', '.join(known)}")
         return known[program]
 
     def compact(self) -> int:
@@ -354,7 +354,7 @@ class Cluster(Access):
             revision = int(etcd.post("/v3/maintenance/status", json={}).json()["header"]["revision"])
             answer = etcd.post("/v3/kv/compaction", json={"revision": str(revision), "physical": True})
             if not answer.is_success and "compacted" not in answer.text:
-                raise ClusterError(f"etcd does not compact: {answer.text}")
+                raise ComponentError(f"etcd does not compact: {answer.text}")
         return revision
 
     def versions(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The test cluster by hand: ``python -m tests.cluster up``, then any client with its KUBECONFIG, then ``down``."""
+"""The test cluster by hand: ``python -m tests.testcluster up``, then any client with its KUBECONFIG, then ``down``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import build
-from tests.cluster.control_plane import Cluster, clean
-from tests.cluster.processes import runs
+from tests.processes import runs
+from tests.testcluster import build
+from tests.testcluster.control_plane import Cluster, clean
 
 _STATE = "state.json"
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.testcluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     default = Path(tempfile.gettempdir()) / f"trainjob-cluster-by-hand-{os.getuid()}"
     for name, text in _HELP.items():

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster import images
-from tests.cluster.build import BuildError, lock, say
+from tests.testcluster import images
+from tests.testcluster.build import BuildError, lock, say
 
 from trainjob import __version__
 

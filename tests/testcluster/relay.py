@@ -1,4 +1,4 @@
-"""Forwards connections: ``python -m tests.cluster.relay <address> <port> <target port>``.
+"""Forwards connections: ``python -m tests.testcluster.relay <address> <port> <target port>``.
 
 The API server listens on 127.0.0.1 only. The real node is in a network of its own and reaches it through this, on an
 address that only this machine and that node have.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
-from tests.cluster import kueue
-from tests.cluster.access import trainjob
-from tests.cluster.api import Api, ApiError
-from tests.cluster.processes import Component, wait_until
+from tests.processes import Component, wait_until
+from tests.testcluster import kueue
+from tests.testcluster.access import trainjob
+from tests.testcluster.api import Api, ApiError
 
 _NOT_YET = (ApiError, httpx.TransportError)
 
