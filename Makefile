@@ -161,12 +161,13 @@ demo: $(VENV)/demo.stamp ## retrain a digits model twice, from Airflow and from 
 run = COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python \
 	$(PYTEST) $(or $(TESTS),$(1)) $(MEASURED)
 
-# Lanes that take about as long as each other, on 2 cores. Most of the time of the cluster's tests is waiting.
+# Lanes that take about as long as each other, on 2 cores. Most of the time of tests on a cluster is waiting.
 .PHONY: test
 test: packages setup cluster-programs ## everything, side by side; ends with a table
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
 		"test-unit lint test-registry test-stores test-local" \
-		"test-airflow test-kfp test-docs test-docker $(shell $(PYTHON) tests/oldest.py due)" \
+		"test-airflow test-kfp $(shell $(PYTHON) tests/oldest.py due)" \
+		"test-cluster-restarts test-docker test-docs" \
 		"test-cluster"
 	@if [ -n "$(COVERAGE)" ]; then $(BIN)/coverage combine --quiet; $(BIN)/coverage report --sort=cover | tail -40; fi
 	@if [ -s .test-output/missing-packages ]; then \
@@ -236,13 +237,17 @@ test-docker: $(VENV)/test.stamp ## the step image and the KFP components in cont
 cluster-programs: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.testcluster.build control-plane node gangs
 
-# Several files at a time on one cluster; those that stop a part of it come last, one after the other.
+# Several files at a time on one cluster; those that stop a part of it have a cluster for themselves.
 ON_CLUSTER := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-cluster
 test-cluster: cluster-programs $(TORCH_VENV)/stamp ## a real Kubernetes with Trainer, JobSet and Kueue, built here once
 	@sh tests/install-packages.sh tests/testcluster/apt-packages.txt
-	$(call run,tests/cluster --ignore tests/cluster/test_trainer_versions.py $(ON_CLUSTER))
+	$(call run,tests/cluster --ignore tests/cluster/restarts --ignore tests/cluster/test_trainer_versions.py $(ON_CLUSTER))
+
+.PHONY: test-cluster-restarts
+test-cluster-restarts: cluster-programs ## what holds while parts of a cluster are stopped, restarted and reconfigured
+	$(call run,tests/cluster/restarts)
 
 .PHONY: test-trainer-oldest
 test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trainer, on clusters of their own

@@ -6,11 +6,10 @@ import fcntl
 import gc
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import pytest
 import yaml
@@ -33,7 +32,6 @@ KUBECONFIG = "TRAINJOB_TEST_KUBECONFIG"
 SHARED = "TRAINJOB_TEST_CLUSTER"
 """Directory of the cluster that the workers of one test run share (`pytest -n`)."""
 
-_HERE = Path(__file__).parent
 LONGEST = (
     "diagnosis",
     "runtimes",
@@ -52,7 +50,6 @@ LONGEST = (
 """Files that take longest, in the order in which they are started."""
 
 _cluster = pytest.StashKey[Cluster]()
-_lock = pytest.StashKey[IO[str]]()
 
 
 # ---------------------------------------------------------------- one cluster for all workers
@@ -91,35 +88,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_order)
 
 
-def _order(item: pytest.Item) -> tuple[bool, int]:
-    """The longest files first, so that none is left alone at the end; `restarts` last."""
+def _order(item: pytest.Item) -> int:
+    """The longest files first, so that none is left alone at the end."""
     name = item.path.stem.removeprefix("test_")
-    return _alone(item), LONGEST.index(name) if name in LONGEST else len(LONGEST)
-
-
-def _alone(item: pytest.Item) -> bool:
-    """Whether a test must have the cluster for itself."""
-    return _HERE / "restarts" in item.path.parents
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Hold the cluster for the length of a file: together with other workers, or alone for one of `restarts`.
-
-    Outermost, so that the wait for other workers is not part of the test's time.
-    """
-    if SHARED not in os.environ or _HERE not in item.path.parents:
-        return (yield)
-    stash = item.config.stash
-    if _lock not in stash:
-        stash[_lock] = (Path(os.environ[SHARED]) / "use").open("w")
-        fcntl.flock(stash[_lock], fcntl.LOCK_EX if _alone(item) else fcntl.LOCK_SH)
-    try:
-        return (yield)
-    finally:
-        if nextitem is None or nextitem.path != item.path:
-            stash[_lock].close()
-            del stash[_lock]
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 # ---------------------------------------------------------------- what is built

@@ -17,7 +17,7 @@ from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.manifest import KEY, key_hash
 
-FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waiting=(5, 20), asking=(5, 20))
+FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waiting=(20, 60), asking=(20, 60))
 
 
 @dataclass
