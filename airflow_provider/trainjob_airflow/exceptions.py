@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TrainJobFailure(AirflowException):
-    """It did not work, and another try may end differently: a node was lost, the job was preempted, an outage.
+    """It did not work, and another try may end differently: a node was lost, an outage, an exception of the training.
 
     Attributes:
         verdict: Who has to act before another try can succeed; None where nothing is known of it. See
@@ -28,20 +28,24 @@ class TrainJobTimeout(TrainJobFailure):
 
 
 class TrainJobFatal(AirflowFailException):
-    """It will not work until a person changes something (code, spec, rights), so Airflow does not retry."""
+    """It is certain not to work until a person changes something (code, spec, rights), so Airflow does not retry."""
 
 
-def airflow_error(error: TrainJobError) -> AirflowException:
+def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowException:
     """The exception to raise for an error of the core.
 
-    A retryable verdict becomes an `AirflowException`, which uses up one of the task's retries; the other verdicts
-    (user, configuration) an `AirflowFailException`, which fails the task at once.
+    A verdict that leaves room for a retry becomes an `AirflowException`, which uses up one of the task's retries; the
+    others (user, configuration) an `AirflowFailException`, which fails the task at once.
+
+    Args:
+        error: What happened.
+        user_errors: Whether failures of the training code that are not certain to come again are retried.
     """
     from trainjob.errors import TimedOut
 
     if isinstance(error, TimedOut):
         # Also RunTimeout, whose verdict is "user": that is how Airflow treats a task's execution_timeout.
         return TrainJobTimeout(str(error), error.retry)
-    if error.retry.retryable:
+    if error.retry.retried(user_errors=user_errors):
         return TrainJobFailure(str(error), error.retry)
     return TrainJobFatal(str(error))

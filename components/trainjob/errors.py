@@ -32,7 +32,8 @@
         + ModelNotFound
 
 Each error has a `retry` verdict: who has to act before another attempt can succeed. Orchestrators turn it into
-their own retry rule (Airflow: ``AirflowFailException`` or a retry; KFP: next attempt or the same failure again).
+their own retry rule (Airflow: ``AirflowFailException`` or a retry; KFP: next attempt or the same failure again). Only
+what is certain to fail again is final.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class RetryVerdict(StrEnum):
     """Whether another attempt of the same spec can be expected to end differently."""
 
     USER = "user"
-    """The training code failed; the same code will fail again."""
+    """The training code failed, and is certain to fail again: a module is missing, an argument is unknown."""
+    UNKNOWN = "unknown"
+    """The training failed by itself, and nothing proves that it would again: the orchestrator's own retries decide."""
     INFRASTRUCTURE = "infrastructure"
     """A node, network or service failed; another attempt may well succeed."""
     PREEMPTED = "preempted"
@@ -62,8 +65,31 @@ class RetryVerdict(StrEnum):
 
     @property
     def retryable(self) -> bool:
-        """True where an automatic retry of the unchanged spec makes sense."""
-        return self in (RetryVerdict.INFRASTRUCTURE, RetryVerdict.PREEMPTED, RetryVerdict.QUOTA)
+        """Whether an automatic retry of the unchanged spec may succeed."""
+        return self not in (RetryVerdict.USER, RetryVerdict.CONFIGURATION)
+
+    def retried(self, *, user_errors: bool) -> bool:
+        """Whether an orchestrator tries again.
+
+        Args:
+            user_errors: Also after a failure of the training code that is not certain to come again.
+        """
+        return self.retryable and (user_errors or self is not RetryVerdict.UNKNOWN)
+
+    @property
+    def words(self) -> str:
+        """Whether another try makes sense and why, for people."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    RetryVerdict.USER: "not retried: the same code is certain to fail again",
+    RetryVerdict.UNKNOWN: "a retry may help: nothing proves that the same code fails again",
+    RetryVerdict.INFRASTRUCTURE: "a retry may help: the cause lies outside the training code",
+    RetryVerdict.PREEMPTED: "a retry helps when there is room again",
+    RetryVerdict.QUOTA: "a retry helps when the quota has room again",
+    RetryVerdict.CONFIGURATION: "not retried: a person has to change something first",
+}
 
 
 class TrainJobError(Exception):

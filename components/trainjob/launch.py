@@ -20,6 +20,7 @@ from trainjob.diagnosis import Diagnosis, diagnose
 from trainjob.errors import (
     AlreadyExists,
     NotFound,
+    Rejected,
     SpecMismatch,
     TrainJobError,
     TrainJobFailed,
@@ -38,8 +39,9 @@ from trainjob.manifest import (
 from trainjob.spec import TrainJobSpec
 from trainjob.status import QUEUE_LABEL, Phase, mapping, observe
 
-AfterFailure = Literal["retry", "verdict"]
-"""What to do with an earlier attempt that failed: always the next attempt, or only where its retry verdict says so."""
+AfterFailure = Literal["retry", "verdict", "infrastructure"]
+"""When an earlier attempt that failed is followed by the next one: always, unless its verdict is final, or only where
+the cause lay outside the training code."""
 
 CANCEL_SECONDS = 60.0
 """How long `cancel` waits for the last pod by default: Kubernetes' grace period of 30 s and as much again."""
@@ -67,11 +69,12 @@ async def launch(
         namespace: Kubernetes namespace.
         first_attempt: Lowest ordinal for a new attempt, where the caller counts its tries (Airflow's ``try_number``):
             a name whose job was deleted is then not used again.
-        after_failure: Whether a failed earlier attempt is always retried, or only where its verdict allows.
+        after_failure: When a failed earlier attempt is followed by the next one: always (``retry``), unless its verdict
+            is final (``verdict``), or only where the cause lay outside the training code (``infrastructure``).
 
     Raises:
         SpecMismatch: the attempt that would be adopted was made from another spec.
-        TrainJobFailed: `after_failure` is ``verdict`` and the earlier attempt's verdict is final.
+        TrainJobFailed: the earlier attempt's verdict is final by `after_failure`.
         LaunchError: the job was refused.
     """
     spec.check()
@@ -114,9 +117,10 @@ async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFail
     if phase is Phase.COMPLETE:
         return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
     diagnosis = given_up(trainjob)
-    if phase is Phase.FAILED and after_failure == "verdict":
+    if phase is Phase.FAILED and after_failure != "retry":
         diagnosis = diagnose(await backend.evidence(JobRef.of(trainjob)))
-    if diagnosis is not None and after_failure == "verdict" and not diagnosis.retry.retryable:
+    user_errors = after_failure != "infrastructure"
+    if diagnosis is not None and after_failure != "retry" and not diagnosis.retry.retried(user_errors=user_errors):
         raise TrainJobFailed(diagnosis)
     return phase is not Phase.FAILED and diagnosis is None
 
@@ -153,13 +157,20 @@ CancelAction = Literal["delete", "suspend"]
 
 
 async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAction = "delete") -> None:
-    """Send the one request that stops `trainjob`, and wait for nothing else: for those who are about to be killed."""
+    """Send the one request that stops `trainjob`, and wait for nothing else: for those who are about to be killed.
+
+    A job that may not be suspended is deleted: Trainer's webhook refuses every change to one whose runtime is gone.
+    """
     ref, patch = JobRef.of(trainjob), cancelling(trainjob, action)
+    if patch is not None:
+        try:
+            await backend.patch(ref, patch)
+        except NotFound:
+            return
+        except Rejected:
+            patch = None
     if patch is None:
         await backend.delete(ref)
-        return
-    with suppress(NotFound):
-        await backend.patch(ref, patch)
 
 
 def cancelling(trainjob: TrainJob, action: CancelAction) -> dict[str, Any] | None:
@@ -222,16 +233,27 @@ async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: C
         trainjob = await backend.get(ref.namespace, ref.name)
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
             return f"{ref} has ended"
-        if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
-            why = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
-            await backend.patch(ref, {"metadata": {"annotations": {GIVEN_UP: why}}, "spec": {"suspend": True}})
-            return f"{ref} was suspended"
-        await backend.delete(ref)
-        return f"{ref} was deleted" + (": Kueue would start it again" if action == "suspend" else "")
+        return await _stop(backend, trainjob, diagnosis, action)
     except NotFound:
         return f"{ref} has ended"
     except TrainJobError as error:
         return f"{ref} could not be stopped, and goes on: {error}"
+
+
+async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, action: CrashAction) -> str:
+    ref, why = JobRef.of(trainjob), ""
+    if action == "suspend" and QUEUE_LABEL in (trainjob["metadata"].get("labels") or {}):
+        why = ": Kueue would start it again"
+    elif action == "suspend":
+        told = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
+        try:
+            await backend.patch(ref, {"metadata": {"annotations": {GIVEN_UP: told}}, "spec": {"suspend": True}})
+        except Rejected as error:
+            why = f": it could not be suspended: {error}"
+        else:
+            return f"{ref} was suspended"
+    await backend.delete(ref)
+    return f"{ref} was deleted{why}"
 
 
 def given_up(trainjob: TrainJob) -> Diagnosis | None:

@@ -33,6 +33,7 @@ def distributed(
     on_crash_action: Literal["suspend", "cancel", "keep"] = "suspend",
     on_kill_action: Literal["suspend", "cancel", "keep"] = "suspend",
     cancel_on_timeout: bool = True,
+    retry_user_errors: bool = True,
     owned_by_run: bool = False,
     backend: str = "",
     namespace: str = "",
@@ -67,6 +68,7 @@ def distributed(
         on_crash_action: See there.
         on_kill_action: See there.
         cancel_on_timeout: See there.
+        retry_user_errors: See there.
         owned_by_run: See there.
         backend: See there.
         namespace: See there.

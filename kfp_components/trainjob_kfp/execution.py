@@ -67,14 +67,18 @@ class Execution:
         iteration = key_hash(json.dumps(parameters, sort_keys=True))
         return cls(f"kfp/{run}/{iteration}/{task}", run, task, parameters, local=True)
 
-    @property
-    def after_failure(self) -> AfterFailure:
+    def after_failure(self, *, user_errors: bool) -> AfterFailure:
         """What to do with an attempt that failed before.
 
         KFP retries whatever failed (``set_retry``), so on its retries the diagnosis decides. A first try that finds a
         failed attempt was started by a person, by "Retry run", who will have changed something.
+
+        Args:
+            user_errors: Whether failures of the training code that are not certain to come again are retried.
         """
-        return "verdict" if int(os.environ.get("KFP_RETRY_INDEX") or 0) > 0 else "retry"
+        if int(os.environ.get("KFP_RETRY_INDEX") or 0) <= 0:
+            return "retry"
+        return "verdict" if user_errors else "infrastructure"
 
     def plain(self, value: Any) -> Any:
         """`value` of a parameter as its author wrote it.

@@ -50,8 +50,8 @@ def run_job(
         execution: Which piece of work it is.
         spec: What to run.
         parameters: ``queue_timeout``, ``start_timeout``, ``run_timeout``, ``cancel_on_timeout``, ``on_kill_action``,
-            ``backend``, ``namespace`` as the components have them, and ``fail_on_first_crash``, ``on_crash_action``
-            where they do.
+            ``backend``, ``namespace`` as the components have them, and ``fail_on_first_crash``, ``on_crash_action``,
+            ``retry_user_errors`` where they do.
         report: Where to write a page about the job once it is complete.
 
     Raises:
@@ -62,7 +62,8 @@ def run_job(
     with connect(parameters) as client, StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop:
         if parameters["owned_by_run"]:
             spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
-        ref = client.launch(spec, execution.key, after_failure=execution.after_failure)
+        again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
+        ref = client.launch(spec, execution.key, after_failure=again)
         stop.job = client.get(ref)
         client.start(stop.keep_ready)
         say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")

@@ -71,7 +71,14 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("action", "phase"), [("suspend", Phase.SUSPENDED), ("cancel", None)])
 def test_the_first_crash_fails_the_task(run: Run, deferrable: bool, action: Any, phase: Phase | None) -> None:
     with DAG("crashes") as dag:
-        step(code=SLEEP, fail_on_first_crash=True, on_crash_action=action, retries=2, deferrable=deferrable)
+        step(
+            code=SLEEP,
+            fail_on_first_crash=True,
+            on_crash_action=action,
+            retries=2,
+            retry_user_errors=False,
+            deferrable=deferrable,
+        )
     ran = run(dag)
     assert ran.states == {"train": "failed"}
     error = ran.errors["train"]
@@ -123,7 +130,7 @@ def test_what_a_trigger_saw_reaches_the_worker() -> None:
     async def scenario() -> None:
         backend, ref = await started(SLEEP, key="crashed")
         event = await only_event(rebuilt(trigger_of(ref, fail_on_first_crash=True)))
-        assert (event["status"], event["retryable"]) == ("crashed", False)
+        assert (event["status"], event["retryable"]) == ("crashed", True)
         assert unpack_diagnosis(event["diagnosis"]).log[-1] == "ValueError: the data is wrong"
         await cancel(backend, ref)
         _, ref = await started(UNTIL_TOLD, key="ended")

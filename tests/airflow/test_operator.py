@@ -87,9 +87,16 @@ def test_a_result_that_airflow_did_not_take_is_not_marked(
 @both
 def test_a_failing_rank_is_named(run: Run, deferrable: bool) -> None:
     with DAG("fails") as dag:
-        step(code=FAIL_ON_RANK_1, runtime="jax-distributed", num_nodes=2, retries=3, deferrable=deferrable)
+        step(
+            code=FAIL_ON_RANK_1,
+            runtime="jax-distributed",
+            num_nodes=2,
+            retries=3,
+            retry_user_errors=False,
+            deferrable=deferrable,
+        )
     ran = run(dag)
-    assert ran.states == {"train": "failed"}, "retries are not used up by code that will fail again"
+    assert ran.states == {"train": "failed"}, "no retry of what the training did itself, as asked for"
     error = ran.errors["train"]
     assert isinstance(error, TrainJobFatal)
     assert isinstance(error, AirflowFailException)
@@ -176,6 +183,25 @@ def test_what_only_a_person_can_change_is_not_waited_for(
     assert "waiting for admission in queue q: LocalQueue q doesn't exist; it was cancelled" in str(ran.errors["train"])
     assert "LocalQueue q doesn't exist" in ran.log
     assert jobs(home) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "tries"),
+    [
+        ("raise ValueError('no labels')", TrainJobFailure, 2),
+        ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", TrainJobFailure, 2),
+        ("import no_such_module", TrainJobFatal, 1),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--nosuch'])", TrainJobFatal, 1),
+    ],
+    ids=["exception", "outage", "module", "argument"],
+)
+def test_what_is_retried(run: Run, home: Path, code: str, kind: type[Exception], tries: int) -> None:
+    with DAG("retried") as dag:
+        step(code=code, retries=1, retry_delay=timedelta(0))
+    ran = run(dag)
+    assert type(ran.errors["train"]) is kind
+    assert len(jobs(home)) == tries
+    assert ("not retried: " in ran.log) == (tries == 1)
 
 
 @both

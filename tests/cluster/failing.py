@@ -28,6 +28,10 @@ def python(script: str, nodes: int = 1, **fields: Any) -> Object:
     return {"runtime": "torch-distributed", "num_nodes": nodes, "command": ["python3", "-c", script], **fields}
 
 
+def shell(script: str) -> Object:
+    return {"runtime": "torch-distributed", "command": ["sh", "-c", script]}
+
+
 def one_of(nodes: int, script: str, **fields: Any) -> Object:
     """Rank 1 runs `script`, the others run for long."""
     lines = ["import os, sys, time", "if os.environ['PET_NODE_RANK'] != '1': time.sleep(600)"]
@@ -309,14 +313,36 @@ print("""[rank0]: Traceback (most recent call last):
 of which 1.05 GiB is free. Including non-PyTorch memory, this process has 78.05 GiB memory in use.""", file=sys.stderr)
 sys.exit(1)
 '''
+HANDLED = """
+import sys, traceback
+try:
+    raise MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+except MemoryError:
+    traceback.print_exc()
+print("batch size 64 -> 32", file=sys.stderr)
+sys.exit("the loss is not a number, giving up")
+"""
+OUTAGE = """
+import urllib.request
+urllib.request.urlopen("http://127.0.0.1:9/models")
+"""
+USAGE = """
+import argparse
+parser = argparse.ArgumentParser(prog="train.py")
+parser.add_argument("--epochs", type=int)
+parser.parse_args(["--eopchs", "3"])
+"""
+SCRIPT = "printf '#!/bin/{}\\necho up\\n' > /tmp/train.sh; {} /tmp/train.sh; /tmp/train.sh"
+"""A script with that interpreter, of which that is done before it is called."""
 NOISE = """
-import os, sys
+import os, sys, time
 out = sys.stdout.buffer
 out.write(b"\\xff\\xfe latin-1: caf\\xe9 \\x00 \\x1b[31mred\\x1b[0m\\n")
 out.write(("\\u65e5\\u672c\\u8a9e " * 3 + "\\n").encode("utf-16"))
 for n in range(3):
     out.write(b"x" * (1 << 20) + b"\\n")
 out.flush()
+time.sleep(1)  # standard output and error reach the log by two pipes
 raise LookupError("no such layer: 7")
 """
 JAX = """

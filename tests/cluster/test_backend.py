@@ -208,7 +208,7 @@ async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, n
     assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
     diagnosis = failed.value.diagnosis
     assert (diagnosis.rank, diagnosis.exit_code, diagnosis.category) == ("node-1", 3, Category.USER_CODE)
-    assert failed.value.retry is RetryVerdict.USER
+    assert failed.value.retry is RetryVerdict.UNKNOWN
 
 
 async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:

@@ -76,7 +76,7 @@ def test_only_kfps_own_retries_leave_the_decision_to_the_diagnosis(
         monkeypatch.delenv("KFP_RETRY_INDEX", raising=False)
     else:
         monkeypatch.setenv("KFP_RETRY_INDEX", index)
-    assert Execution.of(argv(REMOTE, "model")).after_failure == verdict
+    assert Execution.of(argv(REMOTE, "model")).after_failure(user_errors=True) == verdict
 
 
 @pytest.mark.parametrize(

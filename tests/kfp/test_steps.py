@@ -111,7 +111,11 @@ def test_a_failure_is_explained_where_people_look(steps: Steps) -> None:
     assert ended.output == {}
     assert "Traceback" not in ended.log
     last = ended.log[ended.log.rindex("TrainJob default/train-") :]
-    for text in ("failed: node-1 exited with code 7", "| about to fail", "category: user code; retry: user"):
+    for text in (
+        "failed: node-1 exited with code 7",
+        "| about to fail",
+        "category: user code; a retry may help: nothing proves that the same code fails again",
+    ):
         assert text in last
         assert text in ended.termination_message
     assert ended.termination_message.startswith("TrainJob default/train-")
@@ -126,16 +130,28 @@ def test_the_termination_message_is_cut_behind_its_summary(steps: Steps) -> None
 
 
 def test_who_tries_a_failed_step_again(steps: Steps) -> None:
-    assert steps.run("train", **script(FAILING), num_nodes=2).code == 1
-    steps.environment["KFP_RETRY_INDEX"] = "1"  # set_retry: the same code would fail again
-    again = steps.run("train", **script(FAILING), num_nodes=2)
+    failing = {**script(FAILING), "num_nodes": 2}
+    assert steps.run("train", **failing).code == 1
+    steps.environment["KFP_RETRY_INDEX"] = "1"  # set_retry
+    again = steps.run("train", **failing, retry_user_errors=False)
     assert again.code == 1
     assert "node-1 exited with code 7" in again.log
     assert len(steps.jobs()) == 1
+    assert steps.run("train", **failing).code == 1
+    assert len(steps.jobs()) == 2, "nothing proves that it would fail again"
 
     del steps.environment["KFP_RETRY_INDEX"]  # "Retry run": a person has changed something
-    assert steps.run("train", **script(FAILING), num_nodes=2).code == 1
-    assert len(steps.jobs()) == 2
+    assert steps.run("train", **failing, retry_user_errors=False).code == 1
+    assert len(steps.jobs()) == 3
+
+
+def test_what_is_certain_to_fail_again_is_not_tried_again(steps: Steps) -> None:
+    for index in ("", "1"):
+        steps.environment["KFP_RETRY_INDEX"] = index
+        ended = steps.run("train", **script("import no_such_module"))
+        assert ended.code == 1
+        assert "not retried: the module is missing in the image" in ended.termination_message
+    assert len(steps.jobs()) == 1
 
 
 def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:

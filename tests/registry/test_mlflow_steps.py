@@ -13,7 +13,7 @@ import pytest
 from tests.keys import key_pair
 
 from trainjob.data import content, export, initialize, read_manifest
-from trainjob.data.__main__ import main
+from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.errors import (
     ChecksumMismatch,
     ConfigurationError,
@@ -153,7 +153,7 @@ def test_an_outage_is_no_fresh_start(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(RegistryUnavailable):
         initialize("models:/m@champion", str(tmp_path), registry=f"mlflow+{unreachable}", if_missing="fresh")
     program = ["initialize-model", "--source", "models:/m/1", "--target", f"{tmp_path}/t", "--registry", unreachable]
-    assert main(program) == 1
+    assert main(program) == TRY_AGAIN
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert "cannot find" in error

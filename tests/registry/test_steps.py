@@ -11,7 +11,7 @@ import pytest
 from tests.registry.fake import LOST, FakeRegistry, Fault
 
 from trainjob.data import export, initialize
-from trainjob.data.__main__ import main
+from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.errors import ChecksumMismatch, ModelNotFound, RegistryUnavailable
 from trainjob.registry import connect
 
@@ -60,7 +60,7 @@ def test_an_outage_after_the_upload_is_healed_by_the_next_try(
     words = ["export", "--source", _model(tmp_path / "out", 1), "--target", str(tmp_path / "models")]
     words += ["--name", "m", "--export-id", "a", "--registry", f"kubeflow+{fake.url}"]
     fake.fault = lambda request: Fault(503) if request.path.endswith("/artifacts") else None
-    assert main(words) == 1
+    assert main(words) == TRY_AGAIN
     assert "error: the model registry http://127.0.0.1" in capsys.readouterr().err
     fake.fault = lambda _: None
     assert connect(words[-1]).list("m") == []

@@ -35,6 +35,7 @@ from trainjob.errors import (
     RetryVerdict,
     RunTimeout,
     SpecMismatch,
+    Stuck,
     TrainJobError,
     TrainJobFailed,
 )
@@ -228,6 +229,8 @@ def failed(category: Category, retry: RetryVerdict) -> TrainJobFailed:
     ("error", "code"),
     [
         (failed(Category.USER_CODE, RetryVerdict.USER), 1),
+        (failed(Category.USER_CODE, RetryVerdict.UNKNOWN), 1),
+        (failed(Category.OUTAGE, RetryVerdict.INFRASTRUCTURE), 3),
         (failed(Category.CONFIGURATION, RetryVerdict.CONFIGURATION), 2),
         (failed(Category.NODE_LOST, RetryVerdict.INFRASTRUCTURE), 3),
         (failed(Category.PREEMPTED, RetryVerdict.PREEMPTED), 3),
@@ -238,6 +241,7 @@ def failed(category: Category, retry: RetryVerdict) -> TrainJobFailed:
         (Rejected("x"), 2),
         (SpecMismatch("x"), 2),
         (BackendUnavailable("x"), 3),
+        (Stuck("x"), 2),
         (QueueTimeout("x"), 4),
         (RunTimeout("x"), 4),
         (NotFound("x"), 5),

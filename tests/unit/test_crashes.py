@@ -64,7 +64,7 @@ def test_a_warning_shows_rank_exit_code_and_last_lines() -> None:
 def diagnosis(**changes: Any) -> Diagnosis:
     told = Diagnosis(
         Category.USER_CODE,
-        RetryVerdict.USER,
+        RetryVerdict.UNKNOWN,
         "node-1 exited with code 3",
         rank="node-1",
         exit_code=3,
@@ -156,7 +156,7 @@ async def test_the_first_crash_fails_the_wait_if_so_asked(backend: MemoryBackend
     with anyio.fail_after(5), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
         await waiting.wait(backend, ref, IMPATIENT, on_log=lambda _: None)
     assert isinstance(caught.value, TrainJobFailed)
-    assert (caught.value.retry, caught.value.diagnosis.log) == (RetryVerdict.USER, ("ValueError: no",))
+    assert (caught.value.retry, caught.value.diagnosis.log) == (RetryVerdict.UNKNOWN, ("ValueError: no",))
     assert caught.value.diagnosis.job == str(ref)
     assert observe(backend.job(ref)).phase is Phase.RUNNING, "what becomes of it is the caller's decision"
 
@@ -225,8 +225,9 @@ async def test_what_becomes_of_the_job(
 @pytest.mark.anyio
 async def test_a_job_that_was_given_up_keeps_why_and_counts_as_failed(backend: MemoryBackend) -> None:
     ref = await running(backend)
-    await give_up(backend, ref, diagnosis())
-    assert given_up(backend.job(ref)) == diagnosis()
+    final = diagnosis(retry=RetryVerdict.USER)
+    await give_up(backend, ref, final)
+    assert given_up(backend.job(ref)) == final
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
         await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")
@@ -238,8 +239,10 @@ async def test_a_job_that_was_given_up_keeps_why_and_counts_as_failed(backend: M
 @pytest.mark.anyio
 async def test_one_that_may_end_differently_is_tried_again(backend: MemoryBackend) -> None:
     ref = await running(backend)
-    await give_up(backend, ref, diagnosis(retry=RetryVerdict.INFRASTRUCTURE))
+    await give_up(backend, ref, diagnosis())
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+    with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
+        await flow.launch(backend, spec, "key", namespace="ns", after_failure="infrastructure")
     assert (await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")).attempt == 2
 
 

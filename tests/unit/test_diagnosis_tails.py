@@ -89,7 +89,8 @@ def test_mpirun() -> None:
     [
         (f"{TRACE}ValueError: no", "ValueError: no"),
         (f"{TRACE}KeyboardInterrupt", "KeyboardInterrupt"),
-        (f"{TRACE}my.errors.Odd: a\nb\nc", "my.errors.Odd: a"),
+        (f"{TRACE}my.errors.Odd: a\n  b\n\n  c", "my.errors.Odd: a"),
+        (f"{TRACE}my.errors.Odd: a\nb", ""),
         ("\x1b[31mTraceback (most recent call last):\x1b[0m\n  x\n\x1b[1mValueError\x1b[0m: no", "ValueError: no"),
         (f"{TRACE}E: 1\n\n{CHAIN}\n\n{TRACE}F: 2",
          "F: 2 (caused by E: 1)"),

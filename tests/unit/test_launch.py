@@ -108,17 +108,29 @@ async def test_after_a_failure_comes_the_next_attempt(backend: MemoryBackend) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "again"), [(3, "Error", False), (143, "Error", True), (137, "OOMKilled", False)]
+    ("after", "code", "reason", "final"),
+    [
+        ("verdict", 3, "Error", ""),
+        ("verdict", 143, "Error", ""),
+        ("verdict", 137, "OOMKilled", ""),
+        ("verdict", 128, "StartError", "configuration"),
+        ("infrastructure", 3, "Error", "unknown"),
+        ("infrastructure", 143, "Error", ""),
+        ("infrastructure", 137, "OOMKilled", "unknown"),
+        ("infrastructure", 128, "StartError", "configuration"),
+    ],
 )
-async def test_after_a_failure_by_its_verdict(backend: MemoryBackend, code: int, reason: str, again: bool) -> None:
+async def test_after_a_failure_by_its_verdict(
+    backend: MemoryBackend, after: str, code: int, reason: str, final: str
+) -> None:
     backend.end(await launch(backend), code, reason=reason)
-    options = {"after_failure": "verdict"}
-    if again:
+    options = {"after_failure": after}
+    if not final:
         assert (await launch(backend, options=options)).attempt == 2
     else:
         with pytest.raises(TrainJobFailed) as caught:
             await launch(backend, options=options)
-        assert caught.value.retry is RetryVerdict.USER
+        assert caught.value.retry == final
         assert len(backend.jobs) == 1
 
 
@@ -554,3 +566,21 @@ async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch
     monkeypatch.setattr(backend, "watch", watched)
     assert await budget_of(backend, ref) is None, "waited for, unless asked otherwise"
     assert await budget_of(backend, ref, fail_fast=True) is Stuck
+
+
+class Unchangeable(MemoryBackend):
+    """Refuses every change, as Trainer's webhook does where a job's runtime is gone; deletion goes."""
+
+    async def patch(self, ref: JobRef, patch: Any) -> None:
+        raise Rejected("runtimeRef: Invalid value: must be created before")
+
+
+async def test_what_may_not_be_suspended_is_deleted() -> None:
+    backend = Unchangeable()
+    await flow.cancel(backend, await launch(backend), "suspend", timeout_seconds=0.1)
+    assert backend.jobs == {}
+    ref = await launch(backend, "other")
+    why = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
+    said = await flow.give_up(backend, ref, why)
+    assert said == f"{ref} was deleted: it could not be suspended: runtimeRef: Invalid value: must be created before"
+    assert backend.jobs == {}

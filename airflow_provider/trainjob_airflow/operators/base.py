@@ -70,6 +70,7 @@ class TrainJobTask(StrictTemplates):
         on_crash_action: OnCrash = "suspend",
         on_kill_action: OnKill = "cancel",
         cancel_on_timeout: bool = True,
+        retry_user_errors: bool = True,
         get_logs: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -88,6 +89,7 @@ class TrainJobTask(StrictTemplates):
             raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
         self.cancel_on_timeout = cancel_on_timeout
+        self.retry_user_errors = retry_user_errors
         self.get_logs = get_logs
         self.on_success_callback = [*self.on_success_callback, _acknowledge]
         self.links: dict[str, str] = {}
@@ -215,7 +217,7 @@ class TrainJobTask(StrictTemplates):
                     self._give_up(running, str(error), again=error.retry.retryable)
                 except TrainJobError as error:
                     self._tell(str(error))
-                    failure = airflow_error(error)
+                    failure = airflow_error(error, user_errors=self.retry_user_errors)
                     _stats().incr("trainjob.failed", tags=_tags(context) | {"retry": str(error.retry)})
                     if isinstance(error, RankCrashed) and running.ref is not None:
                         self._tell(running.give_up(running.ref, error.diagnosis, self.on_crash_action))

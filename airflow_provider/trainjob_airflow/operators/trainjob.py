@@ -82,6 +82,9 @@ class TrainJobOperator(TrainJobTask):
             ``suspend`` keeps it for the next try to go on with, ``keep`` lets it go on. A worker that goes away leaves
             the job alone in any case; the next try adopts it.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is cancelled; else the next try adopts it.
+        retry_user_errors: Whether Airflow retries a training that failed by itself in a way that another try may not
+            meet again (an exception, an exit code). What is certain to fail again is never retried (a missing module,
+            a wrong argument, missing rights), what came from outside always (a lost node, an outage, preemption).
         get_logs: Whether the lines of all ranks go to the task's log while they are written.
         **kwargs: Of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while deferred.
 
@@ -89,7 +92,8 @@ class TrainJobOperator(TrainJobTask):
         ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds"}``, see `trainjob.TrainJobResult`.
 
     Raises:
-        TrainJobFatal: The code, the spec or the set-up is wrong (an ``AirflowFailException``: no retry).
+        TrainJobFatal: It is certain to fail again: the spec or the set-up is wrong, a module is missing (an
+            ``AirflowFailException``: no retry).
         TrainJobFailure: Another try may end differently (retried, if ``retries`` is set).
         TrainJobTimeout: A timeout ran out (retried likewise).
     """

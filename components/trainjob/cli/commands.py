@@ -23,7 +23,7 @@ from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.cli import texts
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
-from trainjob.errors import InvalidSpec, NotFound, Problem, RankCrashed, TrainJobFailed
+from trainjob.errors import InvalidSpec, NotFound, Problem, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.launch import CrashAction
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.settings import Settings
@@ -226,7 +226,10 @@ class Commands:
                         click.echo(self._call(ref))
                     return 0
                 show.result(await self._wait(ref, patience, on_crash, show))
-                await flow.mark_delivered(self.backend, ref)
+                try:
+                    await flow.mark_delivered(self.backend, ref)
+                except TrainJobError as error:  # the training is done, and its result was shown
+                    show.notice(f"the same key gives this result again: it could not be noted on the job: {error}")
                 return 0
             if cancels:
                 show.notice("cancelling; Ctrl-C again leaves without waiting for it")
@@ -277,6 +280,9 @@ class Commands:
         phase = observe(await self.backend.get(ref.namespace, ref.name)).phase
         if phase in (Phase.COMPLETE, Phase.FAILED):
             return True, f"{ref} had ended already: {phase}"
+        if suspend and phase is Phase.DELETED:
+            why = "it could not be suspended: Kueue would start it again, or its runtime is gone"
+            return stopped, f"deleted {ref}: {why}"
         done = "suspended" if suspend else "cancelled"
         return stopped, f"{done} {ref}" if stopped else f"{done} {ref}, but its last ranks are still ending"
 

@@ -29,7 +29,16 @@ from trainjob.cli.options import (
     spec_options,
 )
 from trainjob.cli.registry import registry
-from trainjob.errors import InvalidSpec, ModelNotFound, NotFound, RetryVerdict, TimedOut, TrainJobError, TrainJobFailed
+from trainjob.errors import (
+    InvalidSpec,
+    ModelNotFound,
+    NotFound,
+    RetryVerdict,
+    Stuck,
+    TimedOut,
+    TrainJobError,
+    TrainJobFailed,
+)
 from trainjob.status import Phase
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ EXIT_CODES = """\
 \b
 Exit codes:
   0    success
-  1    the training failed, and the same code will fail again
+  1    the training failed by itself
   2    usage, spec or configuration: a person has to change something
   3    infrastructure, preemption or quota: a retry may help
   4    a budget ran out; the job goes on
@@ -55,12 +64,12 @@ Without a cluster, TRAINJOB_BACKEND=local or --backend local runs jobs on this m
 
 def exit_code(error: TrainJobError) -> int:
     """The exit code that tells a script who has to act next."""
-    if isinstance(error, TimedOut):
+    if isinstance(error, TimedOut) and not isinstance(error, Stuck):
         return BUDGET
     deleted = isinstance(error, TrainJobFailed) and error.diagnosis.category == "deleted"
     if deleted or isinstance(error, NotFound | ModelNotFound):
         return NOT_FOUND
-    if error.retry is RetryVerdict.USER:
+    if error.retry in (RetryVerdict.USER, RetryVerdict.UNKNOWN):
         return USER
     return INFRASTRUCTURE if error.retry.retryable else USAGE
 

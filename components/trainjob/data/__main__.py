@@ -9,8 +9,9 @@
 Without ``--source``, and without any arguments, it is what Kubeflow Trainer calls an initializer: ``STORAGE_URI`` and
 the other settings of the environment say what to bring (`trainjob.data.trainer`); empty, that there is nothing.
 
-Lines about progress go to stdout, and the result to `trainjob.progress`. An error is one line on stderr, and the exit
-code 2 where a person has to change something (the retry verdict is configuration), else 1.
+Lines about progress go to stdout, and the result to `trainjob.progress`. An error is one line on stderr, the exit code
+2 where a person has to change something and 75 (EX_TEMPFAIL of sysexits.h) where another try may succeed. The verdict
+is in the termination message, too, where the diagnosis of the job finds it (`trainjob.diagnosis.verdicts`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +30,11 @@ from typing import Any, NoReturn
 from trainjob import progress
 from trainjob.data import trainer
 from trainjob.data.steps import Exported, Initialized, export, initialize
-from trainjob.errors import ConfigurationError, RetryVerdict, TrainJobError
+from trainjob.diagnosis import verdicts
+from trainjob.errors import ConfigurationError, TrainJobError
+
+TRY_AGAIN = 75
+"""Exit code where another try may succeed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = _export(given) if given.step == "export" else _initialize(given)
     except TrainJobError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
-        return 2 if error.retry is RetryVerdict.CONFIGURATION else 1
+        _tell(error)
+        return TRY_AGAIN if error.retry.retryable else 2
     _report(result)
     return 0
 
@@ -146,6 +153,14 @@ def _report(result: Initialized | Exported) -> None:
     if isinstance(result, Exported) and result.parameters:
         metrics["parameters"] = result.parameters
     progress.report(progress=100, metrics=metrics, outputs=outputs)
+
+
+def _tell(error: TrainJobError) -> None:
+    """Leave the verdict of `error` in the termination message of the container."""
+    path = progress.termination_log()
+    if path is not None:
+        with suppress(OSError):  # the log and the exit code say it, too
+            Path(path).write_text(verdicts.write(error), encoding="utf-8")
 
 
 def _bool(value: bool) -> str:

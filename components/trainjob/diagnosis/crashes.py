@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainjob.diagnosis import meanings
+from trainjob.diagnosis import meanings, verdicts
 from trainjob.diagnosis.tails import Tail
+from trainjob.diagnosis.verdicts import Verdict
 from trainjob.status import mapping, mappings, parse_time
 
 READ_LINES = 300
@@ -49,6 +50,11 @@ class Crash:
     helper: bool = False
     disruption: bool = False
     address: str = ""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the program, which is one of this package, says of its own end."""
+        return verdicts.read(self.message) if self.exit_code and not self.disruption else None
 
     @property
     def meaning(self) -> meanings.Meaning | None:

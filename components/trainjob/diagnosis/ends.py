@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from trainjob.diagnosis import meanings
 from trainjob.diagnosis.crashes import Crash
+from trainjob.diagnosis.known import USAGE
 from trainjob.diagnosis.meanings import Category, Meaning
 from trainjob.diagnosis.tails import Tail
 from trainjob.errors import RetryVerdict
 
 _SIGSEGV = 128 + signals.SIGSEGV
+_MISUSED = 2  # argparse, click, Python itself
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def told(blamed: Blamed) -> str:
 
 
 def _what(blamed: Blamed) -> str:
-    crash, tail = blamed.crash, blamed.tail
+    crash = blamed.crash
     if crash.stopped:
         return _STOPPED.says
     if (meaning := crash.meaning) is not None:
@@ -43,13 +45,32 @@ def _what(blamed: Blamed) -> str:
         return f"was stopped: {crash.reason}: {crash.message}"
     if crash.disruption or crash.exit_code is None:
         return f"was stopped: {crash.reason}: {crash.message}"
-    if name := _signal(crash.exit_code - 128):
-        ended = f"was killed by signal {crash.exit_code - 128} ({name})"
+    return _exited(crash.exit_code, blamed)
+
+
+def _exited(code: int, blamed: Blamed) -> str:
+    if name := _signal(code - 128):
+        ended = f"was killed by signal {code - 128} ({name})"
     else:
-        ended = f"exited with code {crash.exit_code}"
-    # Python ends with 1 after an exception, C++ by SIGABRT, mpirun as its worker; whoever gave another code meant that.
-    by_error = crash.exit_code in (1, 2, 134) or _torn_down(blamed) or tail.error.startswith("worker ")
-    return f"{ended}: {tail.error}" if tail.error and by_error and not crash.container else ended
+        ended = f"exited with code {code}"
+    if verdict := blamed.crash.verdict:
+        return f"{ended}: {verdict.message}"
+    if _by_error(blamed):
+        return f"{ended}: {blamed.tail.error}"
+    # `sys.exit("words")`, or words and `sys.exit(1)`.
+    said = blamed.tail.last if code == 1 and not blamed.crash.container else ""
+    return f"{ended}; the last line that it wrote: {said}" if said else ended
+
+
+def _by_error(blamed: Blamed) -> bool:
+    """Whether what its log says last is why it ended.
+
+    Python ends with 1 after an exception and 2 after a wrong argument, shells with 126 and 127, C++ by SIGABRT, mpirun
+    as its worker; whoever gave another code meant that.
+    """
+    crash, tail = blamed.crash, blamed.tail
+    told_by_code = crash.exit_code in (1, 2, 126, 127, 134) or _torn_down(blamed) or tail.error.startswith("worker ")
+    return bool(tail.error) and told_by_code and not crash.container
 
 
 def _torn_down(blamed: Blamed) -> bool:
@@ -67,7 +88,7 @@ _SIGNALS = {
     "SIGTERM": Meaning(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "something asked it to stop from outside"),
     "SIGSEGV": Meaning(
         Category.USER_CODE,
-        RetryVerdict.USER,
+        RetryVerdict.UNKNOWN,
         "native code crashed: check that driver, CUDA and framework versions fit together",
     ),
 }
@@ -79,17 +100,17 @@ _STOPPED = Meaning(
 )
 _FAILED = Meaning(
     Category.USER_CODE,
-    RetryVerdict.USER,
+    RetryVerdict.UNKNOWN,
     "mend the training code or its arguments; the last lines of the log say where it stopped",
 )
 _INITIALIZER = Meaning(
     Category.USER_CODE,
-    RetryVerdict.USER,
+    RetryVerdict.UNKNOWN,
     "check the URI of the dataset or model, and the keys for it; the last lines of the log say more",
 )
 _CONTAINER = Meaning(
     Category.USER_CODE,
-    RetryVerdict.USER,
+    RetryVerdict.UNKNOWN,
     "read its log: this container is of the job's runtime or patches, the training code is not to blame",
 )
 _LOST = Meaning(
@@ -100,18 +121,28 @@ _LOST = Meaning(
 
 
 def meaning_of(blamed: Blamed) -> Meaning:
-    """What it means: for Kubernetes' own reasons by `meanings`, else by the log, the signal, the step."""
-    crash, tail = blamed.crash, blamed.tail
+    """What it means: for Kubernetes' own reasons by `meanings`, else by the program, the log, the signal, the step."""
+    crash = blamed.crash
     if crash.stopped:
         return _STOPPED
     if (meaning := crash.meaning) is not None:
         return meaning
     if crash.disruption or crash.exit_code is None:
         return meanings.UNKNOWN
-    if tail.meaning is not None and not crash.container:
-        return tail.meaning
     by_signal = None if _torn_down(blamed) else _SIGNALS.get(_signal(crash.exit_code - 128))
-    return by_signal or _of_step(crash, tail)
+    return _said(blamed) or by_signal or _of_step(crash, blamed.tail)
+
+
+def _said(blamed: Blamed) -> Meaning | None:
+    """What the program says of its own end, in its termination message or in its log."""
+    crash, tail = blamed.crash, blamed.tail
+    if verdict := crash.verdict:
+        return verdict.meaning
+    if crash.container:
+        return None
+    if tail.usage and crash.exit_code == _MISUSED:
+        return USAGE
+    return tail.meaning if _by_error(blamed) or not tail.error else None
 
 
 def _of_step(crash: Crash, tail: Tail) -> Meaning:

@@ -66,6 +66,7 @@ class Diagnosis:
         unseen: What could not be looked at.
         phase: Where the job stands: a job that goes on can be diagnosed, too.
         pod: Name of the rank's pod.
+        final: Why no retry can help, in words; empty where `retry` says it well enough.
     """
 
     category: Category
@@ -79,6 +80,7 @@ class Diagnosis:
     unseen: tuple[str, ...] = ()
     phase: Phase = Phase.FAILED
     pod: str = ""
+    final: str = ""
 
     @property
     def failed(self) -> bool:
@@ -94,7 +96,9 @@ class Diagnosis:
         if self.advice:
             lines.append(f"what to do: {self.advice}")
         if self.category is not Category.NONE:
-            lines.append(f"category: {self.category}; retry: {self.retry}")
+            lines.append(
+                f"category: {self.category}; {f'not retried: {self.final}' if self.final else self.retry.words}"
+            )
         lines += [f"not seen: {what}" for what in self.unseen]
         return "\n".join(lines)
 
@@ -238,6 +242,7 @@ def _of_crash(blamed: Blamed, evidence: Evidence) -> Diagnosis:
         log=_shown(evidence, crash.pod, blamed.tail) or _left(crash),
         advice=meaning.advice,
         pod=crash.pod,
+        final=meaning.final,
     )
 
 

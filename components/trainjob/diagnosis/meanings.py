@@ -28,6 +28,8 @@ class Category(StrEnum):
     CONFIGURATION = "configuration"
     DEADLINE = "deadline"
     DELETED = "deleted"
+    OUTAGE = "outage"
+    """A service that the job needs did not answer, or a disk had an error."""
     UNKNOWN = "unknown"
     NONE = "none"
     """Nothing failed: the job goes on, or is complete."""
@@ -43,6 +45,7 @@ class Meaning:
         advice: What to do, for people.
         says: What happened to a rank, in words; empty where reason and message say it better.
         lasting: It does not go away by itself.
+        final: Why no retry can help, in words; empty where the verdict says it well enough.
     """
 
     category: Category
@@ -50,9 +53,10 @@ class Meaning:
     advice: str
     says: str = ""
     lasting: bool = False
+    final: str = ""
 
 
-_USER = RetryVerdict.USER
+_UNKNOWN = RetryVerdict.UNKNOWN
 _INFRASTRUCTURE = RetryVerdict.INFRASTRUCTURE
 _CONFIGURATION = RetryVerdict.CONFIGURATION
 
@@ -91,7 +95,7 @@ _RULES = (
         "OOMKilled",
         "",
         Category.OUT_OF_MEMORY,
-        _USER,
+        _UNKNOWN,
         "raise the memory in resources_per_node, or use a smaller batch",
         says="was killed because it used more memory than its limit (OOMKilled)",
     ),
@@ -190,7 +194,7 @@ _RULES = (
         "BackOff",
         "restarting failed container",
         Category.USER_CODE,
-        _USER,
+        _UNKNOWN,
         "read its log: it ends again and again",
         says="ends again and again",
     ),
@@ -303,7 +307,7 @@ _RULES = (
         "Evicted TerminationByKubelet",
         r"exceed\w* (its local ephemeral storage limit|the limit|the total limit)|local storage usage exceeds",
         Category.USER_CODE,
-        _USER,
+        _UNKNOWN,
         "write less to the node's disk, or raise ephemeral-storage or the volume's size limit",
     ),
     _rule(
@@ -397,7 +401,11 @@ _RULES = (
     ),
     # --- the job itself
     _rule(
-        "DeadlineExceeded", "", Category.DEADLINE, _USER, "raise active_deadline_seconds, or make the training shorter"
+        "DeadlineExceeded",
+        "",
+        Category.DEADLINE,
+        _UNKNOWN,
+        "raise active_deadline_seconds, or make the training shorter",
     ),
     _rule(
         "TrainingRuntimeNotSupported",

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainjob.diagnosis.meanings import Category, Meaning
-from trainjob.errors import RetryVerdict
+from trainjob.diagnosis.known import meaning_of_error
+from trainjob.diagnosis.meanings import Meaning
+from trainjob.diagnosis.tracebacks import Raised, trace
 
-# torchrun and PyTorch put the rank before what a worker writes: "[rank1]: ", "[default0]:", "[trainer0]:".
-_PREFIX = re.compile(r"\[(?:rank|default|worker|trainer)\d+\]:\s?")
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_GROUP = re.compile(r"^\s*[|+](?:-+ ?\d* ?-+)? ?")  # Python draws exception groups with | and +
-
-_TRACEBACK = "Traceback (most recent call last):"
-_EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
-_CHAINS = ("The above exception was the direct cause of", "During handling of the above exception, another")
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 # libstdc++, where threads of native code (PyTorch's Gloo) still run while the process ends: by SIGABRT, or SIGSEGV.
 _TORN_DOWN = re.compile(r"terminate called without an active exception")
-_USAGE = re.compile(r"^(\S+: )?error: .+")  # argparse; the programs of this package
+_USAGE = re.compile(r"^[Uu]sage: ")  # argparse, click
+# The same two; Python, shells and env, of what they cannot start; the programs of this package.
+_WORDS = re.compile(
+    r"^(\S+: )?error: .+|^Error: .+|^\S*python[\d.]*: (No module named|can't (open file|find)) .*"
+    r"|^\S*(sh|env)\b.*: .*(not found|No such file or directory|Permission denied|cannot execute.*|format error)$"
+    r"|^\S+: \d+: .*: (not found|Illegal option -)$"
+)
 
-# Those that only say that another process failed.
-_WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|ProcessExitedException|_RemoteTraceback|SystemExit")
 _TORCHRUN_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank")
 _TORCHRUN_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
@@ -54,49 +51,11 @@ _LOST_CONNECTION = re.compile(
 _TOLD = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
 _PEER = re.compile(r"[Cc]losed by (?:remote )?peer \[([0-9a-fA-F.:]+)\]|[Rr]ead error \[([0-9a-fA-F.:]+)\]")
 
-_OUT_OF_GPU_MEMORY = (
-    r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-    r"|HIP out of memory|RESOURCE_EXHAUSTED: Out of memory"
-)
-_USER = RetryVerdict.USER
-_ERRORS: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
-    (re.compile(pattern, re.MULTILINE), meaning)
-    for pattern, meaning in (
-        (
-            _OUT_OF_GPU_MEMORY,
-            Meaning(Category.OUT_OF_MEMORY, _USER, "use a smaller batch, or GPUs with more memory: the GPU's was full"),
-        ),
-        (
-            r"^MemoryError|std::bad_alloc|[Cc]annot allocate memory(?! in static)|Unable to allocate .* for an array",
-            Meaning(Category.OUT_OF_MEMORY, _USER, "raise the memory in resources_per_node, or use a smaller batch"),
-        ),
-        (
-            r"^worker \d+ was killed by signal 9$",
-            Meaning(
-                Category.UNKNOWN,
-                RetryVerdict.INFRASTRUCTURE,
-                "something outside the job killed it: often the node or the pod ran out of memory",
-            ),
-        ),
-        (
-            r"uncorrectable ECC error|fell off the bus",
-            Meaning(Category.NODE_LOST, RetryVerdict.INFRASTRUCTURE, "run it again; have the node's GPU looked at"),
-        ),
-        (
-            r"^(ModuleNotFoundError|ImportError)\b",
-            Meaning(Category.USER_CODE, _USER, "add the package to the image or to packages_to_install"),
-        ),
-        (
-            r"No space left on device",
-            Meaning(Category.USER_CODE, _USER, "write less, or give the job a larger volume"),
-        ),
-    )
-)
-
 
 TAIL_LINES = 20
 """Lines of a failing rank's log that a diagnosis shows."""
 
+_ENDING = 7  # of them, where an exception stands before the others
 _LONGEST = 4096  # characters of a line that are looked at
 
 
@@ -107,98 +66,82 @@ class Tail:
     Attributes:
         error: The exception or other last words, one line; empty if none is found.
         line: Index of its line; -1 if there is none.
+        last: The last line that a process wrote by itself; empty if there is none.
         meaning: What the error means, where it is one of the known ones.
+        survived: Index of the line of an exception after which more was written, so that it was perhaps handled; -1 if
+            there is none, or `error` explains the end.
         lost_peer: It ended because another rank was gone, or did not answer.
         lost_connection: It ended because some connection broke: to a peer, or to anything else.
         told: It was told to stop.
+        usage: It said how it is used.
         torn_down: Native code crashed only because the process was ending already, of `error`.
         peers: Addresses of the peers that it lost.
     """
 
     error: str = ""
     line: int = -1
+    last: str = ""
     meaning: Meaning | None = None
+    survived: int = -1
     lost_peer: bool = False
     lost_connection: bool = False
     told: bool = False
+    usage: bool = False
     torn_down: bool = False
     peers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Raised:
-    kind: str
-    text: str
-    line: int
-    causes: tuple[str, ...] = ()  # what it was raised from, the first cause first
-
-    def __str__(self) -> str:
-        return self.text + (f" (caused by {self.causes[0]})" if self.causes else "")
-
-    @property
-    def chain(self) -> str:
-        return "\n".join((self.text, *self.causes))
-
-
 def read(lines: Sequence[str]) -> Tail:
     """Read the end of one rank's log, which may hold the lines of several processes."""
-    clean = [_COLORS.sub("", line[:_LONGEST]).rstrip() for line in lines]
-    text = "\n".join(clean)
-    raised = _first_to_blame(clean)
+    clean = [_COLORS.sub("", shown(line[:_LONGEST])) for line in lines]
+    traced = trace(clean)
+    raised = _first_to_blame(traced.ended)
     error, line = (str(raised), raised.line) if raised else _last_words(clean)
-    said = raised.chain if raised else "\n".join([error, *clean[-TAIL_LINES:]])
+    last = clean[traced.last] if traced.last >= 0 else ""
+    # What is said before the end, and is no last word, was survived.
+    end = [error, *clean[max(traced.last, len(clean) - TAIL_LINES) :]]
+    said = raised.chain if raised else "\n".join(end)
     return Tail(
         error,
         line,
-        next((meaning for pattern, meaning in _ERRORS if pattern.search(said)), None),
-        lost_peer=bool(_LOST_PEER.search(raised.chain if raised else text)),
+        last,
+        meaning_of_error(said),
+        survived=traced.survived if line < 0 else -1,
+        lost_peer=bool(_LOST_PEER.search(said)),
         lost_connection=bool(raised and _LOST_CONNECTION.search(raised.chain)),
-        told=bool(_TOLD.search(text)),
+        told=bool(_TOLD.search("\n".join(clean))),
+        usage=not raised and any(_USAGE.match(each) for each in clean[-TAIL_LINES:]),
         torn_down=bool(raised and any(_TORN_DOWN.search(after) for after in clean[raised.line :])),
-        peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall(text))),
+        peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall("\n".join(clean)))),
     )
 
 
+def shown(line: str) -> str:
+    """A line as a terminal shows it: progress bars write over what was there. A single carriage return is seen."""
+    parts = line.rstrip().split("\r")
+    return "\\r".join(parts) if len(parts) == 2 and parts[0] else parts[-1]
+
+
 def excerpt(lines: Sequence[str], tail: Tail | None = None) -> Sequence[str]:
-    """The last lines of a log, or those that end with its error, where many more came after it.
+    """The last lines of a log; where its exception stands before them, its lines, too.
 
     Args:
         lines: The end of the log.
         tail: What it says, where that is known already.
     """
-    line = (tail or read(lines)).line
-    end = line + 1 if 0 <= line < len(lines) - TAIL_LINES else len(lines)
-    return lines[max(0, end - TAIL_LINES) : end]
+    found = tail or read(lines)
+    line = max(found.line, found.survived)
+    if not 0 <= line < len(lines) - TAIL_LINES:
+        return [shown(each) for each in lines[-TAIL_LINES:]]
+    before = lines[max(0, line + 1 - TAIL_LINES + _ENDING + 1) : line + 1]
+    left_out = len(lines) - _ENDING - line - 1
+    return [*map(shown, before), f"[… {left_out} lines …]", *map(shown, lines[-_ENDING:])]
 
 
-def _first_to_blame(lines: Sequence[str]) -> _Raised | None:
+def _first_to_blame(ended: Sequence[Raised]) -> Raised | None:
     """Of the exceptions that ended processes, the first that is no consequence of another process's end."""
-    last = {worker: raised for worker, raised in _exceptions(lines) if not _WRAPPERS.search(raised.kind)}
-    found = sorted(last.values(), key=lambda raised: raised.line)
-    return next((each for each in found if not _LOST_PEER.search(each.chain)), found[0] if found else None)
-
-
-def _exceptions(lines: Sequence[str]) -> Iterator[tuple[str, _Raised]]:
-    """Every exception with a traceback, and the prefix of the process that wrote it."""
-    reading: dict[str, bool] = defaultdict(bool)
-    before: dict[str, _Raised | None] = defaultdict(lambda: None)
-    chained: dict[str, bool] = defaultdict(bool)
-    for number, line in enumerate(lines):
-        prefix = match[0] if (match := _PREFIX.match(line)) else ""
-        text = line[len(prefix) :]
-        bare = _GROUP.sub("", text) if text.lstrip().startswith(("|", "+")) else text
-        if bare.strip().endswith(_TRACEBACK):
-            reading[prefix] = True
-        elif any(bare.strip().startswith(chain) for chain in _CHAINS):
-            chained[prefix] = True
-        elif reading[prefix] and bare and not bare[0].isspace():
-            reading[prefix] = False
-            if found := _EXCEPTION.match(bare.strip()):
-                cause = before[prefix] if chained[prefix] else None
-                causes = (*cause.causes, cause.text) if cause else ()
-                raised = _Raised(found[1], bare.strip(), number, causes)
-                before[prefix], chained[prefix] = raised, False
-                yield prefix.strip(), raised
+    first = ended[0] if ended else None
+    return next((each for each in ended if not _LOST_PEER.search(each.chain)), first)
 
 
 def _last_words(lines: Sequence[str]) -> tuple[str, int]:
@@ -215,7 +158,7 @@ def _last_words(lines: Sequence[str]) -> tuple[str, int]:
         if found := _MPI_SIGNAL.search(line):
             return f"worker {found[1]} was killed by signal {found[2]}", number
     for number in range(len(lines) - 1, max(-1, len(lines) - 4), -1):
-        if _USAGE.match(lines[number]):
+        if _WORDS.match(lines[number]):
             return lines[number], number
     return "", -1
 

@@ -36,6 +36,7 @@ def train(
     on_crash_action: str = "suspend",
     on_kill_action: str = "suspend",
     cancel_on_timeout: bool = True,
+    retry_user_errors: bool = True,
     backend: str = "",
     namespace: str = "",
     owned_by_run: bool = False,
@@ -71,6 +72,9 @@ def train(
         on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
             the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
+        retry_user_errors: Whether a retry of this step (set_retry) runs a training again that failed by itself in a way
+            that may not come again (an exception, an exit code); else only what came from outside is run again. What is
+            certain to fail again never is (a missing module, a wrong argument).
         backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
         namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
         owned_by_run: Let Kubernetes delete the job together with the run's Workflow, which KFP keeps for a day or less.

@@ -39,6 +39,8 @@ BROKEN = {
     "deleted_worker": ("TrainJobFatal", 1, "somebody deleted the job while it was waited for"),
     "deleted_deferred": ("TrainJobFatal", 1, "somebody deleted the job while it was waited for"),
     "wrong_code": ("TrainJobFatal", 1, "ValueError: no such column"),
+    "wrong_code_for_once": ("TrainJobFailure", 2, "ValueError: no such column"),
+    "module_missing": ("TrainJobFatal", 1, "not retried: the module is missing in the image"),
     "killed": ("TrainJobFailure", 2, "SIGKILL"),
 }
 
@@ -104,7 +106,7 @@ def test_nothing_is_left(run: Run, trainings: Path, monkeypatch: pytest.MonkeyPa
     with TrainJobClient("local", NAMESPACE) as client:
         jobs = client.list()
     assert {str(observe(job).phase) for job in jobs} == {"Failed"}
-    assert len(jobs) == 3, "wrong_code and the two tries of killed; what was never launched is not there"
+    assert len(jobs) == 6, "two tries of two tasks, one of two others; what was never launched is not there"
     uids = [job["metadata"]["uid"] for job in jobs]
     wait_until("no process is left", lambda: not any(marked(uid) for uid in uids), 30)
     tasks = run.airflow.get(f"dags/{DAG}/dagRuns/{run.run}/taskInstances")["task_instances"]

@@ -11,6 +11,7 @@ from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
 SLEEP = ["python", "-c", "import time; print('up', flush=True); time.sleep(600)"]
+WRONG = ["python", "-c", "raise ValueError('no such column')"]
 
 
 def arguments(**changed: Any) -> dict[str, Any]:
@@ -27,7 +28,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "runtime_missing": {"runtime": "nosuch"},
     "deleted_worker": {},
     "deleted_deferred": {"deferrable": True},
-    "wrong_code": {"command": ["python", "-c", "raise ValueError('no such column')"]},
+    "wrong_code": {"command": WRONG, "retry_user_errors": False},
+    "wrong_code_for_once": {"command": WRONG, "retries": 1},
+    "module_missing": {"command": ["python", "-c", "import no_such_module"]},
     "killed": {"command": ["sh", "-c", "kill -9 $$$$"], "retries": 1},
 }
 

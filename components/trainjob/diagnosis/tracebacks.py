@@ -1,0 +1,168 @@
+"""Which exceptions ended the processes of a log, told from those that a process wrote and survived.
+
+A traceback ended its process only if the process wrote nothing more by itself. What may come after it all the same:
+more lines of its message, what Python and native libraries say while a process ends, and what a launcher says of its
+workers. Where anything else comes after it, nobody can know, and the exception is taken for one that was handled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# torchrun, PyTorch and mpirun put the rank before what a worker writes: "[rank1]: ", "[default0]:", "[1,0]<stderr>:".
+_PREFIX = re.compile(r"\[(?:(?:rank|default|worker|trainer)\d+\]|\d+,\d+\](?:<std(?:out|err)>)?):\s?")
+_GROUP = re.compile(r"^\s*[|+](?:-+ ?\d* ?-+)? ?")  # Python draws exception groups with | and +
+
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
+_CHAINS = ("The above exception was the direct cause of", "During handling of the above exception, another")
+
+# Those that only say that another process failed.
+_WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|ProcessExitedException|_RemoteTraceback|SystemExit")
+# Of launchers that start a program and end with an exception of their own, such as `accelerate launch`.
+_CALLED = re.compile(r"CalledProcessError$")
+# From here on a launcher speaks: its workers have ended.
+_LAUNCHER = re.compile(
+    r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
+    r"|^-- Process \d+ terminated with|ChildFailedError:$"
+)
+# Python's words before a traceback that ends no process.
+_ASIDE = re.compile(r"^(Exception ignored (in|on|while)|Exception in thread |Error in atexit|Error in sys\.excepthook)")
+_AFTERWARDS = re.compile(
+    # Native code: glog's lines, and what it writes while it crashes.
+    r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)"
+    r"|^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
+    r"|^(\*\*\* |frame #\d+: |C\+\+ CapturedTraceback|Exception raised from )"
+    # More of a message: of CUDA, JAX, pydantic, Kubernetes, SQLAlchemy, Hydra, Hugging Face.
+    r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Search for `cuda)"
+    r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
+    r"|^(Reason: |HTTP response (headers|body): |\(Background on this error|\[SQL: |\[parameters: )"
+    r"|^(Set the environment variable HYDRA_FULL_ERROR|If this is a private repository, make sure)"
+    # What is only said at the end.
+    r"|^wandb: |resource_tracker|^sys:1: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
+)
+# Native code's messages have several lines.
+_NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*\.(cc|cpp|cu|h|hpp):\d+")
+_MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
+_BAR = re.compile(r"\d+%\|.*\| *(\d+/\d+) \[")  # tqdm closes its bar, as it was, when Python ends
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception with a traceback.
+
+    Attributes:
+        kind: Its class.
+        text: Its line.
+        line: Index of that line.
+        causes: What it was raised from, the first cause first.
+    """
+
+    kind: str
+    text: str
+    line: int
+    causes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text + (f" (caused by {self.causes[0]})" if self.causes else "")
+
+    @property
+    def chain(self) -> str:
+        """Its line and those of its causes."""
+        return "\n".join((self.text, *self.causes))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The tracebacks of a log.
+
+    Attributes:
+        ended: The exceptions that ended processes, by the order of their lines.
+        survived: Index of the line of the last one after which its process went on; -1 if there is none.
+        last: Index of the last line that a process wrote by itself; -1 if there is none.
+    """
+
+    ended: tuple[Raised, ...] = ()
+    survived: int = -1
+    last: int = -1
+
+
+@dataclass
+class _Process:
+    """What one process has written so far."""
+
+    hooked: bool = False  # PyTorch's excepthook writes it, so it is the end
+    ended: Raised | None = None
+    before: Raised | None = None
+    survived: int = -1
+    last: int = -1
+    reading: bool = False
+    aside: bool = False
+    chained: bool = False
+    continues: bool = False  # an indented line belongs to the line before
+    native: bool = False  # native code speaks
+    launcher: bool = False
+    bars: set[str] = field(default_factory=set)
+
+    def read(self, number: int, line: str) -> None:
+        bare = _GROUP.sub("", line) if line.lstrip().startswith(("|", "+")) else line
+        text = bare.strip()
+        bar = _BAR.search(text)
+        again = bool(bar and bar[1] in self.bars)
+        if bar:
+            self.bars.add(bar[1])
+        if text.endswith(_TRACEBACK):
+            self.reading = True
+        elif self.reading and bare and not bare[0].isspace():
+            self._raised(number, text)
+        elif not text or self.reading or self.launcher:
+            return
+        elif text.startswith(_CHAINS):
+            self.chained = True
+        elif again or (not bar and self._afterwards(line, text)):
+            self.continues = True
+        else:
+            self._own(number)
+
+    def _raised(self, number: int, text: str) -> None:
+        """The line after the frames of a traceback."""
+        aside, self.reading, self.aside, self.continues = self.aside, False, False, True
+        found = _EXCEPTION.match(text)
+        if found is None:
+            self._own(number)
+        elif _WRAPPERS.search(found[1]):
+            self.launcher = bool(_LAUNCHER.search(text))
+        elif not aside and not (_CALLED.search(found[1]) and self.ended):
+            causes = (*self.before.causes, self.before.text) if self.before and self.chained else ()
+            self.ended = self.before = Raised(found[1], text, number, causes)
+        self.chained = False
+
+    def _afterwards(self, line: str, text: str) -> bool:
+        """Whether a line may come after the traceback that ended a process."""
+        self.aside = bool(_ASIDE.search(text))
+        self.launcher = bool(_LAUNCHER.search(text))
+        more = (self.continues and line[0].isspace()) or (self.native and _MORE_OF_NATIVE.search(text))
+        self.native = self.native or bool(_NATIVE.search(text))
+        return bool(more) or self.aside or self.launcher or bool(_AFTERWARDS.search(text))
+
+    def _own(self, number: int) -> None:
+        self.chained, self.continues, self.native, self.last = False, False, False, number
+        if self.ended and not self.hooked:
+            self.survived, self.ended = self.ended.line, None
+
+
+def trace(lines: Sequence[str]) -> Traced:
+    """Find the exceptions of a log, which may hold the lines of several processes; of each the last one counts."""
+    processes: dict[str, _Process] = {}
+    for number, line in enumerate(lines):
+        prefix = match[0] if (match := _PREFIX.match(line)) else ""
+        process = processes.setdefault(prefix.strip(), _Process(hooked=prefix.startswith("[rank")))
+        process.read(number, line[len(prefix) :])
+    found = processes.values()
+    return Traced(
+        tuple(sorted((each.ended for each in found if each.ended), key=lambda raised: raised.line)),
+        max((each.survived for each in found), default=-1),
+        max((each.last for each in found), default=-1),
+    )

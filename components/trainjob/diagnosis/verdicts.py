@@ -1,0 +1,69 @@
+"""The verdict that a program of this package leaves in its termination message, for the diagnosis of its job.
+
+::
+
+    {"trainjob": 1, "error": {"type": "StoreUnavailable", "retry": "infrastructure", "message": "s3://data: ..."}}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from trainjob.diagnosis.meanings import Category, Meaning
+from trainjob.errors import RetryVerdict, TrainJobError
+
+_VERSION = 1  # of `trainjob.progress`: the same message says how the program is doing
+_BYTES = 4096  # of a termination message
+_CHARACTERS = 1000  # of a message
+
+_OUTAGE = "see whether the store or the registry that it names answers and has room"
+_CHANGE = "correct what it names: a location, a name, a key or a right"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a program says of its own end.
+
+    Attributes:
+        message: What happened.
+        meaning: What it means.
+    """
+
+    message: str
+    meaning: Meaning
+
+
+def write(error: TrainJobError) -> str:
+    """The termination message of a program that ends with this error."""
+    message = _line(str(error))
+    while True:
+        said = {"type": type(error).__name__, "retry": str(error.retry), "message": message}
+        text = json.dumps({"trainjob": _VERSION, "error": said}, ensure_ascii=False, separators=(",", ":"))
+        if len(text.encode()) <= _BYTES:
+            return text
+        message = message[: len(message) // 2]
+
+
+def read(message: str) -> Verdict | None:
+    """The verdict in a termination message; None if there is none."""
+    if not message.startswith('{"trainjob":'):
+        return None
+    try:
+        given = json.loads(message)
+    except ValueError:
+        return None
+    said = given.get("error") if isinstance(given, dict) and given.get("trainjob") == _VERSION else None
+    retry = said.get("retry") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or retry not in {str(each) for each in RetryVerdict}:
+        return None
+    verdict = RetryVerdict(retry)
+    if verdict.retryable:
+        meaning = Meaning(Category.OUTAGE, verdict, _OUTAGE)
+    else:
+        meaning = Meaning(Category.CONFIGURATION, verdict, _CHANGE)
+    return Verdict(_line(str(said.get("message") or "")), meaning)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_CHARACTERS]

@@ -1,0 +1,57 @@
+"""A job whose runtime was deleted: Trainer's webhook refuses every change to it from then on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster import failing as make
+from tests.processes import read_until, wait_until
+from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.nodes import fate, until_told
+
+from trainjob import TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.launch import cancel, launch
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text(yaml.safe_dump(make.OWN | {"runtime_patches": [until_told()]}))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
+    environment = {**clean, "KUBECONFIG": str(cluster.kubeconfig)}
+    words = ["run", "--plain", "--no-logs", "--key", "a", "-n", namespace, str(spec)]
+    command = [str(Path(sys.executable).with_name("trainjob")), *words]
+    with make.own(make.stages("node"))(cluster, namespace):
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            read_until(process, "Running")
+            cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
+            cluster.finish(namespace)
+            out, _ = process.communicate(timeout=90)
+        finally:
+            process.kill()
+        assert process.returncode == 0, out
+        assert "the same key gives this result again: it could not be noted on the job" in out
+
+
+@pytest.mark.anyio
+async def test_to_suspend_it_means_to_delete_it(cluster: Access, namespace: str) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    with make.own(make.stages("node"))(cluster, namespace):
+        asked = TrainJobSpec.parse(make.OWN | {"env": fate(run="never")})
+        ref = await launch(backend, asked, "a", namespace=namespace)
+        wait_until("it runs", lambda: cluster.api.find("v1", "Pod", namespace), 60)
+        cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
+        assert await cancel(backend, ref, "suspend")
+        assert await backend.get(namespace, ref.name) is None
+    await backend.aclose()

@@ -1,0 +1,180 @@
+"""Exceptions that a process wrote and survived explain nothing, whatever they are; how it ended does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
+from trainjob.status import Observation, Phase
+
+
+def ended(code: int, *log: str) -> Diagnosis:
+    """The diagnosis of a rank that ended with `code` after it had written `log`."""
+    container = {"name": "node", "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node", "batch.kubernetes.io/job-completion-index": "0"}
+    pod: dict[str, Any] = {
+        "metadata": {"name": "x", "labels": labels},
+        "spec": {"containers": [{"name": "node"}]},
+        "status": {"phase": "Failed", "containerStatuses": [container]},
+    }
+    lines = "\n".join(log).split("\n") if log else []
+    return diagnose(Evidence({"metadata": {}}, [pod], {"x": lines}), Observation(Phase.FAILED))
+
+
+def trace(*exception: str) -> str:
+    return "\n".join(('Traceback (most recent call last):\n  File "train.py", line 3, in <module>', *exception))
+
+
+DURING = "During handling of the above exception, another exception occurred:"
+ERRORS = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "MemoryError",
+    "ModuleNotFoundError: No module named 'apex'",
+    "ImportError: cannot import name 'x'",
+    "OSError: [Errno 28] No space left on device",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711",
+    "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be late",
+    "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation",
+    "ValueError: no labels\nin two lines",
+    "subprocess.CalledProcessError: Command 'nvidia-smi' returned non-zero exit status 9.",
+    "KeyError",
+)
+HANDLED = st.tuples(
+    st.sampled_from(
+        ["", "ERROR:root:step 3 failed\n", "Exception in thread Thread-1 (work):\n", "Exception ignored in: <f>\n"]
+    ),
+    st.sampled_from(ERRORS),
+    st.sampled_from(["going on with a smaller batch", "epoch 4: loss 0.3", "  retried\nit worked", "\nepoch 5\n"]),
+).map(lambda parts: f"{parts[0]}{trace(parts[1])}\n{parts[2]}")
+ENDS = (
+    (1, trace("ValueError: no such column")),
+    (1, trace("ModuleNotFoundError: No module named 'apex'")),
+    (1, trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    (1, f"giving up\n{trace('E: 1')}\n\n{DURING}\n\n{trace('F: 2')}"),
+    (1, "the loss is not a number, giving up"),
+    (1, "1 of 2 files\nerror: nothing is at s3://b/x"),
+    (2, "usage: train.py [-h]\ntrain.py: error: no such thing: --eopchs"),
+    (3, "the loss is not a number"),
+    (134, "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no device"),
+    (139, "epoch 6"),
+    (137, "epoch 6"),
+)  # fmt: skip
+
+
+@given(st.lists(HANDLED, max_size=4), st.sampled_from(ENDS))
+def test_what_was_survived_changes_no_verdict(handled: list[str], end: tuple[int, str]) -> None:
+    code, last = end
+    alone, after = ended(code, "start", last), ended(code, "start", *handled, last)
+    assert (after.summary, after.category, after.retry, after.advice) == (
+        alone.summary,
+        alone.category,
+        alone.retry,
+        alone.advice,
+    )
+    assert after.log[-1] == last.splitlines()[-1], "the true end is shown"
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{end[0]} {end[1][-20:]}")
+@pytest.mark.parametrize("error", ERRORS)
+def test_it_is_not_named_by_the_summary(error: str, end: tuple[int, str]) -> None:
+    code, last = end
+    found = ended(code, trace(error), *["epoch"] * 30, last)
+    if error not in last:
+        assert error.splitlines()[0] not in found.summary
+    assert found.log[-1] == last.splitlines()[-1]
+    assert len(found.log) <= 20
+
+
+AFTERWARDS = """
+import {imports}
+{before}
+raise ValueError("no such column")
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "before"),
+    [
+        ("sys", ""),
+        ("atexit", "atexit.register(lambda: 1 / 0)"),
+        ("threading", "thread = threading.Thread(target=lambda: 1 / 0)\nthread.start(), thread.join()"),
+        ("weakref", "class Odd:\n def __del__(self): 1 / 0\nodd = Odd()"),
+        ("warnings", "f = open('/dev/null')"),
+        (
+            "logging",
+            "try:\n 1 / 0\nexcept ZeroDivisionError:\n logging.exception('handled')\nlogging.error('going on')",
+        ),
+        ("sys", "try:\n 1 / 0\nexcept ZeroDivisionError as error:\n sys.excepthook(type(error), error, None)"),
+    ],
+)
+def test_what_python_itself_says_while_it_ends(imports: str, before: str) -> None:
+    script = AFTERWARDS.format(imports=imports, before=before)
+    command = [sys.executable, "-X", "dev", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    found = ended(done.returncode, done.stderr.rstrip())
+    assert found.summary == "node-0 exited with code 1: ValueError: no such column", done.stderr
+
+
+def test_a_batch_that_was_made_smaller() -> None:
+    """A CUDA OOM that was handled, and another end in the script's own words."""
+    oom = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    found = ended(1, oom, "batch size 64 -> 32", *["epoch"] * 40, "validation failed: accuracy 0.1 is below 0.9")
+    assert found.category is Category.USER_CODE
+    assert found.summary == (
+        "node-0 exited with code 1; the last line that it wrote: validation failed: accuracy 0.1 is below 0.9"
+    )
+    assert found.log[0].startswith("Traceback"), "what was survived is shown, and that lines are left out"
+    assert found.log[3] == "[… 35 lines …]"
+    assert found.log[-1] == "validation failed: accuracy 0.1 is below 0.9"
+
+
+BAR = " 33%|███       | 1/3 [00:01<00:02,  1.00s/it]"
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "ends"),
+    [
+        (BAR, True),
+        (BAR.replace("1/3", "2/3"), False),
+        ("wandb: Find logs at: ./wandb/run", True),
+        ("[rank0]:[W1121 10:00:00.1 ProcessGroupNCCL.cpp:1479] Warning: destroy_process_group() was not called", True),
+        ("E1121 10:00:00.1 7 coordination_service.cc:518] failed\nABORTED: shut down\n\nRPC: /x.Shutdown", True),
+        ("E1121 10:00:00.1 7 train.py:10] giving up", False),
+        ("--------------------\nFor simplicity, JAX has removed its internal frames", True),
+        ("1 validation error", False),
+        ("make: *** [Makefile:3: train] Error 1", True),
+        ("mpirun detected that one or more processes exited with non-zero status\n\n  Process name: [[1,1],1]", True),
+        ("/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: x\n  warnings.warn(", True),
+    ],
+)
+def test_what_comes_after_the_traceback_of_the_end(afterwards: str, ends: bool) -> None:
+    found = ended(1, f"{BAR}{trace('ValueError: no labels')}", afterwards)
+    assert ("ValueError: no labels" in found.summary) == ends
+
+
+def test_launchers_that_end_with_an_exception_of_their_own() -> None:
+    worker = trace("ValueError: no labels")
+    called = trace("subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.")
+    assert ended(1, worker, called).summary == "node-0 exited with code 1: ValueError: no labels"
+    assert "CalledProcessError" in ended(1, worker, "going on", called).summary
+    spawned = trace("torch.multiprocessing.spawn.ProcessRaisedException: ")
+    said = f"{spawned}\n\n-- Process 1 terminated with the following error:\n{worker}"
+    assert ended(1, said).summary == "node-0 exited with code 1: ValueError: no labels"
+
+
+def test_of_several_workers_each_counts_by_itself() -> None:
+    """PyTorch's hook writes the rank before each line, of an uncaught exception only."""
+    hooked = "\n".join(f"[rank1]: {line}" for line in trace("ValueError: two\nlines").splitlines())
+    assert ended(1, hooked, "epoch 3 of another worker").summary == "node-0 exited with code 1: ValueError: two"
+
+
+def test_carriage_returns() -> None:
+    found = ended(1, " 1%|\r 2%|\r 3%|", "done\r")
+    assert found.log == (" 3%|", "done")
