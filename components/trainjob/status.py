@@ -6,6 +6,7 @@ is read from ``jobsStatus``, which counts Jobs, not pods. Measured on Trainer 2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -152,7 +153,7 @@ def observe(
             return Observation(
                 phase,
                 _text(condition, "reason"),
-                _text(condition, "message"),
+                _of_steps(_text(condition, "message"), mapping(trainjob, "metadata").get("name")),
                 admitted=_admitted(conditions, created),
                 finished=parse_time(condition.get("lastTransitionTime")),
                 **common,
@@ -171,6 +172,11 @@ def observe(
 
 def _text(condition: Mapping[str, Any], name: str) -> str:
     return str(condition.get(name) or "")
+
+
+def _of_steps(message: str, name: object) -> str:
+    """JobSet names the first Job that failed, as ``x-node-0``: which reads as a rank, and is the Job of all ranks."""
+    return re.sub(rf"first failed job: {re.escape(str(name))}-(\S+)-\d+\)", r"first failed step: \1)", message)
 
 
 def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common: dict[str, Any]) -> Observation:

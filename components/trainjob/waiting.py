@@ -44,7 +44,7 @@ class Budgets:
     """How long a waiter is patient. Clocks are the job's own timestamps, so a restarted waiter does not begin again.
 
     Attributes:
-        queue: From creation, or from being suspended again, to admission.
+        queue: From creation, or from being suspended again, by Kueue or anybody, to admission.
         start: From admission to the first running rank.
         run: From admission to the end, as ``activeDeadlineSeconds`` counts.
         fail_fast: No patience at all with what will not change by itself: a queue that does not exist, more GPUs than
@@ -134,7 +134,8 @@ async def follow(
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
     """When the first budget of this phase runs out, and which one."""
     if observation.admitted is None:
-        limits = [(observation.waiting_since, budgets.queue, "queue")] if observation.phase is Phase.QUEUED else []
+        # Also of one that is suspended: whoever waits for it waits for somebody to let it go on.
+        limits = [(observation.waiting_since, budgets.queue, "queue")]
     else:
         limits = [(observation.admitted, budgets.run, "run")]
         if not observation.has_run:
@@ -153,7 +154,8 @@ def _timeout(ref: JobRef, observation: Observation, budgets: Budgets) -> Excepti
     name = end[1] if end else "run"
     state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
     if name == "queue":
-        return QueueTimeout(f"{state}; it was not admitted within queue_timeout of {budgets.queue}")
+        happened = "resumed" if observation.phase is Phase.SUSPENDED else "admitted"
+        return QueueTimeout(f"{state}; it was not {happened} within queue_timeout of {budgets.queue}")
     if name == "start":
         return StartTimeout(f"{state}; no rank was running within start_timeout of {budgets.start}")
     return RunTimeout(f"{state}; it did not end within run_timeout of {budgets.run}")

@@ -224,14 +224,18 @@ _REGISTRY = """
 import http.server, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        if "/slow/" in self.path:
-            time.sleep(600)
-        found = self.path == "/v2/"
+        slow = "/slow/" in self.path
+        found = slow or self.path == "/v2/"
         body = b"{}" if found else b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}'
         self.send_response(200 if found else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
+        # containerd waits 30 s for headers, and for five minutes for what follows them.
+        kind = "vnd.oci.image.manifest.v1+json" if slow else "json"
+        self.send_header("Content-Type", f"application/{kind}")
+        self.send_header("Content-Length", str(500 if slow else len(body)))
+        self.send_header("Docker-Content-Digest", "sha256:" + "0" * 64)
         self.end_headers()
+        if slow and self.command == "GET":
+            time.sleep(600)
         if self.command == "GET":
             self.wfile.write(body)
     do_HEAD = do_GET

@@ -173,6 +173,7 @@ with DAG("failing"):
         ],
         retries=2,
         retry_delay=1,
+        retry_user_errors=False,
     )
 """
 

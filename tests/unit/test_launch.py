@@ -435,10 +435,12 @@ async def test_queue_budget_of_a_job_that_was_taken_back(backend: MemoryBackend)
     assert await budget_of(backend, ref, queue=timedelta(seconds=5), run=HOUR) is QueueTimeout
 
 
-async def test_a_person_who_suspends_a_job_stops_all_clocks(backend: MemoryBackend) -> None:
+async def test_a_suspended_job_is_waited_for_as_long_as_one_in_a_queue(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(10)
-    assert await budget_of(backend, ref, queue=SECOND, start=SECOND, run=SECOND) is None
+    assert await budget_of(backend, ref, start=SECOND, run=SECOND) is None
+    assert await budget_of(backend, ref, queue=HOUR, start=SECOND, run=SECOND) is None
+    assert await budget_of(backend, ref, queue=SECOND, start=HOUR, run=HOUR) is QueueTimeout
 
 
 async def test_start_and_run_budgets_count_from_admission(backend: MemoryBackend) -> None:

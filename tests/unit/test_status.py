@@ -101,7 +101,7 @@ def test_which_phases_are_final() -> None:
 def test_reason_and_message_of_the_end() -> None:
     observation = observe(job(counts(failed=1), conditions=[FAILED]))
     assert observation.reason == "FailedJobs"
-    assert "first failed job: x-node-0" in observation.message
+    assert observation.message == "jobset failed due to one or more job failures (first failed step: node)"
     assert observation.finished == at(13)
     assert observe(job(counts(active=1))).finished is None
 

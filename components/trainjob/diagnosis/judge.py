@@ -96,11 +96,14 @@ class Diagnosis:
         if self.advice:
             lines.append(f"what to do: {self.advice}")
         if self.category is not Category.NONE:
-            lines.append(
-                f"category: {self.category}; {f'not retried: {self.final}' if self.final else self.retry.words}"
-            )
+            lines.append(f"category: {self.category}; {self.outlook}")
         lines += [f"not seen: {what}" for what in self.unseen]
         return "\n".join(lines)
+
+    @property
+    def outlook(self) -> str:
+        """Whether another try makes sense and why, in words."""
+        return f"not retried: {self.final}" if self.final else self.retry.words
 
     @property
     def crash(self) -> str:
