@@ -51,9 +51,9 @@ class RetryVerdict(StrEnum):
     """Whether another attempt of the same spec can be expected to end differently."""
 
     USER = "user"
-    """The training code failed, and is certain to fail again: a module is missing, an argument is unknown."""
+    """The training code failed and would fail again: a module is missing, an argument is unknown."""
     UNKNOWN = "unknown"
-    """The training failed by itself, and nothing proves that it would again: the orchestrator's own retries decide."""
+    """The training failed, and the failure may not repeat: the orchestrator's own retries decide."""
     INFRASTRUCTURE = "infrastructure"
     """A node, network or service failed; another attempt may well succeed."""
     PREEMPTED = "preempted"
@@ -83,12 +83,12 @@ class RetryVerdict(StrEnum):
 
 
 _WORDS = {
-    RetryVerdict.USER: "not retried: the same code is certain to fail again",
-    RetryVerdict.UNKNOWN: "a retry may help: nothing proves that the same code fails again",
-    RetryVerdict.INFRASTRUCTURE: "a retry may help: the cause lies outside the training code",
-    RetryVerdict.PREEMPTED: "a retry helps when there is room again",
-    RetryVerdict.QUOTA: "a retry helps when the quota has room again",
-    RetryVerdict.CONFIGURATION: "not retried: a person has to change something first",
+    RetryVerdict.USER: "not retried: the same code would fail again",
+    RetryVerdict.UNKNOWN: "can be retried: the failure may not repeat",
+    RetryVerdict.INFRASTRUCTURE: "can be retried: the cause is outside the training code",
+    RetryVerdict.PREEMPTED: "can be retried once capacity is available",
+    RetryVerdict.QUOTA: "can be retried once quota is available",
+    RetryVerdict.CONFIGURATION: "not retried: the configuration must be changed first",
 }
 
 

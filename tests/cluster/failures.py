@@ -132,7 +132,7 @@ FAILURES = (
         make.python(make.HANDLED) | make.OWN,
         Category.USER_CODE,
         _UNKNOWN,
-        r"^node-0 exited with code 1; the last line that it wrote: the loss is not a number, giving up$",
+        r"^node-0 exited with code 1; last log line: the loss is not a number, giving up$",
         rank="node-0",
         exit_code=1,
         node="real",

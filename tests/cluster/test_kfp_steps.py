@@ -129,7 +129,7 @@ def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: St
     )
     assert "  | ValueError: the data is wrong" in rest
     assert any(line.startswith("what to do: ") for line in rest), ended.message
-    assert "category: user code; a retry may help: nothing proves that the same code fails again" in rest
+    assert "category: user code; can be retried: the failure may not repeat" in rest
     assert ended.log.rstrip().endswith(ended.message.rstrip()), "what everybody sees ends with it"
     assert "Traceback" not in ended.log.replace("  | Traceback", "").replace("[node-1] Traceback", "")
 

@@ -41,7 +41,7 @@ def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_p
         finally:
             process.kill()
         assert process.returncode == 0, out
-        assert "the same key gives this result again: it could not be noted on the job" in out
+        assert "could not mark the TrainJob as delivered, so the same key returns this result again" in out
 
 
 @pytest.mark.anyio

@@ -377,7 +377,7 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
         assert diagnosis.rank == "model-initializer-0"
         assert diagnosis.summary.startswith("model-initializer-0 exited with code 2: nothing is at")
         assert "s3://training/nosuch" in diagnosis.summary
-        assert "not retried: a person has to change something first" in str(caught.value)
+        assert "not retried: the configuration must be changed first" in str(caught.value)
         lines = [str(line) for line in client.logs(jobs["missing"])]
         assert not any(line.startswith("[node") for line in lines)
         platform.said += lines

@@ -114,7 +114,7 @@ def test_a_failure_is_explained_where_people_look(steps: Steps) -> None:
     for text in (
         "failed: node-1 exited with code 7",
         "| about to fail",
-        "category: user code; a retry may help: nothing proves that the same code fails again",
+        "category: user code; can be retried: the failure may not repeat",
     ):
         assert text in last
         assert text in ended.termination_message

@@ -269,7 +269,7 @@ def test_a_failure_ends_with_its_diagnosis(trainjob: Shell) -> None:
     last = err.splitlines()
     assert any("failed: node-1 exited with code 1" in line for line in last)
     assert "  | RuntimeError: the loss is not a number" in last
-    assert last[-1] == "category: user code; a retry may help: nothing proves that the same code fails again"
+    assert last[-1] == "category: user code; can be retried: the failure may not repeat"
 
 
 def test_no_such_job(trainjob: Shell) -> None:
@@ -541,7 +541,7 @@ def test_the_live_view_of_a_failure_ends_with_the_diagnosis(trainjob: Shell) -> 
     assert "Failed" in final.splitlines()[0]
     assert "[node-" not in final
     assert "  | RuntimeError: the loss is not a number\n" in final
-    assert final.endswith("category: user code; a retry may help: nothing proves that the same code fails again\n")
+    assert final.endswith("category: user code; can be retried: the failure may not repeat\n")
 
 
 def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:

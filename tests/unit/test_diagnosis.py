@@ -49,7 +49,7 @@ def test_the_rank_that_failed_by_itself_is_named() -> None:
     assert found.summary == "node-1 exited with code 3"
     text = found.text()
     assert text.startswith("TrainJob ns/x failed: node-1 exited with code 3\nlast lines of node-1:\n  | line 30\n")
-    assert "category: user code; a retry may help: nothing proves that the same code fails again" in text
+    assert "category: user code; can be retried: the failure may not repeat" in text
 
 
 @pytest.mark.parametrize("second", [0, 1, 2])

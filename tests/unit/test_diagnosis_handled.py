@@ -127,9 +127,7 @@ def test_a_batch_that_was_made_smaller() -> None:
     oom = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     found = ended(1, oom, "batch size 64 -> 32", *["epoch"] * 40, "validation failed: accuracy 0.1 is below 0.9")
     assert found.category is Category.USER_CODE
-    assert found.summary == (
-        "node-0 exited with code 1; the last line that it wrote: validation failed: accuracy 0.1 is below 0.9"
-    )
+    assert found.summary == ("node-0 exited with code 1; last log line: validation failed: accuracy 0.1 is below 0.9")
     assert found.log[0].startswith("Traceback"), "what was survived is shown, and that lines are left out"
     assert found.log[3] == "[… 35 lines …]"
     assert found.log[-1] == "validation failed: accuracy 0.1 is below 0.9"

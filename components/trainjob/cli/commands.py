@@ -229,7 +229,9 @@ class Commands:
                 try:
                     await flow.mark_delivered(self.backend, ref)
                 except TrainJobError as error:  # the training is done, and its result was shown
-                    show.notice(f"the same key gives this result again: it could not be noted on the job: {error}")
+                    show.notice(
+                        f"could not mark the TrainJob as delivered, so the same key returns this result again: {error}"
+                    )
                 return 0
             if cancels:
                 show.notice("cancelling; Ctrl-C again leaves without waiting for it")
@@ -281,7 +283,7 @@ class Commands:
         if phase in (Phase.COMPLETE, Phase.FAILED):
             return True, f"{ref} had ended already: {phase}"
         if suspend and phase is Phase.DELETED:
-            why = "it could not be suspended: Kueue would start it again, or its runtime is gone"
+            why = "it cannot be suspended (managed by Kueue, or its runtime was deleted)"
             return stopped, f"deleted {ref}: {why}"
         done = "suspended" if suspend else "cancelled"
         return stopped, f"{done} {ref}" if stopped else f"{done} {ref}, but its last ranks are still ending"

@@ -5,9 +5,9 @@
     meanings    reason -> category, retry verdict, advice: the one table of all of them
     obstacles   what is in a job's way: its pods, Events, Kueue's Workload
     crashes     containers and pods that ended badly, and which of them was the first
-    tracebacks  which exceptions ended processes, and which were survived
-    verdicts    what programs of this package say of their own end
-    known       what the errors mean that programs end with
+    tracebacks  exceptions that ended a process, told apart from handled ones
+    verdicts    failures that the programs of this package report themselves
+    known       known errors and their meaning
     tails       what the last lines of a log say: exceptions, peers that were lost
     ends        how the first of them ended, in words
     judge       all of these -> Diagnosis

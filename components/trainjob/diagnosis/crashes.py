@@ -53,7 +53,7 @@ class Crash:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the program, which is one of this package, says of its own end."""
+        """The verdict that a program of this package wrote to its termination message; None if there is none."""
         return verdicts.read(self.message) if self.exit_code and not self.disruption else None
 
     @property

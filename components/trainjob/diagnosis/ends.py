@@ -59,11 +59,11 @@ def _exited(code: int, blamed: Blamed) -> str:
         return f"{ended}: {blamed.tail.error}"
     # `sys.exit("words")`, or words and `sys.exit(1)`.
     said = blamed.tail.last if code == 1 and not blamed.crash.container else ""
-    return f"{ended}; the last line that it wrote: {said}" if said else ended
+    return f"{ended}; last log line: {said}" if said else ended
 
 
 def _by_error(blamed: Blamed) -> bool:
-    """Whether what its log says last is why it ended.
+    """Whether the last error in its log is the cause of its exit.
 
     Python ends with 1 after an exception and 2 after a wrong argument, shells with 126 and 127, C++ by SIGABRT, mpirun
     as its worker; whoever gave another code meant that.
@@ -134,7 +134,7 @@ def meaning_of(blamed: Blamed) -> Meaning:
 
 
 def _said(blamed: Blamed) -> Meaning | None:
-    """What the program says of its own end, in its termination message or in its log."""
+    """The failure that the program reports, in its termination message or in its log."""
     crash, tail = blamed.crash, blamed.tail
     if verdict := crash.verdict:
         return verdict.meaning

@@ -1,4 +1,4 @@
-"""What the errors mean that programs end with: exceptions of known libraries, words of Python, shells and launchers."""
+"""Known errors and their meaning: exceptions of common libraries, messages of Python, shells and launchers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OUT_OF_GPU_MEMORY = (
     r"|HIP out of memory|RESOURCE_EXHAUSTED: Out of memory"
 )
 _NO_ANSWER = (
-    # Names do not resolve, nobody listens, no answer comes: of Python, requests, urllib3, httpx, aiohttp, botocore.
+    # DNS, connection and time-out errors of Python, requests, urllib3, httpx, aiohttp and botocore.
     r"Temporary failure in name resolution|Name or service not known|No address associated with hostname"
     r"|getaddrinfo failed|NameResolutionError|NewConnectionError|Max retries exceeded|EndpointConnectionError"
     r"|ClientConnectorError|Could not connect to the endpoint URL|\b(Read|Connect|Write|Pool)Timeout(Error)?\b"
@@ -26,7 +26,7 @@ _NO_ANSWER = (
     r"|IncompleteRead|Network is unreachable|No route to host|Server disconnected|server closed the connection"
 )
 _UNAVAILABLE = (
-    # A server says that it cannot: S3, Google, Azure, Hugging Face, MLflow, gRPC, anything that speaks HTTP.
+    # Errors that a server reports: S3, Google, Azure, Hugging Face, MLflow, gRPC, HTTP.
     r"\bSlowDown\b|ServiceUnavailable|ServerBusy|InternalServerError|\((InternalError|RequestTimeout|503|500|502|504)\)"
     r"|Throttling|TooManyRequests|RequestLimitExceeded|RateLimit|[Rr]ate limit(ed| exceeded)"
     r"|\b(429|50[0234]):? (Client|Server) Error|\b429:? Too Many Requests|\b502:? Bad Gateway"
@@ -61,7 +61,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             r"uncorrectable ECC error|fell off the bus",
             Meaning(Category.NODE_LOST, _INFRASTRUCTURE, "run it again; have the node's GPU looked at"),
         ),
-        # --- certain to happen again
+        # --- permanent
         (
             r"^ModuleNotFoundError\b|^\S*python[\d.]*: No module named ",
             Meaning(
@@ -77,12 +77,12 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
                 Category.USER_CODE,
                 _USER,
                 "install versions of the packages that fit together",
-                final="the image's packages do not have what the code imports",
+                final="packages in the image do not provide what the code imports",
             ),
         ),
         (
             r"^(SyntaxError|IndentationError|TabError)\b",
-            Meaning(Category.USER_CODE, _USER, "mend the line that the log shows", final="the code has a syntax error"),
+            Meaning(Category.USER_CODE, _USER, "fix the line shown in the log", final="the code has a syntax error"),
         ),
         (
             r"^\S*python[\d.]*: can't (open file|find '__main__' module)",
@@ -90,7 +90,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
                 "correct the script's path in command or args, or put it into the image",
-                final="the script is not where the command looks for it",
+                final="the script is not at the path in the command",
             ),
         ),
         (
@@ -98,8 +98,8 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
-                "save the script with line ends of Unix (LF, by dos2unix): its lines end with CRLF",
-                final="the script has line ends of Windows",
+                "save the script with LF line endings (dos2unix): it has CRLF",
+                final="the script has CRLF line endings",
             ),
         ),
         (
@@ -108,7 +108,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
                 Category.IMAGE,
                 _CONFIGURATION,
                 "build the program for the nodes' architecture; a script needs a first line such as #!/bin/sh",
-                final="the program is not one for this kind of machine",
+                final="the program is built for another architecture",
             ),
         ),
         (
@@ -116,9 +116,9 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
-                "correct the command, or put the program into the image (and its directory on PATH); of a script that "
-                "is there, the program of its first line is missing: lines that end with CRLF name one that nobody has",
-                final="a program that the command needs is not in the image",
+                "correct the command, or put the program into the image (and its directory on PATH); if the "
+                "script exists, its interpreter does not: with CRLF line endings the first line names none",
+                final="a program used by the command is not in the image",
             ),
         ),
         (
@@ -127,7 +127,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
                 "make the file executable (chmod +x), or call it by its interpreter",
-                final="a program that the command names may not be executed",
+                final="a file used by the command is not executable",
             ),
         ),
         # --- services and disks
@@ -136,8 +136,8 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
-                "give the image the certificate authority that the server's certificate is of",
-                final="the server's certificate is of an authority that the image does not know",
+                "add the server's certificate authority to the image",
+                final="the image does not trust the server's certificate authority",
             ),
         ),
         (
@@ -146,22 +146,22 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
-                "give the job the rights or the credentials that it lacks",
-                final="access was refused",
+                "grant the job the missing permissions or credentials",
+                final="access was denied",
             ),
         ),
         (
             _UNAVAILABLE,
-            Meaning(Category.OUTAGE, _INFRASTRUCTURE, "see whether the service that the log names is overloaded"),
+            Meaning(Category.OUTAGE, _INFRASTRUCTURE, "check whether the service named in the log is overloaded"),
         ),
         (
             _NO_ANSWER,
-            Meaning(Category.OUTAGE, _INFRASTRUCTURE, "see whether the service that the log names can be reached"),
+            Meaning(Category.OUTAGE, _INFRASTRUCTURE, "check whether the service named in the log is reachable"),
         ),
-        (_DISK, Meaning(Category.OUTAGE, _INFRASTRUCTURE, "have the node's disk or the file server looked at")),
+        (_DISK, Meaning(Category.OUTAGE, _INFRASTRUCTURE, "check the node's disk or the file server")),
         (
             r"No space left on device|Disk quota exceeded",
-            Meaning(Category.USER_CODE, _UNKNOWN, "write less, or give the job a larger volume: the disk was full"),
+            Meaning(Category.USER_CODE, _UNKNOWN, "the disk was full: write less, or use a larger volume"),
         ),
     )
 )  # fmt: skip
@@ -170,13 +170,13 @@ USAGE = Meaning(
     Category.USER_CODE,
     _USER,
     "correct the arguments of the command",
-    final="the program does not take these arguments",
+    final="the program rejects these arguments",
 )
-"""Of a program that has printed how it is used, and ended with 2."""
+"""A program that printed its usage and exited with code 2."""
 
 
 def meaning_of_error(text: str) -> Meaning | None:
-    """What an error means; None if it is none of the known ones.
+    """The meaning of an error; None if the error is unknown.
 
     Args:
         text: Its line, and those of its causes.

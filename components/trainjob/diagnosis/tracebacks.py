@@ -1,8 +1,8 @@
-"""Which exceptions ended the processes of a log, told from those that a process wrote and survived.
+"""Finds the exceptions that ended a process, and tells them apart from exceptions that were logged and handled.
 
-A traceback ended its process only if the process wrote nothing more by itself. What may come after it all the same:
-more lines of its message, what Python and native libraries say while a process ends, and what a launcher says of its
-workers. Where anything else comes after it, nobody can know, and the exception is taken for one that was handled.
+An exception ended its process if the process logged nothing after it. Some lines may follow nevertheless: more lines of
+the message, output of Python and of native libraries at exit, and the report of a launcher about its workers. If any
+other line follows, the exception counts as handled, since a log cannot prove the opposite.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
 _CHAINS = ("The above exception was the direct cause of", "During handling of the above exception, another")
 
-# Those that only say that another process failed.
+# Exceptions that only report the failure of another process.
 _WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|ProcessExitedException|_RemoteTraceback|SystemExit")
-# Of launchers that start a program and end with an exception of their own, such as `accelerate launch`.
+# Launchers that run a program and raise an exception if it fails, such as `accelerate launch`.
 _CALLED = re.compile(r"CalledProcessError$")
-# From here on a launcher speaks: its workers have ended.
+# First line of a launcher's report: its workers have terminated.
 _LAUNCHER = re.compile(
     r"^Primary job +terminated|^(mpirun|mpiexec|prterun)\b.* (detected|noticed) that"
     r"|^-- Process \d+ terminated with|ChildFailedError:$"
 )
-# Python's words before a traceback that ends no process.
+# Python writes these before a traceback that does not end the process.
 _ASIDE = re.compile(r"^(Exception ignored (in|on|while)|Exception in thread |Error in atexit|Error in sys\.excepthook)")
 _AFTERWARDS = re.compile(
-    # Native code: glog's lines, and what it writes while it crashes.
+    # Native code: glog lines, and output of a crash.
     r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*(\.(cc|cpp|cu|h|hpp):\d+|torch/distributed/elastic)"
     r"|^(terminate called|Aborted|Segmentation fault|Fatal Python error|Current thread 0x|Thread 0x|Extension modules:)"
     r"|^(\*\*\* |frame #\d+: |C\+\+ CapturedTraceback|Exception raised from )"
-    # More of a message: of CUDA, JAX, pydantic, Kubernetes, SQLAlchemy, Hydra, Hugging Face.
+    # Further lines of messages: CUDA, JAX, pydantic, Kubernetes, SQLAlchemy, Hydra, Hugging Face.
     r"|^(CUDA kernel errors might|For debugging consider|Compile with `TORCH_USE|Device-side assert|Search for `cuda)"
     r"|^(-{10,}|={10,}|\"\"\"$|For simplicity, JAX has removed|For further information visit )"
     r"|^(Reason: |HTTP response (headers|body): |\(Background on this error|\[SQL: |\[parameters: )"
     r"|^(Set the environment variable HYDRA_FULL_ERROR|If this is a private repository, make sure)"
-    # What is only said at the end.
+    # Output at exit.
     r"|^wandb: |resource_tracker|^sys:1: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
 )
-# Native code's messages have several lines.
+# Messages of native code have several lines.
 _NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*\.(cc|cpp|cu|h|hpp):\d+")
 _MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
 _BAR = re.compile(r"\d+%\|.*\| *(\d+/\d+) \[")  # tqdm closes its bar, as it was, when Python ends

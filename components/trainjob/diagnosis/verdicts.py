@@ -1,4 +1,4 @@
-"""The verdict that a program of this package leaves in its termination message, for the diagnosis of its job.
+"""Verdicts that the programs of this package write to their termination message, for the diagnosis of the job.
 
 ::
 
@@ -17,17 +17,17 @@ _VERSION = 1  # of `trainjob.progress`: the same message says how the program is
 _BYTES = 4096  # of a termination message
 _CHARACTERS = 1000  # of a message
 
-_OUTAGE = "see whether the store or the registry that it names answers and has room"
-_CHANGE = "correct what it names: a location, a name, a key or a right"
+_OUTAGE = "check whether the store or registry named in the message is reachable and has free space"
+_CHANGE = "fix what the message names: a location, a name, a key or a permission"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a program says of its own end.
+    """How a program reports its own failure.
 
     Attributes:
-        message: What happened.
-        meaning: What it means.
+        message: The error.
+        meaning: Category, retry verdict and advice.
     """
 
     message: str

@@ -1,0 +1,192 @@
+"""Known errors: outages are retried, permanent failures are not, everything else is left to the orchestrator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainjob import errors
+from trainjob.data.__main__ import TRY_AGAIN, main
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, verdicts
+from trainjob.errors import RetryVerdict, TrainJobError
+from trainjob.status import Observation, Phase
+
+
+def ended(code: int, log: str = "", message: str = "", container: str = "node") -> Diagnosis:
+    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node", "batch.kubernetes.io/job-completion-index": "0"}
+    terminated = {"exitCode": code, "reason": "Error", "message": message}
+    pod: dict[str, Any] = {
+        "metadata": {"name": "x", "labels": labels},
+        "spec": {"containers": [{"name": "node"}, {"name": "sidecar"}]},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": container, "state": {"terminated": terminated}}]},
+    }
+    return diagnose(Evidence({"metadata": {}}, [pod], {"x": log.split("\n")}), Observation(Phase.FAILED))
+
+
+def raised(exception: str) -> Diagnosis:
+    return ended(1, f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{exception}')
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation (reached "
+        "max retries: 4): Please reduce your request rate.",
+        "botocore.exceptions.ClientError: An error occurred (503) when calling the HeadObject operation: Unavailable",
+        'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "http://minio:9000/models"',
+        'botocore.exceptions.ReadTimeoutError: Read timeout on endpoint URL: "http://minio:9000/models/a"',
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: "
+        "/ (Caused by NameResolutionError(\"<x>: Failed to resolve 'x' ([Errno -2] Name or service not known)\"))",
+        "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='x', port=80): Read timed out. (read timeout=10)",
+        "httpx.ConnectError: [Errno 111] Connection refused",
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+        "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
+        "urllib.error.HTTPError: HTTP Error 503: Service Unavailable",
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/x",
+        "huggingface_hub.errors.HfHubHTTPError: 502 Server Error: Bad Gateway for url: https://huggingface.co/x",
+        "mlflow.exceptions.MlflowException: API request to endpoint /api/2.0/mlflow/runs/create failed with error code "
+        "503 != 200. Response body: ''",
+        "google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/x: backend error",
+        "OSError: [Errno 116] Stale file handle: '/mnt/nfs/data/part-0'",
+        "OSError: [Errno 5] Input/output error: '/mnt/data/part-0'",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC: status = StatusCode.UNAVAILABLE>",
+    ],
+)
+def test_an_outage_is_infrastructure(exception: str) -> None:
+    found = raised(exception)
+    assert (found.category, found.retry) == (Category.OUTAGE, RetryVerdict.INFRASTRUCTURE), found.text()
+
+
+@pytest.mark.parametrize(
+    ("exception", "final"),
+    [
+        ("ModuleNotFoundError: No module named 'apex'", "the module is missing in the image"),
+        ("ImportError: cannot import name 'x' from 'y'", "packages in the image do not provide what the code imports"),
+        ("SyntaxError: invalid syntax", "the code has a syntax error"),
+        ("PermissionError: [Errno 13] Permission denied: '/data'", "access was denied"),
+        (
+            "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation",
+            "access",
+        ),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: x)", "access was denied"),
+        (
+            "requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: "
+            "/ (Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] unknown issuer')))",
+            "the image does not trust the server's certificate authority",
+        ),
+    ],
+)
+def test_a_permanent_failure_is_not_retried(exception: str, final: str) -> None:
+    found = raised(exception)
+    assert not found.retry.retryable
+    assert found.outlook.startswith(f"not retried: {final}")
+    assert found.outlook in found.text()
+
+
+@pytest.mark.parametrize(
+    "exception",
+    ["ValueError: no labels", "RuntimeError: shapes do not match", "KeyError: 'x'", "MemoryError", "AssertionError"],
+)
+def test_any_other_exception_is_left_to_the_orchestrator(exception: str) -> None:
+    assert raised(exception).retry is RetryVerdict.UNKNOWN
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 126, 127, 134, 139, 255])
+def test_an_exit_code_alone_is_never_permanent(code: int) -> None:
+    for log in ("", "epoch 3", "a word that explains nothing"):
+        assert ended(code, log).retry is RetryVerdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "final"),
+    [
+        (2, "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --eopchs", "the program rejects"),
+        (2, "Usage: train [OPTIONS]\n\nError: No such option: --eopchs", "the program rejects"),
+        (2, "python3: can't open file '/opt/train.py': [Errno 2] No such file or directory", "the script is not at"),
+        (1, "/usr/bin/python3: No module named train", "the module is missing"),
+        (127, "sh: 1: tran: not found", "a program used by the command is not in the image"),
+        (127, "bash: line 1: tran: command not found", "a program used by the command is not in the image"),
+        (
+            127,
+            "/usr/bin/env: \u2018python3\\r\u2019: No such file or directory\n/usr/bin/env: use -[v]S",
+            "the script has CRLF",
+        ),
+        (127, "/tmp/t.sh: line 3: $'foo\\r': command not found", "the script has CRLF"),
+        (2, "/tmp/t.sh: 1: set: Illegal option -\r", "the script has CRLF"),
+        (126, "sh: 1: /tmp/t.sh: Permission denied", "a file used by the command is not executable"),
+        (126, "bash: line 1: /opt/train: cannot execute binary file: Exec format error", "the program is built for"),
+    ],
+)
+def test_commands_that_cannot_run(code: int, log: str, final: str) -> None:
+    found = ended(code, log)
+    assert found.outlook.startswith(f"not retried: {final}"), found.text()
+
+
+def test_an_error_that_another_container_logs_is_not_the_trainings() -> None:
+    assert ended(3, "ModuleNotFoundError: No module named 'x'", container="sidecar").retry is RetryVerdict.UNKNOWN
+
+
+# ---------------------------------------------------------------- programs of this package
+
+ERRORS = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type)
+    and issubclass(each, TrainJobError)
+    and each.__init__ in (Exception.__init__, TrainJobError.__init__)
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) -> None:
+    assert len(ERRORS) > 15
+    found = ended(75, "error: it failed", verdicts.write(error("it failed")))
+    assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 5000, '"' * 5000, "漢" * 5000, "a\nb", "", "\u0001" * 3000],
+    ids=["long", "quoted", "wide", "lines", "empty", "control"],
+)
+def test_a_verdict_of_any_text_fits(text: str) -> None:
+    message = verdicts.write(errors.StoreUnavailable(text))
+    assert len(message.encode()) <= 4096
+    read = verdicts.read(message)
+    assert read is not None
+    assert read.meaning.retry is RetryVerdict.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "words",
+        '{"trainjob":1}',
+        '{"trainjob":1,"error":{}}',
+        '{"trainjob":1,"error":{"retry":"x"}}',
+        '{"trainjob":',
+        '{"trainjob":2,"error":{"retry":"user"}}',
+    ],
+)
+def test_what_is_no_verdict(message: str) -> None:
+    assert verdicts.read(message) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "retry"),
+    [("http://127.0.0.1:1/m", TRY_AGAIN, "infrastructure"), ("file:///no/such/place", 2, "configuration")],
+)
+def test_a_step_reports_its_verdict(
+    source: str, code: int, retry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(log))
+    monkeypatch.setattr("trainjob.data.retries.TRIES", 1)
+    assert main(["initialize-model", "--source", source, "--target", str(tmp_path / "m")]) == code
+    assert json.loads(log.read_text())["error"]["retry"] == retry
+    assert ended(code, message=log.read_text()).retry == retry
