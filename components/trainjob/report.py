@@ -384,13 +384,13 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short, "colour": _colour}
+    filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short, "color": _color}
     environment.filters |= filters
     return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))
 
 
-def _colour(rank: Rank, diagnosis: Diagnosis) -> str:
-    """Red for the rank that is to blame; the others ended, or were told to end, because it did."""
+def _color(rank: Rank, diagnosis: Diagnosis) -> str:
+    """CSS class of a rank: red for the root cause, yellow for ranks that failed or were terminated as a consequence."""
     if not rank.bad:
         return ""
     return "bad" if not diagnosis.rank or rank.rank == diagnosis.rank else "warn"

@@ -134,7 +134,7 @@ async def follow(
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
     """When the first budget of this phase runs out, and which one."""
     if observation.admitted is None:
-        # Also of one that is suspended: whoever waits for it waits for somebody to let it go on.
+        # A suspended job counts, too: it waits until a person or a program resumes it.
         limits = [(observation.waiting_since, budgets.queue, "queue")]
     else:
         limits = [(observation.admitted, budgets.run, "run")]

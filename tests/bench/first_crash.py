@@ -37,18 +37,18 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.testcluster import images  # noqa: E402
-from tests.testcluster.access import Access  # noqa: E402
-from tests.testcluster.api import ApiError  # noqa: E402
-from tests.testcluster.control_plane import Cluster  # noqa: E402
-from tests.testcluster.real_node import unfit  # noqa: E402
+from tests.testcluster import images
+from tests.testcluster.access import Access
+from tests.testcluster.api import ApiError
+from tests.testcluster.control_plane import Cluster
+from tests.testcluster.real_node import unfit
 
-from trainjob import Budgets, JobRef, TrainJobSpec  # noqa: E402
-from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: E402
-from trainjob.backends.kubernetes.credentials import Credentials  # noqa: E402
-from trainjob.errors import RankCrashed  # noqa: E402
-from trainjob.launch import give_up, launch  # noqa: E402
-from trainjob.waiting import wait  # noqa: E402
+from trainjob import Budgets, JobRef, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import RankCrashed
+from trainjob.launch import give_up, launch
+from trainjob.waiting import wait
 
 SDK = ROOT / ".venv-sdk" / "bin" / "python"
 CLIENT = Path(__file__).parent / "clients" / "sdk.py"

@@ -38,15 +38,15 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.airflow.system.airflow import Airflow  # noqa: E402
-from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, calm  # noqa: E402
-from tests.postgresql import PROGRAMS  # noqa: E402
-from tests.processes import Component, wait_until  # noqa: E402
-from tests.testcluster.access import TRAINER  # noqa: E402
-from tests.testcluster.control_plane import Cluster  # noqa: E402
+from tests.airflow.system.airflow import Airflow
+from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, calm
+from tests.postgresql import PROGRAMS
+from tests.processes import Component, wait_until
+from tests.testcluster.access import TRAINER
+from tests.testcluster.control_plane import Cluster
 
-from trainjob.backends.kubernetes.credentials import Credentials  # noqa: E402
-from trainjob_airflow.hooks.trainjob import Target  # noqa: E402
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob_airflow.hooks.trainjob import Target
 
 RATE = 40.0  # tasks that defer per second; more at once block the loop of any triggerer, whatever their triggers do
 PEER = ROOT / ".venv-bench" / "bin" / "python"

@@ -48,9 +48,9 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.processes import wait_until  # noqa: E402
-from tests.testcluster.api import client_user, write_kubeconfig  # noqa: E402
-from tests.testcluster.control_plane import Cluster  # noqa: E402
+from tests.processes import wait_until
+from tests.testcluster.api import client_user, write_kubeconfig
+from tests.testcluster.control_plane import Cluster
 
 PYTHON_PATH = {"PYTHONPATH": str(ROOT)}
 CLIENTS = Path(__file__).parent / "clients"

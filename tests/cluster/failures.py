@@ -220,7 +220,7 @@ FAILURES = (
     ),
     Failure(
         "torchrun",
-        "rank 1 of 2 raises under torchrun, which writes a report of its own; rank 0 loses it",
+        "rank 1 of 2 raises under torchrun, which adds its own report; rank 0 loses its peer",
         make.torch(1, make.TORCHRUN),
         Category.USER_CODE,
         _UNKNOWN,
@@ -313,7 +313,7 @@ FAILURES = (
     ),
     Failure(
         "sidecar",
-        "the rank ends with 3 while a sidecar goes on",
+        "the rank exits with 3 while a sidecar keeps running",
         make.OWN | {"command": ["sh", "-c", "exit 3"]},
         Category.USER_CODE,
         _UNKNOWN,

@@ -154,6 +154,14 @@ def test_a_failed_job() -> None:
     assert "(4 times)" in plain(report)
 
 
+def test_only_the_root_cause_is_red() -> None:
+    report = failed(["ValueError: no"])
+    terminated = replace(report.ranks[0], rank="node-2", state="Error", exit_code=143)
+    html = page(replace(report, ranks=[*report.ranks, terminated]))
+    cells = re.findall(r'<tr><td class="time">(node-\d)</td><td class="(\w*)">', html)
+    assert cells == [("node-0", ""), ("node-1", "bad"), ("node-2", "warn")]
+
+
 def test_status_and_diagnose_say_the_same() -> None:
     report = failed(["ValueError: no"])
     assert texts.report_text(report).startswith(texts.status_text(report))

@@ -65,8 +65,8 @@ def _exited(code: int, blamed: Blamed) -> str:
 def _by_error(blamed: Blamed) -> bool:
     """Whether the last error in its log is the cause of its exit.
 
-    Python ends with 1 after an exception and 2 after a wrong argument, shells with 126 and 127, C++ by SIGABRT, mpirun
-    as its worker; whoever gave another code meant that.
+    Python exits with 1 after an exception and with 2 after a wrong argument, shells exit with 126 and 127, C++ aborts
+    with SIGABRT, and mpirun exits as its worker did. Any other code was chosen by the program.
     """
     crash, tail = blamed.crash, blamed.tail
     told_by_code = crash.exit_code in (1, 2, 126, 127, 134) or _torn_down(blamed) or tail.error.startswith("worker ")
