@@ -163,7 +163,8 @@ run = COVERAGE_FILE=.coverage.$@ TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/b
 
 # Lanes that take about as long as each other, on 2 cores. Most of the time of tests on a cluster is waiting.
 .PHONY: test
-test: packages setup cluster-programs ## everything, side by side; ends with a table
+test: packages ## everything, side by side; ends with a table
+	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@$(BIN)/python tests/lanes.py "$(MAKE)" \
 		"test-unit lint test-registry test-stores test-local" \
 		"test-airflow test-kfp $(shell $(PYTHON) tests/oldest.py due)" \
@@ -232,7 +233,7 @@ test-docker: $(VENV)/test.stamp ## the step image and the KFP components in cont
 	@sh tests/install-packages.sh tests/containers/apt-packages.txt
 	$(call run,tests/containers)
 
-# Before the lanes and not in one of them: a build takes both cores.
+# Before the lanes and not in one of them: a build takes both cores. Downloads of `setup` run beside it.
 .PHONY: cluster-programs
 cluster-programs: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.testcluster.build control-plane node gangs
@@ -257,7 +258,8 @@ test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trai
 # ---------------------------------------------------------------- campaigns
 
 .PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate
-campaign: packages setup cluster-programs ## all schedules of what `make test` samples, and the oldest versions; see docs/campaigns.md
+campaign: packages ## all schedules of what `make test` samples, and the oldest versions; see docs/campaigns.md
+	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@rm -f .test-output/campaign-*.xml
 	@started=$$(date +%s); $(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
 		test-airflow-oldest test-kfp-oldest test-trainer-oldest; \

@@ -201,6 +201,9 @@ async def cancel(
     trainjob = await backend.get(ref.namespace, ref.name)
     if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
         return True
+    if cancelling(trainjob, action) is None:  # others who wait for the job report that it was cancelled
+        with suppress(NotFound, Rejected):
+            await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: "true"}}})
     await request_cancel(backend, trainjob, action)
     pause, deadline = 0.05, time.monotonic() + timeout_seconds
     while not await backend.stopped(ref):

@@ -234,8 +234,12 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
 
 def _obstacle(evidence: Evidence, phase: Phase) -> Any:
     """What is in the way of a job that should get on, as a waiter tells it."""
+    if evidence.missing:
+        return obstacles.of_missing_runtime(evidence.missing[0]).obstacle
     if phase is Phase.QUEUED:
         return obstacles.in_workload(evidence.workload or {})
+    if phase is Phase.SUSPENDED:
+        return None
     hidden = any(line.startswith("pods:") for line in evidence.unseen)
     finding = obstacles.first(obstacles.around(None if hidden else evidence.pods, evidence.events))
     return finding.obstacle if finding else None

@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+CANCELLED = "trainjob.dev/cancelled"
+"""Annotation of a job that `trainjob.launch.cancel` has suspended or deleted."""
 
 
 class Phase(StrEnum):
@@ -44,8 +46,8 @@ class Phase(StrEnum):
 
     @property
     def idle(self) -> bool:
-        """True for phases in which a job should get on and something may be in its way."""
-        return self in (Phase.NOT_STARTED, Phase.QUEUED, Phase.INITIALIZING, Phase.STARTING, Phase.RESTARTING)
+        """True for phases in which a job waits for something, and a blocker may explain why."""
+        return not self.terminal and self is not Phase.RUNNING
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,11 @@ class Observation:
         progress: Percentage that the training script reported, 0..100.
         remaining_seconds: The script's own estimate.
         metrics: The script's metrics, by name, as text.
-        has_run: Whether its pods were seen running, now or earlier.
+        has_run: Whether its pods were seen running, now or earlier, or have reported progress.
         pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.
         stuck: Whether it cannot get on unless a person changes something; `message` says what.
         advice: What that person should do about what is in its way.
+        cancelled: Whether `trainjob.launch.cancel` was called for it.
     """
 
     phase: Phase
@@ -100,6 +103,7 @@ class Observation:
     pods_gone: bool = False
     stuck: bool = False
     advice: str = ""
+    cancelled: bool = False
 
 
 _OBJECT = (dict, Mapping)  # to ask an abstract class first takes as long as all the rest, in jobs of 1,000 pods
@@ -139,13 +143,17 @@ def observe(
     if previous is not None and previous.phase.terminal:
         return previous
     if trainjob is None:
-        message = "the TrainJob was deleted while it was waited for"
-        return replace(previous or Observation(Phase.DELETED), phase=Phase.DELETED, reason="Deleted", message=message)
+        cancelled = previous is not None and previous.cancelled
+        reason = "Cancelled" if cancelled else "Deleted"
+        message = f"the TrainJob was {'cancelled with trainjob' if cancelled else 'deleted'} while it was waited for"
+        return replace(previous or Observation(Phase.DELETED), phase=Phase.DELETED, reason=reason, message=message)
 
     conditions = {str(condition.get("type")): condition for condition in mappings(trainjob, "status", "conditions")}
     created = parse_time(mapping(trainjob, "metadata").get("creationTimestamp"))
-    common = _reported(mapping(trainjob, "status", "trainerStatus"), previous)
-    common |= {"created": created, "has_run": previous is not None and previous.has_run}
+    reported = mapping(trainjob, "status", "trainerStatus")
+    has_run = bool(reported) or (previous is not None and previous.has_run)
+    common = _reported(reported, previous) | {"created": created, "has_run": has_run}
+    common["cancelled"] = CANCELLED in mapping(trainjob, "metadata", "annotations")
 
     for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
         condition = mapping(conditions, kind)
@@ -161,7 +169,7 @@ def observe(
     if mapping(trainjob, "spec").get("suspend"):
         observation = _suspended(trainjob, mapping(conditions, "Suspended"), common)
     else:
-        found = _progressing(mappings(trainjob, "status", "jobsStatus"), previous, obstacle)
+        found = _progressing(mappings(trainjob, "status", "jobsStatus"), previous, obstacle, has_run=has_run)
         observation = Observation(admitted=_admitted(conditions, created), **common | found)
     if obstacle is None or not observation.phase.idle:
         return observation
@@ -188,18 +196,19 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
     if QUEUE_LABEL in labels:
         why = "preempted, waiting again" if common["has_run"] else "waiting for admission"
         return Observation(Phase.QUEUED, "WaitingInQueue", f"{why} in queue {labels[QUEUE_LABEL]}", **common)
-    message = _text(condition, "message") or "the TrainJob is suspended"
+    by_us = "it was cancelled with trainjob; launch the same key again to resume it" if common["cancelled"] else ""
+    message = by_us or _text(condition, "message") or "the TrainJob is suspended"
     return Observation(Phase.SUSPENDED, _text(condition, "reason") or "Suspended", message, **common)
 
 
 def _progressing(
-    jobs: list[Mapping[str, Any]], previous: Observation | None, obstacle: Obstacle | None
+    jobs: list[Mapping[str, Any]], previous: Observation | None, obstacle: Obstacle | None, *, has_run: bool
 ) -> dict[str, Any]:
     """Phase, `has_run` and `pods_gone` of a job that is neither finished nor suspended."""
-    has_run = previous is not None and previous.has_run
     if not any(job.get(count) for job in jobs for count in ("ready", "active", "succeeded", "failed", "suspended")):
         # All counters are zero before the first pod, and for seconds between the last one and `Failed` or a restart.
-        phase = previous.phase if previous is not None and has_run else Phase.NOT_STARTED
+        phase = previous.phase if previous is not None else Phase.RESTARTING
+        phase = phase if has_run else Phase.NOT_STARTED
         return {"phase": phase, "has_run": has_run, "pods_gone": has_run}
     initializers = [job for job in jobs if str(job.get("name")).endswith("-initializer")]
     training = [job for job in jobs if job not in initializers]

@@ -106,6 +106,25 @@ async def follow(
     """
     budgets = budgets or Budgets()
     observation: Observation | None = None
+    while True:
+        async with aclosing(_changes(backend, ref, budgets, observation)) as changes:
+            try:
+                async for observation, notice in changes:
+                    yield observation, notice
+                return
+            except StartTimeout:
+                # A waiter that is younger than the job may have missed the start.
+                if observation is None or not await backend.has_run(ref):
+                    raise
+        starting = observation.phase in (Phase.NOT_STARTED, Phase.STARTING)
+        observation = replace(observation, has_run=True, phase=Phase.RESTARTING if starting else observation.phase)
+        yield observation, "a rank has been running before, so start_timeout does not apply"
+
+
+async def _changes(
+    backend: Backend, ref: JobRef, budgets: Budgets, observation: Observation | None
+) -> AsyncGenerator[tuple[Observation, str]]:
+    """The same, given what is known of the job already."""
     async with aclosing(backend.watch(ref)) as snapshots:
         while True:
             # The clock runs for one look only: it must not stay open over a yield. A cancel scope of anyio's would cost
@@ -207,8 +226,8 @@ async def attend(
         ref: The job.
         budgets: How long to be patient; forever if left out.
         on_change: Called with each new observation and its notice.
-        on_crash: Called with the diagnosis of ranks that crash while the job goes on: the shipped runtimes start them
-            again, and the job fails minutes later if at all.
+        on_crash: Called with the diagnosis of ranks that crash before the job has ended: the shipped runtimes restart
+            them, and the job fails minutes later if at all.
         read: Reads the ranks' lines; cancelled a moment after the job's end, when they should have been read.
 
     Returns:
@@ -262,7 +281,7 @@ async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], No
 async def _look_out(
     backend: Backend, ref: JobRef, crashed: list[Evidence], on_crash: Callable[[Diagnosis], None] | None, fatal: bool
 ) -> None:
-    """Keep the evidence of the first crashes, and tell of each; at the first one give up if it is `fatal`.
+    """Keep the evidence of the first crashes, and report each; at the first one give up if it is `fatal`.
 
     Not only of one: which rank brought the others down is not told by whose end is heard of first.
     """

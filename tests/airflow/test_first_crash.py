@@ -105,7 +105,7 @@ def test_a_crash_is_a_warning_with_the_last_lines(run: Run, deferrable: bool) ->
         step(code=UNTIL_TOLD, deferrable=deferrable)
     ran = run(dag)
     assert ran.state == "success"
-    assert "node-1 exited with code 3; the job goes on" in ran.log
+    assert "node-1 exited with code 3; the job keeps running if" in ran.log
     assert "  | ValueError: the data is wrong" in ran.log
 
 

@@ -225,6 +225,28 @@ def gpu_quota(cluster: Access, where: str) -> Iterator[None]:
 
 
 @contextmanager
+def full_gpu_quota(cluster: Access, where: str) -> Iterator[None]:
+    with gpu_quota(cluster, where):
+        cluster.api.create(job(where, "first", 4))
+
+        def used() -> bool:
+            quota = cluster.api.get("v1", "ResourceQuota", where, "gpus") or {}
+            return bool((quota.get("status") or {}).get("used", {}).get(f"requests.{nodes.GPU}") == "4")
+
+        wait_until("the first job uses the quota", used)
+        yield
+
+
+@contextmanager
+def cpu_quota(cluster: Access, where: str) -> Iterator[None]:
+    metadata = {"name": "cpu", "namespace": where}
+    cluster.api.create(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"limits.cpu": "64"}}}
+    )
+    yield
+
+
+@contextmanager
 def small_queue(cluster: Access, where: str) -> Iterator[None]:
     """A LocalQueue with room for 8 GPUs."""
     cluster.api.apply(kueue.cluster_queue(where, gpu=8))

@@ -42,6 +42,10 @@ class MemoryBackend:
         """The same, after it was served: a reply that is lost."""
         self.lingering: set[str] = set()
         """UIDs of jobs whose pods are still ending."""
+        self.last: dict[str, dict[str, Any]] = {}
+        """UID -> the job as it was when it was deleted."""
+        self.ran: set[str] = set()
+        """UIDs of jobs of which pods or Events tell that they have been running."""
 
     # ------------------------------------------------ what the cluster does
 
@@ -130,6 +134,10 @@ class MemoryBackend:
             name: JobRef.of(job) for (where, name), job in self.jobs.items() if where == namespace and name in names
         }
 
+    async def has_run(self, ref: JobRef) -> bool:
+        await self._request("has_run")
+        return ref.uid in self.ran
+
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         await self._request("watch")
         seen = None
@@ -137,6 +145,8 @@ class MemoryBackend:
             self.before("look")
             job = self.jobs.get((ref.namespace, ref.name))
             if job is None or job["metadata"]["uid"] != ref.uid:
+                if ref.uid in self.last and self.last[ref.uid] != seen:  # as a watch's DELETED event has it
+                    yield Snapshot(self.last[ref.uid])
                 yield Snapshot(None)
                 return
             if job != seen:
@@ -192,7 +202,7 @@ class MemoryBackend:
         await self._request("delete")
         job = self.jobs.get((ref.namespace, ref.name))
         if job is not None and job["metadata"]["uid"] == ref.uid:
-            del self.jobs[ref.namespace, ref.name]
+            self.last[ref.uid] = self.jobs.pop((ref.namespace, ref.name))
 
     async def stopped(self, ref: JobRef) -> bool:
         await self._request("stopped")

@@ -83,7 +83,7 @@ def test_a_crash_is_told_with_its_last_lines(
     monkeypatch.setattr(jobs, "say", end_after_warning)
     jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "fail_on_first_crash": False})
     out = capsys.readouterr().out
-    assert "exited with code 3; the job goes on" in out
+    assert "exited with code 3; the job keeps running if" in out
     assert "  | ValueError: no" in out
 
 

@@ -99,7 +99,7 @@ def test_a_crash_is_shown_at_once_with_its_last_lines(
     backend.before = end
     code, out, err = exit_of(capsys, "wait", crashing.name, "--plain")
     assert (code, "Complete" in out) == (0, True)
-    assert "node-1 exited with code 3; the job goes on" in err
+    assert "node-1 exited with code 3; the job keeps running if" in err
     assert "last lines of node-1:\n  | loading\n  | ValueError: no" in err
 
 

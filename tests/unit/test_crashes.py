@@ -56,7 +56,7 @@ def test_a_line_is_one_line_of_bounded_length() -> None:
 
 def test_a_warning_shows_rank_exit_code_and_last_lines() -> None:
     text = "\n".join(warning(diagnosis(log=("loading", "\x1b[2JValueError: no"))))
-    assert "node-1 exited with code 3; the job goes on" in text
+    assert "node-1 exited with code 3; the job keeps running if" in text
     assert text.endswith("last lines of node-1:\n  | loading\n  | ValueError: no")
     assert len(warning(diagnosis(log=()))) == 1
 

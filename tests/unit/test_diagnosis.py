@@ -413,7 +413,7 @@ def test_a_job_whose_runtime_is_gone() -> None:
     found = diagnosed(job={"spec": {"suspend": True}}, missing=gone)
     assert (found.category, found.summary) == (
         Category.CONFIGURATION,
-        "its ClusterTrainingRuntime own is gone, without which it cannot go on",
+        "its ClusterTrainingRuntime own does not exist any more, and the job cannot start without it",
     )
     assert diagnosed(missing=gone).category is Category.UNKNOWN, "it failed before"
 

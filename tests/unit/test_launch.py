@@ -31,7 +31,7 @@ from trainjob.errors import (
     TimedOut,
 )
 from trainjob.manifest import DELIVERED, job_name
-from trainjob.status import QUEUE_LABEL, Obstacle
+from trainjob.status import QUEUE_LABEL, Obstacle, observe
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
@@ -465,6 +465,54 @@ async def test_a_budget_runs_out_while_waiting(backend: MemoryBackend) -> None:
         await waiting.wait(backend, ref, Budgets(start=timedelta(seconds=0.3)))
     assert 0.2 < anyio.current_time() - began < 2
     assert backend.job(ref), "the job is left as it is"
+
+
+async def test_a_new_waiter_does_not_take_a_job_that_has_run_for_one_that_starts(backend: MemoryBackend) -> None:
+    """Its node is NotReady, so that no rank counts as ready, and this waiter is younger than the job."""
+    ref = await launch(backend)
+    backend.ran.add(ref.uid)
+    backend.status(ref, jobsStatus=[{"name": "node", "active": 1}])
+    seen: list[tuple[Phase, str]] = []
+    with pytest.raises(RunTimeout):
+        await waiting.wait(
+            backend,
+            ref,
+            Budgets(start=timedelta(seconds=0.2), run=timedelta(seconds=0.6)),
+            on_change=lambda observation, notice: seen.append((observation.phase, notice)),
+        )
+    assert [phase for phase, _ in seen] == [Phase.STARTING, Phase.RESTARTING], seen
+    assert seen[-1][1] == "a rank has been running before, so start_timeout does not apply"
+
+
+async def test_a_job_that_reports_progress_has_run(backend: MemoryBackend) -> None:
+    ref = await launch(backend)
+    backend.status(ref, jobsStatus=[{"name": "node", "active": 1}], trainerStatus={"progressPercentage": 40})
+    with pytest.raises(RunTimeout):
+        await waiting.wait(backend, ref, Budgets(start=timedelta(seconds=0.1), run=timedelta(seconds=0.3)))
+    assert "has_run" not in backend.requests
+
+
+async def test_a_cancel_by_somebody_else_is_reported_as_a_cancel(backend: MemoryBackend) -> None:
+    ref = await launch(backend)
+
+    async def cancel() -> None:
+        await anyio.sleep(0.1)
+        await flow.cancel(backend, ref)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel)
+        with pytest.raises(
+            TrainJobFailed, match="the job was cancelled with trainjob while it was waited for"
+        ) as failed:
+            await waiting.wait(backend, ref)
+    assert failed.value.diagnosis.category == "deleted"
+    assert "launch it again" in failed.value.diagnosis.advice
+
+
+async def test_a_job_that_was_suspended_by_a_cancel_says_so(backend: MemoryBackend) -> None:
+    ref = await launch(backend)
+    await flow.cancel(backend, ref, "suspend")
+    assert "cancelled with trainjob" in observe(backend.job(ref)).message
 
 
 async def test_a_restarted_waiter_does_not_begin_again(backend: MemoryBackend) -> None:

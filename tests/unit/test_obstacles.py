@@ -157,7 +157,6 @@ def test_an_obstacle_is_the_message_of_a_phase_that_should_end() -> None:
     "trainjob",
     [
         {"spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1, "ready": 1}]}},
-        {"spec": {"suspend": True}},
         {"spec": {}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}},
         None,
     ],

@@ -146,7 +146,7 @@ def test_a_failed_job() -> None:
     ]
     for text in (plain(report), Page(page(report)).text):
         for said in (
-            *("ns/x", "Failed", "node-1 exited with code 3", "ValueError: no", "mend the training code"),
+            *("ns/x", "Failed", "node-1 exited with code 3", "ValueError: no", "fix the training code"),
             *("torch-distributed", "nvidia.com/gpu 8", "CrashLoopBackOff", "Back-off restarting failed container"),
             *("dag/run/train", "img:1"),
         ):

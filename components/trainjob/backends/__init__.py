@@ -9,12 +9,23 @@ if TYPE_CHECKING:
     from trainjob.backends.kubernetes.credentials import Credentials
 
 
-def connect(backend: str | None = None, *, shared: bool = False, credentials: Credentials | None = None) -> Backend:
+_PROBE_SECONDS = 8.0
+
+
+def connect(
+    backend: str | None = None,
+    *,
+    shared: bool = False,
+    attended: bool = False,
+    credentials: Credentials | None = None,
+) -> Backend:
     """The backend of that name; without one, the one that ``TRAINJOB_BACKEND`` names, else ``kubernetes``.
 
     The local backend is never chosen by itself: training on the machine that happens to run the workflow is something
     to be asked for. `shared` is for those who wait for many jobs at once: on a cluster they share one watch. There,
-    `credentials` say which cluster; without them it is that of the kubeconfig or of this pod.
+    `credentials` say which cluster; without them it is that of the kubeconfig or of this pod. `attended` is for
+    terminals: an API server that does not answer is reported within ten seconds, at the cost of a small request every
+    four seconds.
 
     Nothing is sent yet: that no cluster is configured shows at the first question.
 
@@ -32,7 +43,9 @@ def connect(backend: str | None = None, *, shared: bool = False, credentials: Cr
     if name == "kubernetes":
         try:
             from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
+            from trainjob.backends.kubernetes.client import Timings  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
-        return KubernetesBackend(credentials, shared=shared)
+        timings = Timings(probe=_PROBE_SECONDS) if attended else None
+        return KubernetesBackend(credentials, shared=shared, timings=timings)
     raise ConfigurationError(f"there is no backend {name!r}; there are: kubernetes, local")

@@ -58,6 +58,9 @@ class Backend(Protocol):
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """The job now, and again whenever it changed, until it is gone. Transient errors become notices."""
 
+    async def has_run(self, ref: JobRef) -> bool:
+        """Whether a rank of the job has been running at any time, as far as it can still be seen."""
+
     async def evidence(self, ref: JobRef) -> Evidence:
         """What can be known about the job at this moment: pods, terminations, last log lines."""
 

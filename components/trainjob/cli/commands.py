@@ -167,7 +167,7 @@ class Commands:
     @cached_property
     def backend(self) -> Backend:
         """Opened when it is first needed; nothing is sent before the first question."""
-        return connect(self._backend_name, shared=self.many)
+        return connect(self._backend_name, shared=self.many, attended=True)
 
     async def aclose(self) -> None:
         """Let go of connections."""

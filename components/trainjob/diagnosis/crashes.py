@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from trainjob.diagnosis import meanings, verdicts
+from trainjob.diagnosis.kills import Kill, kills_in
 from trainjob.diagnosis.tails import Tail
 from trainjob.diagnosis.verdicts import Verdict
 from trainjob.status import mapping, mappings, parse_time
@@ -15,7 +16,11 @@ from trainjob.status import mapping, mappings, parse_time
 READ_LINES = 300
 """Lines of a failing rank's log that are read: torchrun writes 40 of its own after those of eight workers."""
 
+INITIALIZERS = ("dataset-initializer-", "model-initializer-")
+"""How the ranks of Trainer's initializers begin."""
+
 _SIGTERM, _SIGKILL = 143, 137
+_GRACE_SECONDS = 30  # of a pod that sets none
 _STRAYING = timedelta(seconds=2)  # of clocks that agree as well as clocks of nodes do
 
 
@@ -36,6 +41,7 @@ class Crash:
         helper: A sidecar.
         disruption: Kubernetes stopped the pod: `reason` says why.
         address: Of the pod.
+        probe: What the probe or hook reported because of which the kubelet killed the container.
     """
 
     rank: str
@@ -50,6 +56,7 @@ class Crash:
     helper: bool = False
     disruption: bool = False
     address: str = ""
+    probe: str = ""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -93,15 +100,45 @@ def sidecars_of(pod: Mapping[str, Any]) -> set[str]:
     return {str(container.get("name", "")) for container in found if container.get("restartPolicy") == "Always"}
 
 
-def crashes_in(pods: Iterable[Mapping[str, Any]]) -> list[Crash]:
-    """Every bad end that the pods tell of, once each: a pod may be given twice, as it was and as it is."""
-    found = [crash for pod in pods for crash in of_pod(pod)]
+def has_trained(pod: Mapping[str, Any]) -> bool:
+    """Whether the training container of a pod has been running at any time."""
+    name = training_container(pod)
+    found = [each for each in mappings(pod, "status", "containerStatuses") if each.get("name") == name]
+    began = any(
+        mapping(each, state, kind).get("startedAt")
+        for each in found
+        for state, kind in (("state", "running"), ("state", "terminated"), ("lastState", "terminated"))
+    )
+    return began and not rank_of(pod).startswith(INITIALIZERS)
+
+
+def crashes_in(pods: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()) -> list[Crash]:
+    """Every bad end that the pods tell of, once each: a pod may be given twice, as it was and as it is.
+
+    Args:
+        pods: Pods of a job.
+        events: Its Events: only these say that the kubelet killed a container because a probe or a hook failed.
+    """
+    kills = kills_in(events)
+    found = [_with_kill(crash, pod, kills) for pod in pods for crash in of_pod(pod)]
     restarts: dict[tuple[str, str], int] = {}
     for crash in found:
         container = crash.pod, crash.container
         restarts[container] = max(crash.restarts, restarts.get(container, 0))
     most = ((crash, restarts[crash.pod, crash.container]) for crash in found)
     return list(dict.fromkeys(c if c.restarts == count else replace(c, restarts=count) for c, count in most))
+
+
+def _with_kill(crash: Crash, pod: Mapping[str, Any], kills: Mapping[tuple[str, str], list[Kill]]) -> Crash:
+    """The crash, with the Event's reason if the kubelet killed the container."""
+    found = kills.get((crash.pod, crash.container or training_container(pod)))
+    ended = parse_time(crash.finished)
+    if not found or crash.meaning is not None or crash.disruption or crash.stopped or ended is None:
+        return crash
+    grace = mapping(pod, "spec").get("terminationGracePeriodSeconds")
+    seconds = grace if isinstance(grace, int) else _GRACE_SECONDS
+    kill = next((kill for kill in found if kill.explains(ended, seconds)), None)
+    return replace(crash, reason=kill.reason, message=kill.message, probe=kill.report) if kill else crash
 
 
 def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
@@ -128,7 +165,7 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
                     "" if main else name,
                     code,
                     str(ended.get("reason") or ""),
-                    str(ended.get("message") or ""),
+                    _no_limit(pod, kind, name, ended) or str(ended.get("message") or ""),
                     str(ended.get("finishedAt") or ""),
                     _count(container.get("restartCount")),
                     helper=helper,
@@ -137,6 +174,18 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
                 consequence = _was_told(pod, crash)
                 if stop is None or not (consequence or code in (_SIGTERM, _SIGKILL)):
                     yield replace(crash, stopped=True) if consequence else crash
+
+
+def _no_limit(pod: Mapping[str, Any], kind: str, name: str, ended: Mapping[str, Any]) -> str:
+    """The message for a container that was OOMKilled and has no limit: its node ran out of memory."""
+    specs = mappings(pod, "spec", "containers" if kind == "containerStatuses" else "initContainers")
+    spec = next((each for each in specs if each.get("name") == name), {})
+    if ended.get("reason") != "OOMKilled" or "resources" not in spec:
+        return ""
+    limited = "memory" in mapping(spec, "resources", "limits") or "memory" in mapping(
+        pod, "spec", "resources", "limits"
+    )
+    return "" if limited else meanings.NO_MEMORY_LIMIT
 
 
 def _stop(pod: Mapping[str, Any]) -> Crash | None:
@@ -174,11 +223,10 @@ def _was_told(pod: Mapping[str, Any], crash: Crash) -> bool:
     gone = parse_time(metadata.get("deletionTimestamp"))
     if gone is None or crash.reason == "OOMKilled":
         return False
-    if crash.exit_code in (_SIGTERM, _SIGKILL):
-        return True
     asked = gone - timedelta(seconds=min(_count(metadata.get("deletionGracePeriodSeconds")), 10**6))
     ended = parse_time(crash.finished)
-    return ended is None or ended >= asked
+    straying = _STRAYING if crash.exit_code in (_SIGTERM, _SIGKILL) else timedelta()
+    return ended is None or ended >= asked - straying
 
 
 def _count(value: object) -> int:

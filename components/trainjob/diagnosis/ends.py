@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainjob.diagnosis import meanings
-from trainjob.diagnosis.crashes import Crash
+from trainjob.diagnosis.crashes import INITIALIZERS, Crash
 from trainjob.diagnosis.known import USAGE
 from trainjob.diagnosis.meanings import Category, Meaning
 from trainjob.diagnosis.tails import Tail
@@ -19,10 +19,17 @@ _MISUSED = 2  # argparse, click, Python itself
 
 @dataclass(frozen=True)
 class Blamed:
-    """The first crash, and what its log says."""
+    """The first crash, and what its log says.
+
+    Attributes:
+        crash: The crash.
+        tail: The end of its log.
+        nodes: Number of nodes that train; 0 if it is unknown.
+    """
 
     crash: Crash
     tail: Tail
+    nodes: int = 0
 
 
 def told(blamed: Blamed) -> str:
@@ -39,7 +46,7 @@ def _what(blamed: Blamed) -> str:
         return _STOPPED.says
     if (meaning := crash.meaning) is not None:
         if meaning.says:
-            return meaning.says
+            return f"{meaning.says}: {crash.probe}" if crash.probe else meaning.says
         if crash.reason in ("StartError", "ContainerCannotRun"):
             return f"could not be started: {_exec_error(crash.message) or 'command not found'}"
         return f"was stopped: {crash.reason}: {crash.message}"
@@ -83,9 +90,20 @@ _SIGNALS = {
     "SIGKILL": Meaning(
         Category.UNKNOWN,
         RetryVerdict.INFRASTRUCTURE,
-        "something outside the job killed it: often the machine ran out of memory (see its kernel log)",
+        "something outside the job killed it: often the machine ran out of memory (check its kernel log and memory)",
     ),
-    "SIGTERM": Meaning(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "something asked it to stop from outside"),
+    "SIGTERM": Meaning(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "something outside the job terminated it"),
+    "SIGBUS": Meaning(
+        Category.OUT_OF_MEMORY,
+        RetryVerdict.UNKNOWN,
+        "often /dev/shm is full: containers have 64 MiB of it; mount an emptyDir with medium Memory at /dev/shm in the "
+        "runtime (docs/runtimes.md), or use fewer DataLoader workers",
+    ),
+    "SIGILL": Meaning(
+        Category.IMAGE,
+        RetryVerdict.UNKNOWN,
+        "use packages built for the node's CPU: it lacks an instruction that they need",
+    ),
     "SIGSEGV": Meaning(
         Category.USER_CODE,
         RetryVerdict.UNKNOWN,
@@ -95,13 +113,21 @@ _SIGNALS = {
 _STOPPED = Meaning(
     Category.DELETED,
     RetryVerdict.INFRASTRUCTURE,
-    "find out who deletes pods in this namespace, then run it again",
+    "find out who deletes pods in this namespace, then launch it again",
     "was stopped: somebody deleted its pod",
+)
+_MORE_MEMORY = (
+    "raise the memory limit of this container in the runtime; resources_per_node applies to the nodes that train"
+)
+_TOO_FEW = Meaning(
+    Category.CONFIGURATION,
+    RetryVerdict.UNKNOWN,
+    "check the number of processes in the script: it waits for {} processes, and the job has {} nodes",
 )
 _FAILED = Meaning(
     Category.USER_CODE,
     RetryVerdict.UNKNOWN,
-    "mend the training code or its arguments; the last lines of the log say where it stopped",
+    "fix the training code or its arguments; the last lines of the log show where it stopped",
 )
 _INITIALIZER = Meaning(
     Category.USER_CODE,
@@ -126,7 +152,8 @@ def meaning_of(blamed: Blamed) -> Meaning:
     if crash.stopped:
         return _STOPPED
     if (meaning := crash.meaning) is not None:
-        return meaning
+        memory_of_another = meaning.category is Category.OUT_OF_MEMORY and (crash.container or _initializes(crash))
+        return replace(meaning, advice=_MORE_MEMORY) if memory_of_another else meaning
     if crash.disruption or crash.exit_code is None:
         return meanings.UNKNOWN
     by_signal = None if _torn_down(blamed) else _SIGNALS.get(_signal(crash.exit_code - 128))
@@ -142,15 +169,21 @@ def _said(blamed: Blamed) -> Meaning | None:
         return None
     if tail.usage and crash.exit_code == _MISUSED:
         return USAGE
+    if tail.processes > blamed.nodes > 0 and tail.joined == blamed.nodes:
+        return replace(_TOO_FEW, advice=_TOO_FEW.advice.format(tail.processes, blamed.nodes))
     return tail.meaning if _by_error(blamed) or not tail.error else None
 
 
 def _of_step(crash: Crash, tail: Tail) -> Meaning:
     if crash.container:
         return _CONTAINER
-    if crash.rank.startswith(("dataset-initializer-", "model-initializer-")):
+    if _initializes(crash):
         return _INITIALIZER
     return _LOST if tail.lost_peer else _FAILED
+
+
+def _initializes(crash: Crash) -> bool:
+    return crash.rank.startswith(INITIALIZERS)
 
 
 def _signal(number: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainjob.diagnosis import meanings, obstacles, tails
-from trainjob.diagnosis.crashes import Crash, crashes_in, in_order
+from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, rank_of
 from trainjob.diagnosis.ends import Blamed, meaning_of, told
 from trainjob.diagnosis.meanings import Category
 from trainjob.diagnosis.tails import TAIL_LINES, Tail
@@ -107,8 +107,8 @@ class Diagnosis:
 
     @property
     def crash(self) -> str:
-        """The line for a log while the job goes on."""
-        return f"{self.summary}; the job goes on, and its runtime decides whether the rank is started again"
+        """The line for a log when a rank has crashed and the job has not ended yet."""
+        return f"{self.summary}; the job keeps running if its runtime restarts the rank"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -127,10 +127,18 @@ def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
     job = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
     observation = observe(evidence.trainjob, final)
     found = _judge(evidence, observation)
-    return replace(found, job=job, unseen=tuple(evidence.unseen), phase=observation.phase)
+    advice = found.advice if observation.phase.terminal else meanings.while_running(found.advice)
+    return replace(found, job=job, advice=advice, unseen=tuple(evidence.unseen), phase=observation.phase)
 
 
 def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
+    if observation.phase is Phase.DELETED and observation.cancelled:
+        return Diagnosis(
+            Category.DELETED,
+            RetryVerdict.CONFIGURATION,
+            "the job was cancelled with trainjob while it was waited for",
+            advice="launch it again if that was not intended: its task or `trainjob cancel` ended it",
+        )
     if observation.phase is Phase.DELETED:
         return Diagnosis(
             Category.DELETED,
@@ -193,15 +201,10 @@ def _of_condition(observation: Observation, crash: Blamed | None, evidence: Evid
 
 
 def _of_missing(evidence: Evidence, observation: Observation) -> Diagnosis | None:
-    """Trainer's webhook refuses every change to a job whose runtime is gone, also that it goes on."""
+    """That a job which has not started cannot start any more."""
     if observation.phase is Phase.FAILED or not evidence.missing:
         return None
-    return Diagnosis(
-        Category.CONFIGURATION,
-        RetryVerdict.CONFIGURATION,
-        f"its {evidence.missing[0]} is gone, without which it cannot go on",
-        advice="create it again, or launch the job with another runtime",
-    )
+    return _of_findings([obstacles.of_missing_runtime(evidence.missing[0])], observation)
 
 
 def _of_queue(evidence: Evidence, observation: Observation) -> Diagnosis | None:
@@ -230,8 +233,15 @@ def _of_findings(found: Sequence[obstacles.Finding], observation: Observation) -
 
 def _first_crash(evidence: Evidence) -> Blamed | None:
     read = {name: tails.read(lines) for name, lines in evidence.logs.items()}
-    ordered = in_order(crashes_in(evidence.pods), read)
-    return Blamed(ordered[0], read.get(ordered[0].pod, Tail())) if ordered else None
+    ordered = in_order(crashes_in(evidence.pods, evidence.events), read)
+    return Blamed(ordered[0], read.get(ordered[0].pod, Tail()), _nodes(evidence)) if ordered else None
+
+
+def _nodes(evidence: Evidence) -> int:
+    """Number of nodes that train; 0 if it is unknown."""
+    asked = mapping(evidence.trainjob, "spec", "trainer").get("numNodes")
+    seen = {rank for pod in evidence.pods if (rank := rank_of(pod)).startswith("node-")}
+    return max(asked if isinstance(asked, int) else 0, len(seen))
 
 
 def _of_crash(blamed: Blamed, evidence: Evidence) -> Diagnosis:

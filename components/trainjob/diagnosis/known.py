@@ -35,6 +35,12 @@ _UNAVAILABLE = (
 )
 _DISK = r"Stale (NFS )?file handle|Input/output error|Remote I/O error|Transport endpoint is not connected"
 
+_SHARED_MEMORY = (
+    r"Bus error|out of shared memory|unable to (mmap|allocate shared memory)|unable to write to file </torch_"
+    r"|/dev/shm\b.*(No space left|Cannot allocate)|(No space left|Cannot allocate).*/dev/shm\b"
+    r"|failed to extend /dev/shm"
+)
+
 # The first that fits counts.
 _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
     (re.compile(pattern, re.MULTILINE), meaning)
@@ -43,6 +49,24 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             _OUT_OF_GPU_MEMORY,
             Meaning(
                 Category.OUT_OF_MEMORY, _UNKNOWN, "use a smaller batch, or GPUs with more memory: the GPU's was full"
+            ),
+        ),
+        (
+            _SHARED_MEMORY,
+            Meaning(
+                Category.OUT_OF_MEMORY,
+                _UNKNOWN,
+                "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/runtimes.md), or use fewer "
+                "DataLoader workers: /dev/shm was full, and containers have 64 MiB of it",
+            ),
+        ),
+        (
+            r"DataLoader worker \(pid\(?s?\)? .*(killed by signal: Killed|exited unexpectedly)",
+            Meaning(
+                Category.UNKNOWN,
+                _UNKNOWN,
+                "often the node or the pod ran out of memory: raise the memory in resources_per_node, or use fewer "
+                "DataLoader workers",
             ),
         ),
         (
@@ -60,6 +84,25 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
         (
             r"uncorrectable ECC error|fell off the bus",
             Meaning(Category.NODE_LOST, _INFRASTRUCTURE, "run it again; have the node's GPU looked at"),
+        ),
+        # --- GPUs and images that do not fit
+        (
+            r"Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available"
+            r"|CUDA driver initialization failed|libcuda\.so|libnvidia-ml|NVML.*(not found|Driver Not Loaded)|cudaErrorNoDevice",
+            Meaning(
+                Category.CONFIGURATION,
+                _UNKNOWN,
+                "request GPUs in resources_per_node; if it does, check the GPU driver of the node",
+            ),
+        ),
+        (
+            r"no kernel image is available|driver version is insufficient|forward compatibility was attempted"
+            r"|CUDA capability sm_\d+ is not compatible",
+            Meaning(
+                Category.IMAGE,
+                _UNKNOWN,
+                "use an image whose framework and CUDA version fit the node's GPU and driver",
+            ),
         ),
         # --- permanent
         (

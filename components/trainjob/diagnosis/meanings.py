@@ -77,6 +77,12 @@ def _rule(
 
 _LONGEST = 4096  # characters of a message that are looked at; an Event's has 1,024 at most
 
+RERUN = "run it again"
+"""How the advice for a job begins that has failed and may succeed when it is launched again, see `while_running`."""
+
+NO_MEMORY_LIMIT = "the container has no memory limit"
+"""Message of a container that was OOMKilled and has none, where the kubelet gives no message."""
+
 _START = "StartError ContainerCannotRun RunContainerError CreateContainerError"
 _PULL = "ErrImagePull ImagePullBackOff ImageInspectError RegistryUnavailable"
 _MISSING = (
@@ -87,10 +93,24 @@ _UNSCHEDULABLE = "Unschedulable FailedScheduling"
 _MOUNT = "FailedMount FailedAttachVolume FailedMapVolume"
 _REFUSED = "FailedCreate JobCreationFailed TrainJobResourcesCreationFailed"
 _TOO_MUCH = "raise the queue's quota, or ask for less: it will never fit"
+_ENV_MISSING = "create the Secret or ConfigMap in the job's namespace, or correct its name and key in env"
+# Set by the node controller, `kubectl cordon`, autoscalers and cloud providers; they disappear again.
+_NODE_TAINT = (
+    r"node\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
+    r"|node\.cloudprovider\.kubernetes\.io/|karpenter\.sh/"
+)
 
 # The first rule that fits counts.
 _RULES = (
     # --- containers, by the kubelet
+    _rule(
+        "OOMKilled",
+        f"^{NO_MEMORY_LIMIT}$",
+        Category.OUT_OF_MEMORY,
+        _INFRASTRUCTURE,
+        "set the memory in resources_per_node, so that the scheduler reserves it; or use a smaller batch",
+        says="was killed because its node ran out of memory (OOMKilled; the container has no memory limit)",
+    ),
     _rule(
         "OOMKilled",
         "",
@@ -109,51 +129,133 @@ _RULES = (
     ),
     _rule(
         _START,
-        "failed to reserve container|[Dd]eadline ?[Ee]xceeded",
+        "failed to reserve container|[Dd]eadline ?[Ee]xceeded|[Rr]esource temporarily unavailable|no space left",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "wait, or see to the node: it is too busy to start containers",
+        "wait, or check the node: it is too busy or too full to start containers",
     ),
     _rule(
         _START,
-        "",
+        "OOM-killed|memory limit too low",
+        Category.OUT_OF_MEMORY,
+        _CONFIGURATION,
+        "raise the memory in resources_per_node: the limit is too low even to start the container",
+    ),
+    _rule(
+        _START,
+        r"(?i)nvidia-container|nvml|\bCDI\b|could not select device driver|device plugin",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "check the node: its GPU driver or device plugin does not work",
+    ),
+    _rule(
+        _START,
+        "chdir to cwd",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct workingDir of the container, or create the directory in the image",
+    ),
+    _rule(
+        _START,
+        "no matching entries in (passwd|group) file|unable to find (user|group)",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct the user in the image or in securityContext: the image does not have it",
+    ),
+    _rule(
+        _START,
+        "subPath|[Nn]ot a directory|mount a directory onto a file|error mounting",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct mountPath and subPath of the volume: subPath is missing, or a directory is mounted onto a file",
+    ),
+    _rule(
+        _START,
+        "exec: |no such file or directory|[Pp]ermission denied|not found|^$",
         Category.CONFIGURATION,
         _CONFIGURATION,
         "check command, and that the image (locally: the environment) has it",
     ),
+    _rule(_START, "", Category.CONFIGURATION, _UNKNOWN, "fix what the message names, in the spec or on the node"),
     _rule(
         "CreateContainerConfigError",
-        "timed out|failed to sync",
+        "timed out|failed to sync|not yet been read|host IP",
         Category.CONFIGURATION,
         _INFRASTRUCTURE,
-        "see whether the node reaches the API server",
+        "check whether the node reaches the API server",
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "(?i)non-?root|non-numeric user",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "set runAsUser to a numeric user other than 0, or use an image with such a user: runAsNonRoot is set",
+        lasting=True,
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "subPath",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct subPath of the volumeMount, or create it in the volume",
+        lasting=True,
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "not found|couldn't find key|references non-existent",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        _ENV_MISSING,
+        lasting=True,
     ),
     _rule(
         "CreateContainerConfigError",
         "",
         Category.CONFIGURATION,
-        _CONFIGURATION,
-        "create the Secret or ConfigMap in the job's namespace, or correct its name and key in env",
-        lasting=True,
+        _UNKNOWN,
+        "fix what the message names in the container's configuration",
     ),
-    _rule(  # the same as an Event, where pods may not be seen
+    _rule(  # the same as an Event, where pods may not be listed
         "Failed",
-        "^Error: .*not found|^Error: couldn't find key",
+        "^Error: (secret|configmap) .*not found|^Error: couldn't find key",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "create the Secret or ConfigMap in the job's namespace, or correct its name and key in env",
+        _ENV_MISSING,
         lasting=True,
     ),
+    # --- containers that the kubelet killed: only an Event tells
     _rule(
-        "PostStartHookError PreStopHookError",
+        "Killing",
+        "failed liveness probe",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the liveness probe in the runtime (command, timeoutSeconds, failureThreshold), or what it checks",
+        says="was killed by the kubelet because its liveness probe failed",
+    ),
+    _rule(
+        "Killing",
+        "failed startup probe",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the startup probe in the runtime (command, periodSeconds, failureThreshold), or what it checks",
+        says="was killed by the kubelet because its startup probe failed",
+    ),
+    _rule(
+        "Killing PostStartHookError FailedPostStartHook",
+        "PostStartHook|postStart|[Ll]ifecycle hook|^$",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the postStart hook in the runtime: its command, or what it needs",
+        says="was killed by the kubelet because its postStart hook failed",
+    ),
+    _rule(
+        "PreStopHookError",
         "",
         Category.CONFIGURATION,
-        _CONFIGURATION,
-        "mend the hook in the runtime",
+        _UNKNOWN,
+        "fix the preStop hook in the runtime: its command, or what it needs",
     ),
-    _rule(
-        "ContainerStatusUnknown", "", Category.NODE_LOST, _INFRASTRUCTURE, "run it again", says="was lost with its node"
-    ),
+    _rule("ContainerStatusUnknown", "", Category.NODE_LOST, _INFRASTRUCTURE, RERUN, says="was lost with its node"),
     # --- images
     _rule(
         "InvalidImageName InspectFailed", "", Category.IMAGE, _CONFIGURATION, "correct the image's name", lasting=True
@@ -166,29 +268,54 @@ _RULES = (
         "load the image onto the nodes, or allow it to be pulled",
         lasting=True,
     ),
-    _rule(
-        _PULL,
-        _MISSING,
-        Category.IMAGE,
-        _CONFIGURATION,
-        "check the image's name and tag, and that the nodes may pull it (image_pull_secrets)",
-        lasting=True,
-    ),
-    _rule(_PULL, "", Category.IMAGE, _INFRASTRUCTURE, "see whether the nodes reach the image's registry"),
-    _rule(  # the same as an Event, where pods may not be seen
-        "Failed",
-        f"(?s)^(?=.*(image|Image)).*({_MISSING})",
-        Category.IMAGE,
-        _CONFIGURATION,
-        "check the image's name and tag, and that the nodes may pull it (image_pull_secrets)",
-        lasting=True,
-    ),
-    _rule(
-        "Failed BackOff",
-        "image|Image",
-        Category.IMAGE,
-        _INFRASTRUCTURE,
-        "see whether the nodes reach the image's registry",
+    *(
+        _rule(reasons, about + pattern, Category.IMAGE, retry, advice, lasting=lasting)
+        for reasons, about in ((_PULL, ""), ("Failed BackOff", "(?=.*[Ii]mage).*"))  # an Event, where pods are hidden
+        for pattern, retry, advice, lasting in (
+            (
+                "(no space left on device)",
+                _INFRASTRUCTURE,
+                "free disk space on the node: the image does not fit",
+                False,
+            ),
+            (
+                "(x509: |failed to verify certificate|certificate signed by unknown authority)",
+                _CONFIGURATION,
+                "have the nodes trust the registry's certificate authority, or renew its certificate",
+                True,
+            ),
+            (
+                "(server gave HTTP response to HTTPS client)",
+                _CONFIGURATION,
+                "have the registry speak HTTPS, or configure the nodes' container runtime to use HTTP",
+                True,
+            ),
+            (
+                "(no match for platform|does not match the specified platform|no matching manifest)",
+                _CONFIGURATION,
+                "build the image for the nodes' architecture",
+                True,
+            ),
+            (
+                "(toomanyrequests|429 Too Many Requests|rate limit)",
+                _INFRASTRUCTURE,
+                "wait, or pull with credentials (image_pull_secrets): the registry limits the number of pulls",
+                False,
+            ),
+            (
+                "(no such host)",
+                _INFRASTRUCTURE,
+                "check the registry's host name in the image, and the nodes' DNS",
+                False,
+            ),
+            (
+                f"({_MISSING})",
+                _CONFIGURATION,
+                "check the image's name and tag, and that the nodes may pull it (image_pull_secrets)",
+                True,
+            ),
+            ("", _INFRASTRUCTURE, "check whether the nodes reach the image's registry", False),
+        )
     ),
     _rule(
         "BackOff",
@@ -223,7 +350,21 @@ _RULES = (
     ),
     _rule(
         _UNSCHEDULABLE,
-        "node affinity/selector|untolerated taint|volume node affinity",
+        r"volume node affinity",
+        Category.SCHEDULING,
+        _CONFIGURATION,
+        "use a volume that can be attached where the nodes are: it belongs to other nodes or to another zone",
+    ),
+    _rule(
+        _UNSCHEDULABLE,
+        rf"untolerated taint(\(s\)|) \{{?({_NODE_TAINT})|were unschedulable|were not ready",
+        Category.SCHEDULING,
+        _INFRASTRUCTURE,
+        "wait until nodes are ready and schedulable again, or check why they are not",
+    ),
+    _rule(
+        _UNSCHEDULABLE,
+        "node affinity/selector|untolerated taint",
         Category.SCHEDULING,
         _CONFIGURATION,
         "correct node selector, affinity or tolerations of the job or its runtime: no node fits them",
@@ -233,29 +374,66 @@ _RULES = (
         "",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
-        "see what the scheduler waits for",
+        "check what the scheduler waits for (kubectl describe pod)",
     ),
     # --- volumes and sandboxes, by the kubelet
     _rule(
         _MOUNT,
-        "not found|non-existent",
+        "registered CSI drivers|CSINode",
+        Category.CONFIGURATION,
+        _INFRASTRUCTURE,
+        "check that the volume's CSI driver runs on the node",
+    ),
+    _rule(
+        _MOUNT,
+        "Multi-Attach|already (used|exclusively attached)",
+        Category.CONFIGURATION,
+        _INFRASTRUCTURE,
+        "wait until the other pod has released the volume, or use one with access mode ReadWriteMany",
+    ),
+    _rule(
+        _MOUNT,
+        "hostPath type check failed",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "create the ConfigMap, Secret or claim that is to be mounted, or correct its name",
+        "create the path of the hostPath volume on the node, or correct path and type",
+    ),
+    _rule(
+        _MOUNT,
+        "(secret|configmap|persistentvolumeclaim)s? .*not found|non-existent",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the ConfigMap, Secret or PersistentVolumeClaim that is to be mounted, or correct its name and keys",
         lasting=True,
     ),
-    _rule(_MOUNT, "", Category.CONFIGURATION, _INFRASTRUCTURE, "see whether the volume can be attached to the node"),
+    _rule(_MOUNT, "", Category.CONFIGURATION, _INFRASTRUCTURE, "check whether the volume can be attached to the node"),
     _rule(
         "FailedCreatePodSandBox NetworkNotReady",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "see to the node: its container runtime or network has trouble",
+        "check the node: its container runtime or network has a problem",
     ),
     # --- objects that are refused: Job, JobSet and Trainer's controllers
     _rule(
         _REFUSED,
-        "exceeded quota|insufficient quota|failed quota",
+        "failed quota: .*must specify",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "set what the namespace's ResourceQuota demands: resources_per_node, or a LimitRange with defaults",
+        lasting=True,
+    ),
+    _rule(  # all that the quota allows is free, and it is not enough
+        _REFUSED,
+        r"exceeded quota: .*, used: (\S+,)?[^\s,=]+=0[,\s].*limited: ",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "ask for less, or have the namespace's ResourceQuota raised: it will never fit",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        "exceeded quota|insufficient quota|failed quota|status unknown for quota",
         Category.QUOTA,
         RetryVerdict.QUOTA,
         "wait, ask for less, or have the namespace's quota raised",
@@ -284,6 +462,29 @@ _RULES = (
         _INFRASTRUCTURE,
         "wait: an admission webhook has not heard of the job yet, and it is created again",
     ),
+    _rule(
+        _REFUSED,
+        "being terminated",
+        Category.ADMISSION,
+        _CONFIGURATION,
+        "use another namespace, or create it again: the job's namespace is being deleted",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        "violates PodSecurity",
+        Category.ADMISSION,
+        _CONFIGURATION,
+        "set the securityContext that the namespace's Pod Security level demands, or change the level",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        "failed calling webhook",
+        Category.ADMISSION,
+        _INFRASTRUCTURE,
+        "check the admission webhook named in the message: it does not answer",
+    ),
     # An API server that says no will say it again; a conflict or an outage is gone at the next try.
     _rule(
         _REFUSED,
@@ -293,14 +494,14 @@ _RULES = (
         "change what the API server refuses: the job's name, its patches or its runtime",
         lasting=True,
     ),
-    _rule(_REFUSED, "", Category.ADMISSION, _INFRASTRUCTURE, "look at Trainer's and JobSet's own logs"),
+    _rule(_REFUSED, "", Category.ADMISSION, _INFRASTRUCTURE, "check the logs of the controllers of Trainer and JobSet"),
     # --- pods that were stopped: DisruptionTarget and the kubelet's reasons
     _rule(
         "PreemptionByScheduler Preempting Preempted",
         "",
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
-        "run it again when there is room, or with a higher priority",
+        f"{RERUN} when there is room; a higher priority helps",
         says="had to make room for a pod of higher priority",
     ),
     _rule(
@@ -318,18 +519,32 @@ _RULES = (
         "request as much memory as it uses: pods that use more than they requested go first",
     ),
     _rule(
+        "Evicted TerminationByKubelet",
+        r"low on resource: pids|condition: .*\bPIDPressure\b",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; start fewer processes and threads (DataLoader workers) if it happens again",
+    ),
+    _rule(
+        "Evicted TerminationByKubelet",
+        r"low on resource: ephemeral-storage|condition: .*\bDiskPressure\b",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; request as much ephemeral-storage as it writes: pods that use more than requested go first",
+    ),
+    _rule(
         "Evicted TerminationByKubelet Terminated Shutdown NodeShutdown",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "run it again; see to the node if it happens often",
+        f"{RERUN}; check the node if it happens often",
     ),
     _rule(
         "DeletionByTaintManager TaintManagerEviction",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "run it again",
+        RERUN,
         says="lost its node: it was tainted or stopped answering",
     ),
     _rule(
@@ -337,26 +552,55 @@ _RULES = (
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "run it again",
+        RERUN,
         says="lost its node: it is gone",
     ),
-    _rule("NodeNotReady", "", Category.NODE_LOST, _INFRASTRUCTURE, "see to the node, or run it again"),
+    _rule(
+        "NodeNotReady",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "check the node; if it stays away, Kubernetes replaces its pods (after five minutes by default)",
+    ),
     _rule(
         "EvictionByEvictionAPI",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "run it again",
+        RERUN,
         says="was evicted: its node is being drained",
+    ),
+    _rule(
+        "UnexpectedAdmissionError",
+        "unhealthy|no healthy devices",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; have the node's devices checked: the kubelet finds them unhealthy",
     ),
     _rule(
         "NodeAffinity UnexpectedAdmissionError OutOfcpu OutOfmemory OutOfpods OutOfnvidia.com/gpu",
         "",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
-        "run it again: the node had less room than the scheduler thought",
+        f"{RERUN}: the node had less room than the scheduler thought",
     ),
     # --- Kueue
+    _rule(
+        "Pending",
+        r"resource \S+ unavailable in ClusterQueue",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "have the resource added to the ClusterQueue, or ask for none of it",
+        lasting=True,
+    ),
+    _rule(
+        "Pending",
+        "^(?!.*insufficient)(?=.*(untolerated taint|doesn't match node affinity))",
+        Category.SCHEDULING,
+        _CONFIGURATION,
+        "correct node selector, affinity or tolerations of the job or its runtime: no flavor of the queue fits them",
+        lasting=True,
+    ),
     _rule("Pending", "> maximum capacity", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
     _rule("ExceedsMaxQuota", "", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
     _rule(
@@ -379,16 +623,16 @@ _RULES = (
         "",
         Category.QUOTA,
         _CONFIGURATION,
-        "see what evicted it, then activate its Workload or run it again",
+        "find out what evicted it, then activate its Workload or launch it again",
         lasting=True,
     ),
-    _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "see why its pods were not ready in time"),
+    _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "check why its pods were not ready in time"),
     _rule(
         "AdmissionCheck",
         "is Rejected:",
         Category.ADMISSION,
         _CONFIGURATION,
-        "ask whoever runs the admission check",
+        "ask the operators of the admission check",
         lasting=True,
     ),
     _rule("AdmissionCheck", "", Category.QUOTA, RetryVerdict.QUOTA, "wait for the admission check"),
@@ -415,11 +659,19 @@ _RULES = (
         "use a ClusterTrainingRuntime or TrainingRuntime that is there",
     ),
     _rule(
+        "RuntimeNotFound",
+        "",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the runtime again, or cancel the job and launch it with another runtime",
+        lasting=True,
+    ),
+    _rule(
         "SupervisorLost",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "run it again; if it happens again, look for what kills processes on this machine (memory, reboot)",
+        f"{RERUN}; if it happens again, look for what kills processes on this machine (memory, reboot)",
     ),
 )
 
@@ -429,6 +681,11 @@ for _reasons, _message, _meaning in _RULES:
         _BY_REASON[_reason].append((_message, _meaning))
 
 UNKNOWN = Meaning(Category.UNKNOWN, _INFRASTRUCTURE, "look at the job's events and at its nodes")
+
+
+def while_running(advice: str) -> str:
+    """The advice for a job that has not ended: launching it again would make a second training."""
+    return f"wait: the cluster restarts it{advice.removeprefix(RERUN)}" if advice.startswith(RERUN) else advice
 
 
 def find(reason: str, message: str) -> Meaning | None:

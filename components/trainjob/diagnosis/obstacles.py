@@ -50,7 +50,7 @@ class Finding:
             message = f"{self.subject} {self.text}"
         else:
             message = f"{self.subject}: {self.text}"
-        return Obstacle(self.reason, message, self.meaning.lasting, self.meaning.advice)
+        return Obstacle(self.reason, message, self.meaning.lasting, meanings.while_running(self.meaning.advice))
 
 
 def first(found: Iterable[Finding]) -> Finding | None:
@@ -62,6 +62,15 @@ def first(found: Iterable[Finding]) -> Finding | None:
 def around(pods: Sequence[Mapping[str, Any]] | None, events: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """What pods and Events say; `pods` is None where they may not be seen."""
     return [*of_pods(pods or ()), *of_events(events, pods)]
+
+
+def of_missing_runtime(name: str) -> Finding:
+    """What it means that the job's runtime is gone: Trainer's webhook refuses every change to the job.
+
+    Args:
+        name: Of the runtime, as ``TrainingRuntime x``.
+    """
+    return _finding("RuntimeNotFound", f"its {name} does not exist any more, and the job cannot start without it")
 
 
 # ---------------------------------------------------------------- Kueue
@@ -121,12 +130,16 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
         pods: Its pods; None where they may not be seen, so that Events are all there is.
     """
     pending = {name_of(pod): pod for pod in pods or () if mapping(pod, "status").get("phase") == "Pending"}
+    settled = {name_of(pod) for pod in pods or () if _is_settled(pod)}
     youngest = max((_seconds(mapping(pod, "metadata").get("creationTimestamp")) for pod in pods or ()), default="")
     for event in sorted(events, key=event_time, reverse=True):
         reason, message = _text(event, "reason"), _text(event, "message")
         subject = mapping(event, "involvedObject") or mapping(event, "regarding")
         kind, name = _text(subject, "kind"), _text(subject, "name")
-        if kind == "Pod" and pods is not None:
+        if kind == "Pod" and reason == "NodeNotReady":
+            # Said of a pod that runs. It does not count any more if the pod is ready again, has ended or was replaced.
+            told_elsewhere = name in pending or name in settled or _seconds(event_time(event)) < youngest
+        elif kind == "Pod" and pods is not None:
             told_elsewhere = reason not in _OF_STARTING or name not in pending
         else:
             # Whatever could not be created before the youngest pod was: it could then. Also within the same second, all
@@ -140,6 +153,12 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
         else:
             about = f"{kind.lower()} {name}" if kind else ""
             yield Finding(reason, message, meaning, about, rank_of(pending[name]) if name in pending else "")
+
+
+def _is_settled(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has ended, or is ready."""
+    conditions = {str(each.get("type")): each for each in mappings(pod, "status", "conditions")}
+    return mapping(pod, "status").get("phase") in ("Succeeded", "Failed") or _is(conditions, "Ready")
 
 
 def event_time(event: Mapping[str, Any]) -> str:

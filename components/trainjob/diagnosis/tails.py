@@ -45,6 +45,8 @@ _LOST_PEER = re.compile(
     r"|HorovodInternalError|rabit.*(reset|closed|timeout|failed)",
     re.IGNORECASE,
 )
+# JAX's coordination service and PyTorch's store, of processes that did not come.
+_JOINED = re.compile(r"reached the barrier: (\d+)/(\d+)|(\d+)/(\d+) clients joined")
 _LOST_CONNECTION = re.compile(
     r"\b(ConnectionResetError|ConnectionAbortedError|BrokenPipeError|ConnectionRefusedError)\b"
 )
@@ -76,6 +78,8 @@ class Tail:
         usage: It said how it is used.
         torn_down: Native code crashed only because the process was ending already, of `error`.
         peers: Addresses of the peers that it lost.
+        joined: Number of processes that met at the start, where some did not come; 0 if it is unknown.
+        processes: Number of processes that it waited for.
     """
 
     error: str = ""
@@ -89,6 +93,8 @@ class Tail:
     usage: bool = False
     torn_down: bool = False
     peers: tuple[str, ...] = ()
+    joined: int = 0
+    processes: int = 0
 
 
 def read(lines: Sequence[str]) -> Tail:
@@ -101,6 +107,7 @@ def read(lines: Sequence[str]) -> Tail:
     # What is said before the end, and is no last word, was survived.
     end = [error, *clean[max(traced.last, len(clean) - TAIL_LINES) :]]
     said = raised.chain if raised else "\n".join(end)
+    joined, processes = next(((a or c, b or d) for a, b, c, d in _JOINED.findall("\n".join(clean))), (0, 0))
     return Tail(
         error,
         line,
@@ -113,6 +120,8 @@ def read(lines: Sequence[str]) -> Tail:
         usage=not raised and any(_USAGE.match(each) for each in clean[-TAIL_LINES:]),
         torn_down=bool(raised and any(_TORN_DOWN.search(after) for after in clean[raised.line :])),
         peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall("\n".join(clean)))),
+        joined=int(joined),
+        processes=int(processes),
     )
 
 

@@ -26,6 +26,7 @@ from trainjob.backends.kubernetes.errors import (
     Expired,
     Forbidden,
     Invalid,
+    NoConnection,
     ObjectNotFound,
     Transient,
 )
@@ -52,6 +53,8 @@ from trainjob.status import observe
 
 _REQUEST = RESERVED_PREFIX + "request"
 _LARGEST = 3 << 20  # bytes; beyond, a server hangs up in the middle of the request, which looks like an outage
+
+_QUIET_SECONDS = 8.0  # after which it is logged that a request is not answered
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +165,10 @@ class KubernetesBackend:
     async def _confirm(self, ref: JobRef) -> TrainJob | None:
         found = await self.get(ref.namespace, ref.name)
         return found if found is not None and found["metadata"]["uid"] == ref.uid else None
+
+    async def has_run(self, ref: JobRef) -> bool:
+        """See `Backend.has_run`."""
+        return await self._insist(lambda: Surroundings(self._client, ref.namespace).has_run(ref))
 
     async def evidence(self, ref: JobRef) -> Evidence:
         """See `Backend.evidence`."""
@@ -291,13 +298,23 @@ class KubernetesBackend:
         An expired list is begun anew: its next page came too late.
         """
         patience = self._asking()
-        while True:
-            try:
-                return await ask()
-            except (Expired, Transient) as error:
-                if patience.failed():
-                    raise BackendUnavailable(f"the API server gives no answer: {error}") from error
-                await anyio.sleep(patience.pause(error))
+        loop = asyncio.get_running_loop()
+        slow = loop.call_later(
+            _QUIET_SECONDS, _log.warning, "the API server has not answered for %.0f s", _QUIET_SECONDS
+        )
+        try:
+            while True:
+                try:
+                    return await ask()
+                except (Expired, Transient) as error:
+                    if patience.failed():
+                        raise BackendUnavailable(f"the API server gives no answer: {error}") from error
+                    if patience.count == 1 and isinstance(error, NoConnection):
+                        _log.warning("the API server cannot be reached, trying again for a minute: %s", error)
+                        slow.cancel()
+                    await anyio.sleep(patience.pause(error))
+        finally:
+            slow.cancel()
 
 
 def _patching(ref: JobRef, patch: Mapping[str, Any]) -> Request:

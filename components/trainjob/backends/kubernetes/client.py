@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import random
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +22,14 @@ import msgspec
 
 from trainjob import __version__
 from trainjob.backends.kubernetes.credentials import Access, Credentials
-from trainjob.backends.kubernetes.errors import ApiError, ServerError, Unauthorized, Unreachable, error_of
+from trainjob.backends.kubernetes.errors import (
+    ApiError,
+    NoConnection,
+    ServerError,
+    Unauthorized,
+    Unreachable,
+    error_of,
+)
 from trainjob.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
@@ -38,6 +46,16 @@ MERGE_PATCH = "application/merge-patch+json"
 _DOUBT = 10.0
 _SECOND_THOUGHTS = 2.0
 
+# The kernel finds out within 8 s that the other end of a silent watch is gone, and asks for nothing of the server.
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 2))
+        if hasattr(socket, name)  # not on every system
+    ),
+]
+
 _LONGEST_WAIT = 60.0  # for what Retry-After asks: the API server says 1 s, something between it and us may say a day
 
 
@@ -46,7 +64,7 @@ class Timings:
     """How long is waited for what, in seconds.
 
     Attributes:
-        connect: For a connection.
+        connect: For a connection, TLS included each time.
         read: How long the server may be silent over a request.
         watch_read: The same over a watch: a bookmark is due every 60 s (apiserver ``cacher.go``); a connection that is
             silent for longer is dead.
@@ -54,6 +72,8 @@ class Timings:
             idle after a minute or less.
         relist: How often a watched collection is listed all the same, 20 % more or less (kopf #585: silent streams).
         poll: Shortest and longest pause between two lists where no watch is allowed.
+        probe: Within so long it is noticed that the server does not answer while a watch is silent, by small requests;
+            not at all if 0. It costs a second connection: for those who look at a terminal.
         settle: How long a job that was told to end may still get pods, if none were there: a controller that saw it go
             on a moment before is about to make them.
         waiting: Budgets of an outage, failures in a row and seconds, while a job is waited for: an upgrade of a control
@@ -61,12 +81,13 @@ class Timings:
         asking: The same while somebody waits for an answer.
     """
 
-    connect: float = 10.0
+    connect: float = 8.0
     read: float = 30.0
     watch_read: float = 75.0
     sound: float = 5.0
     relist: float = 600.0
     poll: tuple[float, float] = (10.0, 30.0)
+    probe: float = 0.0
     settle: float = 3.0
     waiting: tuple[int, float] = (20, 900.0)
     asking: tuple[int, float] = (5, 60.0)
@@ -265,12 +286,11 @@ class ApiClient:
 def _http(access: Access) -> httpx.AsyncClient:
     # No limit on connections: each log stream and watch holds one, and a pool that is full makes the next one wait
     # for ever. No keep-alive limit either: TLS handshakes cost more than idle sockets.
-    return httpx.AsyncClient(
-        verify=access.verify,
-        proxy=access.proxy,
-        trust_env=False,
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=60),
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=60)
+    transport = httpx.AsyncHTTPTransport(
+        verify=access.verify, proxy=access.proxy, trust_env=False, limits=limits, socket_options=_KEEP_ALIVE
     )
+    return httpx.AsyncClient(transport=transport, trust_env=False)
 
 
 class _List(TypedDict, total=False):
@@ -323,7 +343,19 @@ async def _error(response: httpx.Response) -> ApiError:
 
 def _unreachable(request: Request, error: Exception) -> Unreachable:
     what = str(error) or type(error).__name__
-    return Unreachable(0, "", f"{request.method} {request.path}: no reply from the API server ({what})")
+    kind = (
+        NoConnection if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) or _is_dead(error) else Unreachable
+    )
+    return kind(0, "", f"{request.method} {request.path}: no reply from the API server ({what})")
+
+
+def _is_dead(error: BaseException | None) -> bool:
+    """Whether TCP has found out that the other end does not answer any more (ETIMEDOUT of a keep-alive probe)."""
+    while error is not None:
+        if isinstance(error, TimeoutError) and error.errno:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _warning_text(header: str) -> str:

@@ -96,6 +96,10 @@ class Unreachable(Transient):
     """No reply: connection refused, cut, or silent for too long."""
 
 
+class NoConnection(Unreachable):
+    """No connection to the server, or the other end of one does not exist any more: not the usual end of a watch."""
+
+
 _BY_STATUS: Mapping[int, type[ApiError]] = {
     400: BadRequest,
     401: Unauthorized,

@@ -12,19 +12,20 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
 
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Patience
+from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import Forbidden, Transient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Outage, Synced
 from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.manifest import ATTEMPT, JobRef
-from trainjob.status import QUEUE_LABEL, Obstacle, Phase, observe
+from trainjob.status import CANCELLED, QUEUE_LABEL, Obstacle, Phase, observe
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +54,21 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
         "creationTimestamp": sys.intern(metadata["creationTimestamp"]),
         "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL)),
     }
+    if CANCELLED in (metadata.get("annotations") or {}):
+        kept["annotations"] = {CANCELLED: ""}
     if "deletionTimestamp" in metadata:
         kept["deletionTimestamp"] = metadata["deletionTimestamp"]
-    spec = _SUSPENDED if item["spec"].get("suspend") else _FREE
+    runtime = item["spec"].get("runtimeRef") or {}
+    spec = _spec(bool(item["spec"].get("suspend")), runtime.get("kind"), runtime.get("name"))
     return {"metadata": kept, "spec": spec, "status": _shared(json.dumps(item.get("status") or {}))}
 
 
-_SUSPENDED, _FREE = {"suspend": True}, dict[str, bool]()
 _shared = lru_cache(maxsize=1000)(json.loads)
+
+
+@lru_cache(maxsize=1000)
+def _spec(suspend: bool, kind: str | None, name: str | None) -> dict[str, Any]:
+    return {"suspend": suspend, "runtimeRef": {"kind": kind, "name": name}}
 
 
 @lru_cache(maxsize=1000)
@@ -120,6 +128,7 @@ class WatchHub:
         self._known: dict[str, TrainJob] = {}
         self._obstacles: dict[str, tuple[Phase, Obstacle]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._mirror = Mirror(client, path, selector)
         self._synced = asyncio.Event()
         self._error: TrainJobError | None = None
         self._confirming: set[asyncio.Task[None]] = set()
@@ -170,24 +179,24 @@ class WatchHub:
         if not self._tasks or self._tasks[0].done():
             self._synced.clear()
             self._error = None
-            self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._look_around())]
+            self._mirror = Mirror(self._client, self._path, self._selector)
+            work = [self._run(), self._look_around(), *([self._probe()] if self._client.timings.probe else [])]
+            self._tasks = [asyncio.create_task(each) for each in work]
         return self._tasks[0]
 
     async def aclose(self) -> None:
         """End the watch."""
         tasks = (*self._tasks, *self._confirming)
-        for task in tasks:
-            task.cancel()
+        _cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)  # each has a connection to let go of
 
     async def _run(self) -> None:
-        mirror = Mirror(self._client, self._path, self._selector)
         idle_since, handled = 0.0, 0
         loop = asyncio.get_running_loop()
         try:
             idle = False
             while not idle:
-                async with aclosing(mirror.events()) as events:
+                async with aclosing(self._mirror.events()) as events:
                     async for event in events:
                         await self._handle(event)
                         handled += 1
@@ -212,7 +221,7 @@ class WatchHub:
         finally:
             self._known.clear()
             self._synced.clear()
-            self._tasks[1].cancel()
+            _cancel(self._tasks[1:])
 
     def _all(self) -> list[_Waiter]:
         return [waiter for waiters in self._waiters.values() for waiter in waiters]
@@ -286,9 +295,10 @@ class WatchHub:
         pause, before = least, dict[JobRef, Phase]()
         while True:
             await asyncio.sleep(max(pause, len(self._waiters) * _LOOK_SECONDS_EACH))
-            waiting = await self._idle()
-            pause = min(most, pause * 1.5) if waiting == before else least
-            before = waiting
+            phases = await self._idle()
+            pause = min(most, pause * 1.5) if phases == before else least
+            before = phases
+            waiting = {ref: self._known[ref.uid] for ref in phases if ref.uid in self._known}
             if not waiting:
                 continue
             try:
@@ -298,7 +308,8 @@ class WatchHub:
             except TrainJobError as error:
                 _log.warning("why jobs of %s wait cannot be seen: %s", self._path, error)
                 return
-            for ref, phase in waiting.items():
+            for ref in waiting:
+                phase = phases[ref]
                 now = (phase, found[ref.uid]) if ref.uid in found else None
                 if now != self._obstacles.get(ref.uid) and ref.uid in self._known:
                     self._obstacles.pop(ref.uid, None)
@@ -306,6 +317,29 @@ class WatchHub:
                         self._obstacles[ref.uid] = now
                     for waiter in self._waiters.get(ref.uid, ()):
                         waiter.put(self._snapshot(self._known[ref.uid]))
+
+    async def _probe(self) -> None:
+        """Report within seconds that the server does not answer: a watch of a quiet job is silent for a minute."""
+        seconds, silent = self._client.timings.probe, False
+        while True:
+            await asyncio.sleep(seconds / 2)
+            if not silent and time.monotonic() - self._mirror.heard < seconds / 2:
+                continue
+            error: Exception | None = None
+            try:
+                async with asyncio.timeout(seconds / 2):
+                    await self._client.send(Request("GET", "/version"))
+            except (TimeoutError, Transient) as failure:
+                error = failure
+            except TrainJobError:  # it answers, whatever it says
+                pass
+            if (error is not None) is not silent:
+                silent = error is not None
+                what = f": {error}" if str(error or "") else ""
+                notice = (
+                    f"the API server does not answer; still waiting{what}" if silent else "the API server answers again"
+                )
+                await self._handle(Outage(notice))
 
     async def _idle(self) -> dict[JobRef, Phase]:
         """The jobs that are waited for and do not get on."""
@@ -336,3 +370,8 @@ class WatchHub:
                     return
             await asyncio.sleep(pause)
             pause = min(longest, pause * 1.2)
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

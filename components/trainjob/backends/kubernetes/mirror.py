@@ -21,6 +21,7 @@ from trainjob.backends.kubernetes.errors import (
     ApiError,
     Expired,
     Forbidden,
+    NoConnection,
     ServerError,
     Transient,
     Unauthorized,
@@ -73,6 +74,7 @@ class Mirror:
 
     Attributes:
         watching: Whether there is a watch, and what is known not only what was listed some time ago.
+        heard: Time of the latest reply, by the monotonic clock.
     """
 
     def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str]) -> None:
@@ -84,6 +86,7 @@ class Mirror:
         self._doubt = Patience(*client.timings.asking)
         self._version = ""
         self.watching = False
+        self.heard = time.monotonic()
 
     async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
         """Everything that happens, for ever.
@@ -117,14 +120,17 @@ class Mirror:
                 await anyio.sleep(self._doubt.pause())
 
     def _outages(self, error: ApiError) -> list[Outage]:
-        """Note a failure; the first in a row is no news: watches end, and resource versions get old."""
+        """Record a failure. The first in a row is not reported: watches expire, and resource versions get old.
+
+        That there is no connection to the server is reported at once.
+        """
         if self._patience.failed():
             raise BackendUnavailable(
                 f"the API server could not be reached {self._patience.count} times in a row, for "
                 f"{time.monotonic() - self._patience.since:.0f} s: {error}"
             ) from error
-        first = self._patience.count == 1
-        return [] if first else [Outage(f"API server unavailable, trying again: {error}")]
+        routine = self._patience.count == 1 and not isinstance(error, NoConnection)
+        return [] if routine else [Outage(f"API server unavailable, trying again: {error}")]
 
     async def _list(self) -> AsyncGenerator[Mapping[str, Any]]:
         """LIST; afterwards `_version` is where to watch from. No page outlives its last item: each may be many MB."""
@@ -132,6 +138,7 @@ class Mirror:
         while True:
             params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
             answer = await self._client.send(Request("GET", self._path, params), decode_list)
+            self.heard = time.monotonic()
             for item in answer.pop("items"):
                 yield item
             metadata = answer["metadata"]
@@ -192,6 +199,7 @@ class Mirror:
 
     def _heard(self, line: bytes) -> Change | None:
         """What a line of a watch says; None for a bookmark."""
+        self.heard = time.monotonic()
         try:
             event = json.loads(line)
             kind, item = event["type"], event["object"]

@@ -13,7 +13,7 @@ import anyio
 
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
-from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient
+from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient, Unreachable
 from trainjob.diagnosis import READ_LINES, Evidence, rank_of, tails
 from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, name_of, of_pod, training_container
 from trainjob.diagnosis.tails import Tail
@@ -169,16 +169,22 @@ class _Tails:
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]
         patience = Patience(failures=2, seconds=_TAIL_SECONDS)
-        while True:
-            try:
-                lines = await self._lines(pod, crash)
-                break
-            except Forbidden as error:
-                return error
-            except Transient as error:  # the kubelet of a node that was lost does not answer at all
-                if patience.failed():
+        failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
+        lines, read = None, False
+        # The kubelet of a node that was lost does not answer at all.
+        with anyio.move_on_after(_TAIL_SECONDS):
+            while not read:
+                try:
+                    lines, read = await self._lines(pod, crash), True
+                except Forbidden as error:
                     return error
-                await anyio.sleep(min(2.0, patience.pause(error)))
+                except Transient as error:
+                    failure = error
+                    if patience.failed():
+                        return error
+                    await anyio.sleep(min(2.0, patience.pause(error)))
+        if not read:
+            return failure
         if lines is None:
             return None
         self.logs[crash.pod] = [line.text for line in lines]

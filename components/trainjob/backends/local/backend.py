@@ -22,6 +22,7 @@ from trainjob.backends.local.files import JobFiles, now
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
 from trainjob.diagnosis import READ_LINES, Evidence, rank_of
+from trainjob.diagnosis.crashes import has_trained
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.logs import LogLine, merge, parse_cri
 from trainjob.manifest import JobRef
@@ -115,6 +116,10 @@ class LocalBackend:
                     return
                 yield Snapshot(trainjob)
             await asyncio.sleep(_POLL)
+
+    async def has_run(self, ref: JobRef) -> bool:
+        """See `Backend.has_run`."""
+        return any(map(has_trained, self._files(ref.namespace, ref.name).pods()))
 
     async def evidence(self, ref: JobRef) -> Evidence:
         """See `Backend.evidence`."""

@@ -1,0 +1,556 @@
+"""Evidence that contradicts the first impression: Events, states and messages that change what an end means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, meanings
+from trainjob.diagnosis.obstacles import around, first
+from trainjob.errors import RetryVerdict
+from trainjob.status import Phase, observe
+
+USER, UNKNOWN, QUOTA = RetryVerdict.USER, RetryVerdict.UNKNOWN, RetryVerdict.QUOTA
+CONFIGURATION, INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE
+
+FAILED = {
+    "metadata": {"name": "x", "namespace": "ns", "creationTimestamp": "2026-11-25T09:59:00Z"},
+    "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
+    "status": {
+        "conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}]
+    },
+}
+RUNNING: dict[str, Any] = {**FAILED, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
+
+
+def pod(
+    rank: int = 0,
+    *,
+    state: dict[str, Any] | None = None,
+    last: dict[str, Any] | None = None,
+    container: str = "node",
+    init: bool = False,
+    **status: Any,
+) -> dict[str, Any]:
+    """A pod of the step `node` with one container in a state."""
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "node",
+        "batch.kubernetes.io/job-completion-index": str(rank),
+    }
+    told = {"name": container, "restartCount": 1, "state": state or {}, "lastState": last or {}}
+    specs = {"containers": [{"name": "node", "resources": {}}], "nodeName": "n1"}
+    if init:
+        specs["initContainers"] = [{"name": container, "resources": {}}]
+    return {
+        "metadata": {"name": f"x-node-0-{rank}-abcde", "labels": labels, "creationTimestamp": "2026-11-25T10:00:00Z"},
+        "spec": specs,
+        "status": {"phase": "Running", "initContainerStatuses" if init else "containerStatuses": [told], **status},
+    }
+
+
+def ended(code: int, finished: str = "2026-11-25T10:05:00Z", **fields: Any) -> dict[str, Any]:
+    return {
+        "terminated": {
+            "exitCode": code,
+            "reason": "Error",
+            "startedAt": "2026-11-25T10:00:05Z",
+            "finishedAt": finished,
+            **fields,
+        }
+    }
+
+
+def event(
+    reason: str,
+    message: str,
+    first: str = "2026-11-25T10:05:00Z",
+    last: str = "",
+    *,
+    container: str = "spec.containers{node}",
+    name: str = "x-node-0-0-abcde",
+    kind: str = "Pod",
+) -> dict[str, Any]:
+    about = {"kind": kind, "name": name, **({"fieldPath": container} if container else {})}
+    times = {"firstTimestamp": first, "lastTimestamp": last or first}
+    return {"reason": reason, "message": message, "involvedObject": about, **times}
+
+
+def diagnosed(pods: list[dict[str, Any]], *events: dict[str, Any], job: Any = FAILED, **fields: Any) -> Diagnosis:
+    return diagnose(Evidence(job, pods, events=events, **fields))
+
+
+# ---------------------------------------------------------------- probes and hooks
+
+LIVENESS = event("Killing", "Container node failed liveness probe, will be restarted")
+UNHEALTHY = event("Unhealthy", "Liveness probe failed: cat: /tmp/healthy: No such file or directory")
+
+
+@pytest.mark.parametrize("code", [137, 143, 1])
+def test_a_liveness_probe_killed_it(code: int) -> None:
+    found = diagnosed([pod(last=ended(code))], UNHEALTHY, LIVENESS)
+    assert found.summary == (
+        "node-0 was killed by the kubelet because its liveness probe failed: "
+        "cat: /tmp/healthy: No such file or directory"
+    )
+    assert (found.category, found.retry, found.exit_code) == (Category.CONFIGURATION, UNKNOWN, code)
+    assert "liveness probe" in found.advice
+    assert "memory" not in found.text()
+
+
+def test_a_startup_probe_killed_it() -> None:
+    startup = event("Killing", "Container node failed startup probe, will be restarted")
+    found = diagnosed([pod(last=ended(137))], startup)
+    assert found.summary == "node-0 was killed by the kubelet because its startup probe failed"
+
+
+def test_a_post_start_hook_killed_it() -> None:
+    hook = event("FailedPostStartHook", "PostStartHook failed")
+    found = diagnosed([pod(last=ended(137))], hook)
+    assert found.summary == "node-0 was killed by the kubelet because its postStart hook failed"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(event("Killing", "Stopping container node"), id="an ordinary stop"),
+        pytest.param(
+            event("Killing", "Container node failed liveness probe", container="spec.containers{proxy}"),
+            id="another container",
+        ),
+        pytest.param(
+            event("Killing", "Container node failed liveness probe", name="x-node-0-1-fghij"), id="another pod"
+        ),
+        pytest.param(event("Killing", "Container node failed liveness probe", "2026-11-25T10:06:00Z"), id="later"),
+        pytest.param(
+            event("Killing", "Container node failed liveness probe", "2026-11-25T10:01:00Z"), id="long before"
+        ),
+        pytest.param(event("Unhealthy", "Readiness probe failed: no"), id="a readiness probe"),
+    ],
+)
+def test_an_event_that_does_not_explain_the_end(other: dict[str, Any]) -> None:
+    found = diagnosed([pod(last=ended(137))], other)
+    assert found.summary == "node-0 was killed by signal 9 (SIGKILL)"
+
+
+def test_an_event_that_counts_repetitions_explains_all_of_them() -> None:
+    again = event(
+        "Killing",
+        "Container node failed liveness probe, will be restarted",
+        "2026-11-25T10:01:00Z",
+        "2026-11-25T10:09:00Z",
+    )
+    assert "liveness" in diagnosed([pod(last=ended(137))], again).summary
+
+
+def test_out_of_memory_stays_out_of_memory_beside_a_probe() -> None:
+    found = diagnosed([pod(last=ended(137, reason="OOMKilled"))], LIVENESS)
+    assert found.category is Category.OUT_OF_MEMORY
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_out_of_memory_without_a_limit_is_the_nodes() -> None:
+    without = pod(last=ended(137, reason="OOMKilled"))
+    found = diagnosed([without])
+    assert "its node ran out of memory" in found.summary
+    assert (found.category, found.retry) == (Category.OUT_OF_MEMORY, INFRASTRUCTURE)
+    for where in ("containers", "pod"):
+        limited = pod(last=ended(137, reason="OOMKilled"))
+        target = limited["spec"]["containers"][0] if where == "containers" else limited["spec"]
+        target["resources"] = {"limits": {"memory": "1Gi"}}
+        assert "more memory than its limit" in diagnosed([limited]).summary
+
+
+def test_out_of_memory_of_an_init_container() -> None:
+    found = diagnosed([pod(last=ended(137, reason="OOMKilled"), container="unpack", init=True)])
+    assert "container unpack" in found.summary
+    assert "of this container" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "log"),
+    [
+        (135, []),
+        (
+            1,
+            ["RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible"],
+        ),
+        (1, ["OSError: [Errno 28] No space left on device: '/dev/shm/torch_1_2'"]),
+        (1, ["RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)"]),
+        (
+            1,
+            ["RuntimeError: unable to allocate shared memory(shm) for file </torch_1>: Resource temporarily"],
+        ),
+    ],
+)
+def test_shared_memory_was_full(code: int, log: list[str]) -> None:
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', *log] if log else []
+    found = diagnosed([pod(last=ended(code))], logs={"x-node-0-0-abcde": lines})
+    assert "/dev/shm" in found.advice
+    assert (found.category, found.retry) == (Category.OUT_OF_MEMORY, UNKNOWN)
+
+
+# ---------------------------------------------------------------- a deleted pod
+
+
+@pytest.mark.parametrize(
+    ("finished", "summary"),
+    [("2026-11-25T10:05:00Z", "was killed by signal 9"), ("2026-11-25T10:20:10Z", "somebody deleted its pod")],
+)
+def test_who_was_killed_before_its_pod_was_deleted_was_not_killed_by_that(finished: str, summary: str) -> None:
+    gone = pod(state=ended(137, finished))
+    gone["metadata"] |= {"deletionTimestamp": "2026-11-25T10:20:40Z", "deletionGracePeriodSeconds": 30}
+    assert summary in diagnosed([gone]).summary
+
+
+# ---------------------------------------------------------------- processes that do not exist
+
+BARRIER = (
+    "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. "
+    "Id: [Init]Wait_for_all_tasks_to_register::0. # of tasks that reached the barrier: {}. The first task at the barrier: /job:jax_worker/replica:0/task:0."
+)
+
+
+@pytest.mark.parametrize(
+    ("joined", "retry", "says"),
+    [
+        ("2/3", UNKNOWN, "it waits for 3 processes, and the job has 2 nodes"),
+        ("1/2", INFRASTRUCTURE, ""),  # the other node did not come
+        ("3/4", INFRASTRUCTURE, ""),  # two processes a node, one did not come
+    ],
+)
+def test_more_processes_than_nodes(joined: str, retry: RetryVerdict, says: str) -> None:
+    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format(joined)]
+    pods = [pod(rank, last=ended(1)) for rank in (0, 1)]
+    found = diagnosed(pods, logs={each["metadata"]["name"]: log for each in pods})
+    assert found.retry is retry, found.text()
+    assert says in found.advice
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def unready(name: str = "x-node-0-0-abcde", ready: str = "False", phase: str = "Running") -> dict[str, Any]:
+    lost = pod(state={"running": {"startedAt": "2026-11-25T10:00:05Z"}}, phase=phase)
+    lost["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+    lost["metadata"]["name"] = name
+    return lost
+
+
+NOT_READY = event("NodeNotReady", "Node is not ready", "2026-11-25T10:04:00Z", container="")
+
+
+def test_a_node_that_is_not_ready_under_a_running_rank_is_reported() -> None:
+    found = diagnosed([unready()], NOT_READY, job=RUNNING)
+    assert (found.category, found.retry, found.phase) == (Category.NODE_LOST, INFRASTRUCTURE, Phase.STARTING)
+    assert "NodeNotReady" in found.summary
+    assert "run it again" not in found.advice, "that would make a second training"
+    finding = first(around([], [NOT_READY]))
+    assert finding is not None, "a waiter lists pending pods only"
+    seen = observe(
+        RUNNING, observe({**RUNNING, "status": {"jobsStatus": [{"name": "node", "ready": 1}]}}), finding.obstacle
+    )
+    assert (seen.phase, seen.has_run, seen.stuck) == (Phase.RESTARTING, True, False)
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param([unready(ready="True")], id="ready again"),
+        pytest.param([unready(phase="Succeeded")], id="ended"),
+        pytest.param(
+            [
+                {
+                    **unready("x-node-0-0-other", phase="Pending"),
+                    "metadata": {"creationTimestamp": "2026-11-25T10:04:30Z"},
+                }
+            ],
+            id="replaced",
+        ),
+    ],
+)
+def test_a_node_that_was_not_ready_before(pods: list[dict[str, Any]]) -> None:
+    assert first(around(pods, [NOT_READY])) is None
+
+
+# ---------------------------------------------------------------- advice for a job that still runs
+
+
+def test_who_is_preempted_in_the_queue_is_not_told_to_launch_again() -> None:
+    queued = {
+        **RUNNING,
+        "metadata": {**RUNNING["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "q"}},
+        "spec": {**RUNNING["spec"], "suspend": True},
+    }
+    workload = {
+        "status": {
+            "conditions": [
+                {
+                    "type": "QuotaReserved",
+                    "status": "False",
+                    "reason": "Pending",
+                    "message": "Preempted to accommodate",
+                },
+                {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate"},
+            ]
+        }
+    }
+    found = diagnose(Evidence(queued, workload=workload))
+    assert (found.category, found.phase) == (Category.PREEMPTED, Phase.QUEUED)
+    assert found.advice.startswith("wait: the cluster restarts it")
+
+
+def test_a_drained_node_of_a_job_that_is_not_over() -> None:
+    drained = pod()
+    drained["status"] |= {
+        "phase": "Failed",
+        "conditions": [
+            {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": ""}
+        ],
+    }
+    assert diagnosed([drained], job=RUNNING).advice.startswith("wait: the cluster restarts it")
+    assert diagnosed([drained]).advice.startswith("run it again")
+
+
+# ---------------------------------------------------------------- messages
+
+UNREADY_TAINT = "0/2 nodes are available: 2 node(s) had untolerated taint {node.kubernetes.io/not-ready: }."
+CASES = [
+    # CreateContainerConfigError by its cause
+    ("CreateContainerConfigError", 'secret "keys" not found', CONFIGURATION, True, "create the Secret"),
+    (
+        "CreateContainerConfigError",
+        "couldn't find key token in Secret ns/keys",
+        CONFIGURATION,
+        True,
+        "create the Secret",
+    ),
+    (
+        "CreateContainerConfigError",
+        "container has runAsNonRoot and image will run as root (pod: x, container: node)",
+        CONFIGURATION,
+        True,
+        "runAsUser",
+    ),
+    (
+        "CreateContainerConfigError",
+        "container has runAsNonRoot and image has non-numeric user (nobody), cannot verify user is non-root",
+        CONFIGURATION,
+        True,
+        "runAsUser",
+    ),
+    (
+        "CreateContainerConfigError",
+        'failed to prepare subPath for volumeMount "data" of container "node"',
+        CONFIGURATION,
+        True,
+        "subPath",
+    ),
+    (
+        "CreateContainerConfigError",
+        "services have not yet been read at least once, cannot construct envvars",
+        INFRASTRUCTURE,
+        False,
+        "API server",
+    ),
+    ("CreateContainerConfigError", "something new", UNKNOWN, False, "what the message names"),
+    # containers that do not start
+    ("StartError", 'exec: "tran": executable file not found in $PATH: unknown', CONFIGURATION, False, "check command"),
+    ("StartError", 'exec: "./run.sh": permission denied: unknown', CONFIGURATION, False, "check command"),
+    (
+        "StartError",
+        'chdir to cwd ("/work") set in config.json failed: no such file',
+        CONFIGURATION,
+        False,
+        "workingDir",
+    ),
+    ("StartError", "nvidia-container-cli: initialization error: nvml error", INFRASTRUCTURE, False, "GPU driver"),
+    ("StartError", "container init was OOM-killed (memory limit too low?): unknown", CONFIGURATION, False, "memory"),
+    ("RunContainerError", "fork/exec: resource temporarily unavailable", INFRASTRUCTURE, False, "node"),
+    (
+        "CreateContainerError",
+        "failed to generate spec: unable to find user app: no matching entries in passwd file",
+        CONFIGURATION,
+        False,
+        "user",
+    ),
+    (
+        "StartError",
+        'error mounting "/a" to rootfs at "/b.json": not a directory: Are you trying to mount a directory onto a file',
+        CONFIGURATION,
+        False,
+        "subPath",
+    ),
+    ("StartError", "something new", UNKNOWN, False, "what the message names"),
+    # images
+    (
+        "ErrImagePull",
+        'failed to do request: Head "https://r/v2/": tls: failed to verify certificate: x509: certificate signed by '
+        "unknown authority",
+        CONFIGURATION,
+        True,
+        "certificate authority",
+    ),
+    ("ErrImagePull", "write /var/lib/x: no space left on device", INFRASTRUCTURE, False, "disk space"),
+    ("ImagePullBackOff", "429 Too Many Requests - toomanyrequests: limit", INFRASTRUCTURE, False, "limits the number"),
+    ("ErrImagePull", "no match for platform in manifest: not found", CONFIGURATION, True, "architecture"),
+    ("ErrImagePull", "http: server gave HTTP response to HTTPS client", CONFIGURATION, True, "HTTPS"),
+    ("ErrImagePull", "dial tcp: lookup regstry.io: no such host", INFRASTRUCTURE, False, "host name"),
+    ("ErrImagePull", "manifest unknown", CONFIGURATION, True, "name and tag"),
+    ("ErrImagePull", "dial tcp 1.2.3.4:443: i/o timeout", INFRASTRUCTURE, False, "reach"),
+    ("Failed", 'Failed to pull image "r/a:1": tls: x509: certificate has expired', CONFIGURATION, True, "certificate"),
+    ("Failed", 'Failed to pull image "r/a:1": i/o timeout', INFRASTRUCTURE, False, "reach"),
+    # quotas
+    (
+        "FailedCreate",
+        'Error creating: pods "x" is forbidden: failed quota: cpu: must specify limits.cpu for: node',
+        CONFIGURATION,
+        True,
+        "resources_per_node",
+    ),
+    (
+        "FailedCreate",
+        'pods "x" is forbidden: exceeded quota: c, requested: cpu=2,memory=4Gi, used: cpu=0,memory=1Gi, limited: cpu=1,'
+        "memory=2Gi",
+        CONFIGURATION,
+        True,
+        "never fit",
+    ),
+    (
+        "FailedCreate",
+        'pods "x" is forbidden: exceeded quota: c, requested: cpu=2, used: cpu=10, limited: cpu=10',
+        QUOTA,
+        False,
+        "wait",
+    ),
+    ("FailedCreate", 'pods "x" is forbidden: status unknown for quota: c, resources: cpu', QUOTA, False, "wait"),
+    (
+        "FailedCreate",
+        'pods "x" is forbidden: unable to create new content in namespace ns because it is being terminated',
+        CONFIGURATION,
+        True,
+        "namespace",
+    ),
+    (
+        "FailedCreate",
+        'pods "x" is forbidden: violates PodSecurity "restricted:latest"',
+        CONFIGURATION,
+        True,
+        "Security",
+    ),
+    (
+        "TrainJobResourcesCreationFailed",
+        'Internal error occurred: failed calling webhook "a.b": connect: connection refused',
+        INFRASTRUCTURE,
+        False,
+        "webhook",
+    ),
+    # the scheduler
+    ("Unschedulable", UNREADY_TAINT, INFRASTRUCTURE, False, "ready"),
+    ("Unschedulable", UNREADY_TAINT.replace("taint {", "taint(s) {"), INFRASTRUCTURE, False, "ready"),
+    ("Unschedulable", "0/1 nodes are available: 1 node(s) were unschedulable.", INFRASTRUCTURE, False, "ready"),
+    (
+        "Unschedulable",
+        "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: true}.",
+        CONFIGURATION,
+        False,
+        "tolerations",
+    ),
+    (
+        "Unschedulable",
+        "0/1 nodes are available: 1 node(s) had volume node affinity conflict.",
+        CONFIGURATION,
+        False,
+        "volume",
+    ),
+    # volumes
+    (
+        "FailedMount",
+        'MountVolume.SetUp failed for volume "a" : configmap "settings" not found',
+        CONFIGURATION,
+        True,
+        "create the ConfigMap",
+    ),
+    (
+        "FailedMount",
+        "driver name ebs.csi.aws.com not found in the list of registered CSI drivers",
+        INFRASTRUCTURE,
+        False,
+        "CSI driver",
+    ),
+    ("FailedMount", "hostPath type check failed: /data is not a directory", CONFIGURATION, False, "hostPath"),
+    (
+        "FailedAttachVolume",
+        'Multi-Attach error for volume "a" Volume is already used by pod(s) b',
+        INFRASTRUCTURE,
+        False,
+        "released",
+    ),
+    # Kueue
+    (
+        "Pending",
+        "couldn't assign flavors to pod set node: resource nvidia.com/gpu unavailable in ClusterQueue",
+        CONFIGURATION,
+        True,
+        "ClusterQueue",
+    ),
+    (
+        "Pending",
+        "couldn't assign flavors to pod set node: flavor default doesn't match node affinity",
+        CONFIGURATION,
+        True,
+        "flavor",
+    ),
+    (
+        "Pending",
+        "couldn't assign flavors to pod set node: untolerated taint {a b NoSchedule} in flavor spot, insufficient "
+        "unused quota for nvidia.com/gpu in flavor default, 4 more needed",
+        QUOTA,
+        False,
+        "wait",
+    ),
+    # the kubelet
+    ("Evicted", "The node was low on resource: pids.", INFRASTRUCTURE, False, "processes"),
+    ("Evicted", "The node was low on resource: ephemeral-storage.", INFRASTRUCTURE, False, "ephemeral-storage"),
+    ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", INFRASTRUCTURE, False, "devices"),
+]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "retry", "lasting", "advice"), CASES, ids=[f"{case[0]}-{case[1][:40]}" for case in CASES]
+)
+def test_the_message_decides(reason: str, message: str, retry: RetryVerdict, lasting: bool, advice: str) -> None:
+    found = meanings.find(reason, message)
+    assert found is not None
+    assert (found.retry, found.lasting) == (retry, lasting), found
+    assert advice in found.advice, found.advice
+
+
+# ---------------------------------------------------------------- GPUs and images
+
+
+@pytest.mark.parametrize(
+    ("error", "category", "advice"),
+    [
+        ("RuntimeError: Found no NVIDIA driver on your system.", Category.CONFIGURATION, "resources_per_node"),
+        ("RuntimeError: No CUDA GPUs are available", Category.CONFIGURATION, "resources_per_node"),
+        (
+            "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+            Category.CONFIGURATION,
+            "GPU",
+        ),
+        ("RuntimeError: CUDA error: no kernel image is available for execution", Category.IMAGE, "CUDA version"),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+            Category.UNKNOWN,
+            "DataLoader workers",
+        ),
+    ],
+)
+def test_errors_of_gpus_and_workers(error: str, category: Category, advice: str) -> None:
+    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', error]
+    found = diagnosed([pod(last=ended(1))], logs={"x-node-0-0-abcde": log})
+    assert (found.category, found.retry) == (category, UNKNOWN)
+    assert advice in found.advice
