@@ -157,7 +157,10 @@ async def make(failure: Failure, cluster: Access) -> Made:
 
 
 async def _launched(failure: Failure, backend: KubernetesBackend, cluster: Access, where: str) -> JobRef:
-    fields = json.loads(json.dumps(failure.spec).replace("$NAMESPACE", where))
+    text = json.dumps(failure.spec).replace("$NAMESPACE", where)
+    if isinstance(cluster, Cluster):
+        text = text.replace("$API_SERVER", f"{cluster.layout.gateway}:{cluster.layout.ports['api']}")
+    fields = json.loads(text)
     if failure.node in ("real", "torch", "jax") and "image" not in fields:
         fields["image"] = steps.IMAGE if failure.node == "jax" else images.PYTHON
     if failure.node == "torch":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import yaml
@@ -62,16 +62,28 @@ def queued(queue: str) -> Object:
     return {"labels": {kueue.QUEUE_LABEL: queue}}
 
 
-def stages(*steps: str, job: Mapping[str, Any] | None = None, pod: Mapping[str, Any] | None = None) -> Object:
-    """Spec of a runtime of replicated jobs that run one after the other, with pods that are left as they end."""
+def stages(
+    *steps: str,
+    job: Mapping[str, Any] | None = None,
+    pod: Mapping[str, Any] | None = None,
+    node: Mapping[str, Any] | None = None,
+) -> Object:
+    """Spec of a runtime of replicated jobs that run one after the other, with pods that are left as they end.
+
+    Args:
+        steps: Names of the replicated jobs.
+        job: More of the spec of each Job.
+        pod: More of the spec of each pod.
+        node: More of the container of the last step.
+    """
     jobs: list[Object] = []
     for step in steps:
-        container: Object = {"name": step, "image": images.PYTHON}
+        container: Object = {"name": step, "image": images.PYTHON, **((node or {}) if step == steps[-1] else {})}
         if step.endswith("-initializer"):
             container["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
             container["command"] = ["sh", "-c", "echo no such dataset >&2; exit 4"]
         template: Object = {"restartPolicy": "Never", "containers": [container], **(pod or {})}
-        template["volumes"] = [{"name": "initializer", "emptyDir": {}}]
+        template["volumes"] = [{"name": "initializer", "emptyDir": {}}, *template.get("volumes", [])]
         label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer" if step == "node" else step}
         spec = {"backoffLimit": 0, **(job or {}), "template": {"spec": template}}
         depends = {"dependsOn": [{"name": jobs[-1]["name"], "status": "Complete"}]} if jobs else {}
@@ -108,7 +120,7 @@ def own_node(cluster: Access, where: str, *taints: Object) -> Iterator[None]:
 
 
 ON_OWN_NODE = patched({"nodeSelector": {"trainjob.test/own": "$NAMESPACE"}, "tolerations": [nodes.ADMITTED]})
-"""``$NAMESPACE`` in a spec is the namespace of the job."""
+"""``$NAMESPACE`` in a spec is the namespace of the job, ``$API_SERVER`` the API server as the real node sees it."""
 
 
 @contextmanager
@@ -121,9 +133,21 @@ def remove_node(cluster: Access, ref: JobRef) -> None:
     cluster.api.delete("v1", "Node", "", ref.namespace)
 
 
+def silence_node(cluster: Access, ref: JobRef) -> None:
+    """As if its kubelet had been killed: kwok leaves a node alone that has another label."""
+    cluster.api.patch("v1", "Node", "", ref.namespace, {"metadata": {"labels": {nodes.LABEL: "silent"}}})
+
+
 def taint_node(cluster: Access, ref: JobRef) -> None:
     taints = [{"key": "out-of-order", "effect": "NoExecute"}]
     cluster.api.patch("v1", "Node", "", ref.namespace, {"spec": {"taints": taints}})
+
+
+@contextmanager
+def cordoned_node(cluster: Access, where: str) -> Iterator[None]:
+    with own_node(cluster, where):
+        cluster.api.patch("v1", "Node", "", where, {"spec": {"unschedulable": True}})
+        yield
 
 
 @contextmanager
@@ -246,6 +270,104 @@ def cpu_quota(cluster: Access, where: str) -> Iterator[None]:
     yield
 
 
+def applied(*objects: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
+    """The job's namespace has these objects."""
+
+    @contextmanager
+    def made(cluster: Access, where: str) -> Iterator[None]:
+        for each in objects:
+            cluster.api.create({**each, "metadata": {**each["metadata"], "namespace": where}})
+        yield
+
+    return made
+
+
+def together(
+    *steps: Callable[[Access, str], AbstractContextManager[None]],
+) -> Callable[[Access, str], AbstractContextManager[None]]:
+    """All of them, one after the other."""
+
+    @contextmanager
+    def made(cluster: Access, where: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for step in steps:
+                stack.enter_context(step(cluster, where))
+            yield
+
+    return made
+
+
+SETTINGS: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a.json": "{}"}}
+KEYS: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"user": "x"}}
+LIMITS: Object = {
+    "apiVersion": "v1",
+    "kind": "LimitRange",
+    "metadata": {"name": "limits"},
+    "spec": {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]},
+}
+
+
+def with_volume(path: str, source: Object, **mount: Any) -> Object:
+    """A runtime whose node has a volume at that path."""
+    mounts = [{"name": "volume", "mountPath": path, **mount}]
+    return stages("node", pod={"volumes": [{"name": "volume", **source}]}, node={"volumeMounts": mounts})
+
+
+PROBE: Object = {"exec": {"command": ["cat", "/tmp/healthy"]}, "periodSeconds": 1, "failureThreshold": 1}
+RESTARTS: Object = {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 1}
+FAIL_JOB: Object = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]}
+
+
+@contextmanager
+def restricted(cluster: Access, where: str) -> Iterator[None]:
+    """The namespace demands the strictest level of Pod Security."""
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.api.patch("v1", "Namespace", "", where, {"metadata": {"labels": label}})
+    yield
+
+
+@contextmanager
+def volume_elsewhere(cluster: Access, where: str) -> Iterator[None]:
+    """A PersistentVolumeClaim that is bound to a volume of a node that does not exist."""
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["elsewhere"]}]}
+    common = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+    volume = {
+        **common,
+        "capacity": {"storage": "1Gi"},
+        "local": {"path": "/data"},
+        "claimRef": {"namespace": where, "name": "data"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
+    }
+    claim = {**common, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": where}
+    cluster.api.create(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": where}, "spec": volume},
+    )
+    metadata = {"name": "data", "namespace": where}
+    cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim})
+
+    def bound() -> bool:
+        found = cluster.api.get("v1", "PersistentVolumeClaim", where, "data") or {}
+        return bool((found.get("status") or {}).get("phase") == "Bound")
+
+    try:
+        wait_until("the claim is bound", bound)
+        yield
+    finally:
+        cluster.api.delete("v1", "PersistentVolume", "", where)
+
+
+@contextmanager
+def stopped_queue(cluster: Access, where: str) -> Iterator[None]:
+    """A LocalQueue whose ClusterQueue admits nothing."""
+    queue = kueue.cluster_queue(where, gpu=8)
+    cluster.api.apply({**queue, "spec": {**queue["spec"], "stopPolicy": "Hold"}})
+    cluster.api.create(kueue.local_queue(where, "small", where))
+    try:
+        yield
+    finally:
+        cluster.api.delete(kueue.API, "ClusterQueue", "", where)
+
+
 @contextmanager
 def small_queue(cluster: Access, where: str) -> Iterator[None]:
     """A LocalQueue with room for 8 GPUs."""
@@ -354,6 +476,47 @@ parser = argparse.ArgumentParser(prog="train.py")
 parser.add_argument("--epochs", type=int)
 parser.parse_args(["--eopchs", "3"])
 """
+ABORT = """
+import os, sys
+sys.stderr.write("terminate called after throwing an instance of 'std::runtime_error'\\n  what():  no such operator\\n")
+sys.stderr.flush()
+os.abort()
+"""
+SERVER = """
+import http.server, threading, urllib.request
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response({})
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+urllib.request.urlopen(f"http://127.0.0.1:{{server.server_port}}/model")
+"""
+"""Asks a server that answers with that status."""
+SHARED_MEMORY = """
+import mmap, os
+size = 256 << 20  # a container has 64 MiB
+file = os.open("/dev/shm/batch", os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, size)
+batch = mmap.mmap(file, size)
+for start in range(0, size, 1 << 20):
+    batch[start : start + (1 << 20)] = bytes(1 << 20)
+"""
+ARM = (
+    r"printf '\177ELF\002\001\001\0\0\0\0\0\0\0\0\0\002\0\267\0' > /tmp/train; "
+    "chmod 755 /tmp/train; /tmp/train"
+)
+"""The first bytes of a program for ARM."""
+PROCESSES = """
+import os, jax
+jax.distributed.initialize(
+    os.environ["JAX_COORDINATOR_ADDRESS"], 3, int(os.environ["JAX_PROCESS_ID"]), initialization_timeout=10,
+    cluster_detection_method="deactivate",
+)
+"""
+"""Waits for three processes."""
 SCRIPT = "printf '#!/bin/{}\\necho up\\n' > /tmp/train.sh; {} /tmp/train.sh; /tmp/train.sh"
 """A script with that interpreter, of which that is done before it is called."""
 NOISE = """

@@ -73,7 +73,8 @@ def _by_error(blamed: Blamed) -> bool:
     """Whether the last error in its log is the cause of its exit.
 
     Python exits with 1 after an exception and with 2 after a wrong argument, shells exit with 126 and 127, C++ aborts
-    with SIGABRT, and mpirun exits as its worker did. Any other code was chosen by the program.
+    with SIGABRT (as the first process of a container with SIGSEGV, because the kernel ignores its own SIGABRT), and
+    mpirun exits as its worker did. Any other code was chosen by the program.
     """
     crash, tail = blamed.crash, blamed.tail
     told_by_code = crash.exit_code in (1, 2, 126, 127, 134) or _torn_down(blamed) or tail.error.startswith("worker ")
@@ -81,9 +82,9 @@ def _by_error(blamed: Blamed) -> bool:
 
 
 def _torn_down(blamed: Blamed) -> bool:
-    """Whether native code crashed on the way out of an exception of Python's, which is what is to be mended."""
+    """Whether native code aborted because of the error in the log, which is what has to be fixed."""
     crash = blamed.crash
-    return blamed.tail.torn_down and crash.exit_code == _SIGSEGV and not crash.container
+    return (blamed.tail.torn_down or blamed.tail.aborted) and crash.exit_code == _SIGSEGV and not crash.container
 
 
 _SIGNALS = {
@@ -118,6 +119,12 @@ _STOPPED = Meaning(
 )
 _MORE_MEMORY = (
     "raise the memory limit of this container in the runtime; resources_per_node applies to the nodes that train"
+)
+_NOT_ALL = Meaning(
+    Category.UNKNOWN,
+    RetryVerdict.UNKNOWN,
+    "not all processes started in time: check that the script waits for as many as there are ({} nodes), that none of "
+    "them failed before, and the network between nodes",
 )
 _TOO_FEW = Meaning(
     Category.CONFIGURATION,
@@ -169,8 +176,10 @@ def _said(blamed: Blamed) -> Meaning | None:
         return None
     if tail.usage and crash.exit_code == _MISUSED:
         return USAGE
-    if tail.processes > blamed.nodes > 0 and tail.joined == blamed.nodes:
+    if tail.joining and tail.processes > blamed.nodes > 0 and tail.joined == blamed.nodes:
         return replace(_TOO_FEW, advice=_TOO_FEW.advice.format(tail.processes, blamed.nodes))
+    if tail.joining:
+        return replace(_NOT_ALL, advice=_NOT_ALL.advice.format(blamed.nodes or "its"))
     return tail.meaning if _by_error(blamed) or not tail.error else None
 
 
@@ -194,7 +203,14 @@ def _signal(number: int) -> str:
         return ""
 
 
+_MOUNT_ERROR = re.compile(
+    r'error mounting "[^"]*" (to rootfs at "[^"]*").*: ([^:]*: Are you[^:]*\?|[^:]*)(?:: unknown)?$', re.DOTALL
+)
+
+
 def _exec_error(message: str) -> str:
     """Of runc's chain of errors the one that says something."""
+    if mount := _MOUNT_ERROR.search(message):
+        return f"error mounting a volume {mount[1]}: {mount[2]}"
     found = re.search(r'exec: "[^"]*": .*|chdir to cwd .*|stat /.*', message)
     return (found[0] if found else message).removesuffix(": unknown")

@@ -88,7 +88,8 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
         # --- GPUs and images that do not fit
         (
             r"Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available"
-            r"|CUDA driver initialization failed|libcuda\.so|libnvidia-ml|NVML.*(not found|Driver Not Loaded)|cudaErrorNoDevice",
+            r"|CUDA driver initialization failed|libcuda\.so|libnvidia-ml|NVML.*(not found|Driver Not Loaded)"
+            r"|cudaErrorNoDevice",
             Meaning(
                 Category.CONFIGURATION,
                 _UNKNOWN,
@@ -202,6 +203,20 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(Category.OUTAGE, _INFRASTRUCTURE, "check whether the service named in the log is reachable"),
         ),
         (_DISK, Meaning(Category.OUTAGE, _INFRASTRUCTURE, "check the node's disk or the file server")),
+        (
+            r"Read-only file system",
+            Meaning(
+                Category.CONFIGURATION, _UNKNOWN, "write to a volume that is not mounted read-only, or change its mount"
+            ),
+        ),
+        (
+            r"^IsADirectoryError\b",
+            Meaning(
+                Category.CONFIGURATION,
+                _UNKNOWN,
+                "correct the path: it is a directory; a key that a ConfigMap or Secret lacks becomes one with subPath",
+            ),
+        ),
         (
             r"No space left on device|Disk quota exceeded",
             Meaning(Category.USER_CODE, _UNKNOWN, "the disk was full: write less, or use a larger volume"),

@@ -350,7 +350,7 @@ _RULES = (
     ),
     _rule(
         _UNSCHEDULABLE,
-        r"volume node affinity",
+        "volume node affinity|PersistentVolume's node affinity",
         Category.SCHEDULING,
         _CONFIGURATION,
         "use a volume that can be attached where the nodes are: it belongs to other nodes or to another zone",
@@ -361,6 +361,14 @@ _RULES = (
         Category.SCHEDULING,
         _INFRASTRUCTURE,
         "wait until nodes are ready and schedulable again, or check why they are not",
+    ),
+    _rule(  # since Kubernetes 1.35 without the names of the taints
+        _UNSCHEDULABLE,
+        r"untolerated taint\(s\)(?! \{)",
+        Category.SCHEDULING,
+        _UNKNOWN,
+        "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes that are not ready "
+        "have taints, too",
     ),
     _rule(
         _UNSCHEDULABLE,

@@ -12,6 +12,8 @@ from trainjob.diagnosis.tracebacks import Raised, trace
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+# Fatal errors of native code (glog, Abseil): the process aborts.
+_FATAL = re.compile(r"^\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ \S+\] (.+)")
 # libstdc++, where threads of native code (PyTorch's Gloo) still run while the process ends: by SIGABRT, or SIGSEGV.
 _TORN_DOWN = re.compile(r"terminate called without an active exception")
 _USAGE = re.compile(r"^[Uu]sage: ")  # argparse, click
@@ -45,7 +47,8 @@ _LOST_PEER = re.compile(
     r"|HorovodInternalError|rabit.*(reset|closed|timeout|failed)",
     re.IGNORECASE,
 )
-# JAX's coordination service and PyTorch's store, of processes that did not come.
+# JAX's coordination service and PyTorch's store, when processes did not come to the start.
+_JOINING = re.compile(r"CoordinationService/RegisterTask|Wait_for_all_tasks_to_register|\d+/\d+ clients joined")
 _JOINED = re.compile(r"reached the barrier: (\d+)/(\d+)|(\d+)/(\d+) clients joined")
 _LOST_CONNECTION = re.compile(
     r"\b(ConnectionResetError|ConnectionAbortedError|BrokenPipeError|ConnectionRefusedError)\b"
@@ -58,6 +61,7 @@ TAIL_LINES = 20
 """Lines of a failing rank's log that a diagnosis shows."""
 
 _ENDING = 7  # of them, where an exception stands before the others
+_MORE = 6  # lines after the last words that belong to them
 _LONGEST = 4096  # characters of a line that are looked at
 
 
@@ -78,7 +82,9 @@ class Tail:
         usage: It said how it is used.
         torn_down: Native code crashed only because the process was ending already, of `error`.
         peers: Addresses of the peers that it lost.
-        joined: Number of processes that met at the start, where some did not come; 0 if it is unknown.
+        aborted: Native code aborted because of `error`.
+        joining: It waited at the start for processes that did not come.
+        joined: Number of processes that came to the start; 0 if it is unknown.
         processes: Number of processes that it waited for.
     """
 
@@ -93,6 +99,8 @@ class Tail:
     usage: bool = False
     torn_down: bool = False
     peers: tuple[str, ...] = ()
+    aborted: bool = False
+    joining: bool = False
     joined: int = 0
     processes: int = 0
 
@@ -105,7 +113,8 @@ def read(lines: Sequence[str]) -> Tail:
     error, line = (str(raised), raised.line) if raised else _last_words(clean)
     last = clean[traced.last] if traced.last >= 0 else ""
     # What is said before the end, and is no last word, was survived.
-    end = [error, *clean[max(traced.last, len(clean) - TAIL_LINES) :]]
+    more = clean[line + 1 : line + 1 + _MORE] if line >= 0 else []
+    end = [error, *more, *clean[max(traced.last, len(clean) - TAIL_LINES) :]]
     said = raised.chain if raised else "\n".join(end)
     joined, processes = next(((a or c, b or d) for a, b, c, d in _JOINED.findall("\n".join(clean))), (0, 0))
     return Tail(
@@ -120,6 +129,8 @@ def read(lines: Sequence[str]) -> Tail:
         usage=not raised and any(_USAGE.match(each) for each in clean[-TAIL_LINES:]),
         torn_down=bool(raised and any(_TORN_DOWN.search(after) for after in clean[raised.line :])),
         peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall("\n".join(clean)))),
+        aborted=not raised and line >= 0 and bool(_abort(clean[line], ())),
+        joining=bool(_JOINING.search(said)),
         joined=int(joined),
         processes=int(processes),
     )
@@ -156,10 +167,8 @@ def _first_to_blame(ended: Sequence[Raised]) -> Raised | None:
 def _last_words(lines: Sequence[str]) -> tuple[str, int]:
     """What a process that raised no exception of Python's says of its end."""
     for number, line in enumerate(lines):
-        if found := _CPP.search(line):
-            what = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            said = what.removeprefix("what():").strip() if what.startswith("what():") else ""
-            return f"{found[1]}: {said}" if said else found[1], number
+        if error := _abort(line, lines[number + 1 : number + 2]):
+            return error, number
         if _TORCHRUN_CAUSE.search(line):
             return _worker(lines[number : number + 12], _TORCHRUN_RANK, _TORCHRUN_CODE), number
         if _MPI_PROCESS.match(line):
@@ -170,6 +179,18 @@ def _last_words(lines: Sequence[str]) -> tuple[str, int]:
         if _WORDS.match(lines[number]):
             return lines[number], number
     return "", -1
+
+
+def _abort(line: str, following: Sequence[str]) -> str:
+    """Why native code aborted, by the line that it writes then and the one after it; empty for any other line."""
+    if fatal := _FATAL.match(line):
+        return fatal[1]
+    found = _CPP.search(line)
+    if found is None:
+        return ""
+    what = following[0].strip() if following else ""
+    said = what.removeprefix("what():").strip() if what.startswith("what():") else ""
+    return f"{found[1]}: {said}" if said else found[1]
 
 
 def _worker(report: Sequence[str], rank: re.Pattern[str], code: re.Pattern[str]) -> str:
