@@ -14,15 +14,17 @@ from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
 from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import FAST, Wires
+from tests.processes import free_port
 from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import fate, until_told
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, SpecMismatch
 from trainjob.launch import cancel, launch
-from trainjob.waiting import wait
+from trainjob.waiting import follow, wait
 
 pytestmark = [
     pytest.mark.anyio,
@@ -209,6 +211,49 @@ async def test_a_job_that_went_while_the_watch_was_broken(wires: Wires, shared: 
         with pytest.raises(TrainJobFailed, match="somebody deleted the job"):
             await ended(backend, ref)
         assert len(proxy.injected) == 2
+
+
+async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: Wires) -> None:
+    """The watch of a job that runs is silent for a minute in any case. `connect` asks for 8 s for terminals."""
+    async with wires.open(Timings(probe=2)) as (backend, proxy):
+        ref = await launch(backend, LONG, "a", namespace=wires.namespace)
+        await until_phase(backend, ref, Phase.RUNNING)
+        notices: list[str] = []
+        began = 0.0
+        with anyio.fail_after(30):
+            async with aclosing(follow(backend, ref)) as changes:
+                async for observation, notice in changes:
+                    if notice:
+                        notices.append(notice)
+                        proxy.thaw()
+                    if not began and observation.phase is Phase.RUNNING:
+                        began = time.monotonic()
+                        proxy.freeze()
+                    if notices == notices[:1] and notice:
+                        seconds = time.monotonic() - began
+                    if "answers again" in notice:
+                        break
+        assert notices[0].startswith("the API server does not answer; still waiting")
+        assert seconds < 3
+
+
+async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    nobody = Credentials(host=f"https://127.0.0.1:{free_port()}", token="x")
+    backend = KubernetesBackend(nobody, timings=Timings(connect=1, asking=(2, 1)))
+    with pytest.raises(BackendUnavailable):
+        await backend.get("default", "a")
+    assert "the API server cannot be reached, trying again" in caplog.text
+    await backend.aclose()
+
+
+async def test_the_kernel_finds_out_that_the_other_end_is_gone(wires: Wires) -> None:
+    """A timer of kind 2 (keep-alive) on the connection, see Linux' proc_net_tcp.rst; it fires first after 4 s."""
+    async with wires.open() as (backend, proxy):
+        await backend.get(wires.namespace, "a")
+        port = f":{int(proxy.url.rpartition(':')[2]):04X}"
+        table = await anyio.Path("/proc/net/tcp").read_text()
+        rows = [row.split() for row in table.splitlines() if row.split()[2].endswith(port)]
+        assert [row[5].partition(":")[0] for row in rows] == ["02"], rows
 
 
 async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: Wires) -> None:

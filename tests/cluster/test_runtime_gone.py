@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 import yaml
 from tests.cluster import failing as make
@@ -14,10 +15,12 @@ from tests.processes import read_until, wait_until
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import fate, until_told
 
-from trainjob import TrainJobSpec
+from trainjob import Budgets, TrainJobSpec, report
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import Stuck
 from trainjob.launch import cancel, launch
+from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -42,6 +45,18 @@ def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_p
             process.kill()
         assert process.returncode == 0, out
         assert "could not mark the TrainJob as delivered, so the same key returns this result again" in out
+
+
+@pytest.mark.anyio
+async def test_a_waiter_of_a_job_that_cannot_start_any_more(cluster: Access, namespace: str) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    with make.own(make.stages("node"))(cluster, namespace):
+        ref = await launch(backend, TrainJobSpec.parse(make.OWN | {"suspend": True}), "a", namespace=namespace)
+        cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
+        with anyio.fail_after(10), pytest.raises(Stuck, match="its TrainingRuntime own does not exist any more"):
+            await wait(backend, ref, Budgets(fail_fast=True))
+        assert (await report.take(backend, namespace, ref.name)).observation.stuck
+    await backend.aclose()
 
 
 @pytest.mark.anyio

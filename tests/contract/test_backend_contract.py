@@ -13,11 +13,13 @@ import anyio
 import pytest
 from tests.contract.conftest import Harness
 
-from trainjob import JobRef, LogLine, Phase
+from trainjob import JobRef, LogLine, Phase, TrainJobFailed
 from trainjob.backends.base import TrainJob
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.launch import cancel
 from trainjob.manifest import KEY, labels_of, spec_hash
 from trainjob.status import observe
+from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -194,6 +196,23 @@ async def test_watch_ends_with_none_when_the_job_is_deleted(harness: Harness) ->
                 seen.append(snapshot.trainjob)
     assert seen[-1] is None
     assert None not in seen[:-1]
+
+
+async def test_a_cancel_by_another_client_is_reported_as_a_cancel(harness: Harness) -> None:
+    ref = await harness.create()
+    async with anyio.create_task_group() as tasks:
+
+        def cancel_it(*_: object) -> None:
+            tasks.start_soon(cancel, harness.backend, ref)
+
+        with pytest.raises(TrainJobFailed, match="the job was cancelled with trainjob while it was waited for"):
+            await wait(harness.backend, ref, on_change=cancel_it)
+
+
+async def test_whether_a_rank_has_been_running(shell: Harness) -> None:
+    ref = await shell.run("sleep 60", num_nodes=1)
+    await until(lambda: shell.backend.has_run(ref))
+    assert not await shell.backend.has_run(replace(ref, name="nosuch", uid="nosuch"))
 
 
 async def test_another_uid_is_another_job(harness: Harness) -> None:

@@ -234,6 +234,8 @@ class WatchHub:
                 latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
                 if latest is not None:
                     waiter.put(self._snapshot(latest, event.notice))
+                elif i == 1:  # nothing is known of the job yet, to which the notice could be added
+                    _log.warning("%s", event.notice)
                 if i % _SLICE == 0:
                     await asyncio.sleep(0)
         else:
