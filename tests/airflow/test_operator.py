@@ -376,3 +376,19 @@ def test_a_hook_says_whether_its_connection_works(home: Path) -> None:
     assert hook.test_connection() == (True, "1 TrainJob(s) of Airflow in namespace default")
     hook._known = Target("nowhere")
     assert hook.test_connection()[0] is False
+
+
+@pytest.mark.parametrize("resumed", [0, 2, 3])
+def test_a_task_is_deferred_again_three_times_after_outages(resumed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = TrainJobOperator(task_id="train", spec={"runtime": "x"}, deferrable=True)
+    deferred: list[int] = []
+    monkeypatch.setattr(operator, "_defer", lambda _context, _ref, again: deferred.append(again))
+    event = {"message": "away", "retryable": True, "resumed": resumed}
+    ref = JobRef("ns", "train-1", "uid", 1)
+    if resumed < 3:
+        operator._resume({}, ref, event)
+        assert deferred == [resumed + 1]
+    else:
+        with pytest.raises(TrainJobFailure, match="could not be watched: away"):
+            operator._resume({}, ref, event)
+        assert deferred == []

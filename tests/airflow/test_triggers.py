@@ -144,6 +144,19 @@ def test_a_flood_of_lines_is_bounded(caplog: pytest.LogCaptureFixture, monkeypat
     assert "(7000 lines were left out: more than 2000 in 600 s)" in caplog.text
 
 
+def test_a_job_that_ended_before_its_deadline_passed_has_ended() -> None:
+    """Nobody was there to see either: the triggerer was restarted."""
+
+    async def scenario() -> None:
+        backend, ref = await started("")
+        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        event = await only_event(trigger_of(ref, deadline=datetime.now(UTC).isoformat()))
+        assert event["status"] == "complete"
+
+    asyncio.run(scenario())
+
+
 def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
     async def scenario() -> None:
         backend, ref = await started(SLEEP)

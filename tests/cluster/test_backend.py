@@ -448,3 +448,21 @@ async def test_logs_of_initializers_and_of_a_launcher(real_node: Access) -> None
         only = [str(line) async for line in connected.logs(ref, ranks=["model-initializer-0", "launcher-0"])]
         assert only == ["[model-initializer-0] model-initializer writes", "[launcher-0] launcher writes"]
     await connected.aclose()
+
+
+async def test_lists_of_several_pages_are_whole(
+    cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("client", "mirror"):
+        monkeypatch.setattr(f"trainjob.backends.kubernetes.{module}.PAGE", 2)
+    backends = [KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=yes) for yes in (False, True)]
+    refs = [await launch(backends[0], spec(suspend=True), f"page-{number}", namespace=namespace) for number in range(5)]
+    path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs"
+    client = ApiClient(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    assert len(await client.items(path, {}, page=2)) == 5
+    await client.aclose()
+    names = {ref.name for ref in refs}
+    for backend in backends:
+        assert (await backend.refs(namespace, names)).keys() == names
+        assert {job["metadata"]["name"] for job in await backend.find(namespace, {})} == names
+        await backend.aclose()

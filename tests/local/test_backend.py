@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from tests.contract.processes import marked
 from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import Budgets, JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.backends.local.files import JobFiles, _tombstone
 from trainjob.backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob.diagnosis import Category
 from trainjob.errors import NotFound, Rejected, RetryVerdict, RuntimeNotFound, RunTimeout
@@ -92,6 +96,42 @@ def test_a_rank_that_ignores_sigterm(jobs: Jobs) -> None:
     assert jobs.client.cancel(ref)
     assert 4 < time.monotonic() - began < 12
     assert marked(ref.uid) == {}
+
+
+@pytest.mark.parametrize("patch", [{"spec": {"suspend": True}}, None], ids=["suspend", "delete"])
+def test_a_job_counts_as_stopped_when_its_last_process_has_ended(jobs: Jobs, patch: dict[str, Any] | None) -> None:
+    ref = jobs.launch("trap 'sleep 1; exit 0' TERM; echo on; while :; do sleep 0.1; done")
+    jobs.starts(ref)
+
+    async def stop() -> None:
+        backend = LocalBackend()
+        await (backend.delete(ref) if patch is None else backend.patch(ref, patch))
+        assert not await backend.stopped(ref), "it handles SIGTERM for a second"
+        with anyio.fail_after(20):
+            while not await backend.stopped(ref):  # noqa: ASYNC110 - only the files tell
+                await anyio.sleep(0.01)
+        assert marked(ref.uid) == {}
+
+    anyio.run(stop)
+
+
+def test_a_name_is_used_up_by_a_deletion_in_the_middle_of_a_creation(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tombstone appears between the check and the rename."""
+    directory = home / "jobs" / "default" / "train-1"
+    tombstone = _tombstone(directory)
+    rename = os.rename
+
+    def late(old: Path, new: Path) -> None:
+        rename(old, new)
+        tombstone.parent.mkdir(parents=True, exist_ok=True)
+        tombstone.touch()
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(FileExistsError):
+        JobFiles.create(directory, {"metadata": {}}, {})
+    assert not directory.exists()
 
 
 def test_ranks_have_time_to_finish_what_they_do(jobs: Jobs, tmp_path: Path) -> None:

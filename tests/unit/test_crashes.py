@@ -170,11 +170,19 @@ async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBacken
 
 
 @pytest.mark.anyio
-async def test_a_preemption_is_no_crash(backend: MemoryBackend) -> None:
-    """Whoever makes room is to be started again by the cluster."""
+@pytest.mark.parametrize(
+    ("reason", "category"),
+    [
+        ("PreemptionByScheduler", Category.PREEMPTED),
+        ("DeletionByTaintManager", Category.NODE_LOST),
+        ("EvictionByEvictionAPI", Category.NODE_LOST),
+    ],
+)
+async def test_a_preemption_or_a_lost_node_is_no_crash(backend: MemoryBackend, reason: str, category: Category) -> None:
+    """The cluster starts such a rank again."""
     ref = await running(backend)
     preempted = crashed(137)
-    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "room"}
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "room"}
     preempted["status"]["conditions"] = [disruption]
     backend.crashed[ref.uid] = [Evidence(None, [preempted])]
     warned: list[Diagnosis] = []
@@ -184,7 +192,7 @@ async def test_a_preemption_is_no_crash(backend: MemoryBackend) -> None:
         backend.end(ref)
 
     assert (await waiting.wait(backend, ref, IMPATIENT, on_crash=end)).uid == ref.uid
-    assert [told.category for told in warned] == [Category.PREEMPTED]
+    assert [told.category for told in warned] == [category]
 
 
 @pytest.mark.anyio
@@ -272,6 +280,9 @@ async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
         f"{ref} could not be stopped, and goes on: the API server is away"
     )
     backend.before = lambda _: None
+    backend.requests.clear()
+    assert await give_up(backend, replace(ref, uid="another"), diagnosis()) == f"{ref} has ended"
+    assert backend.requests == ["get"], "the job that has the name now is another one"
+    assert observe(backend.job(ref)).phase is Phase.RUNNING
     backend.end(ref, 3)
     assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
-    assert await give_up(backend, replace(ref, uid="another"), diagnosis()) == f"{ref} has ended"

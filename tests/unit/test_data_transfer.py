@@ -58,6 +58,32 @@ def test_a_single_file(source: Path, target: Path) -> None:
     assert copy(str(source / "a.txt"), str(target), digest=manifest.digest) == manifest
 
 
+def test_the_manifest_is_written_after_the_files_are_on_the_disk(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest says that all is there, also after the machine lost its power."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        fsync(file)
+
+    replaced: list[int] = []
+    replace = os.replace
+
+    def note_replace(old: str, new: str, **places: int) -> None:
+        if Path(new).name == content.NAME:
+            replaced.append(len(synced))
+        replace(old, new, **places)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", note_replace)
+    copy(str(source), str(target))
+    (before,) = replaced
+    assert {Path(name).name for name in FILES} <= set(synced[:before])
+
+
 def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
     first = copy(str(source), str(target))
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}

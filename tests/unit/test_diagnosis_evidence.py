@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, meanings
+from trainjob.diagnosis.crashes import has_trained
 from trainjob.diagnosis.obstacles import around, first
 from trainjob.errors import RetryVerdict
 from trainjob.status import Phase, observe
@@ -555,3 +556,27 @@ def test_errors_of_gpus_and_workers(error: str, category: Category, advice: str)
     found = diagnosed([pod(last=ended(1))], logs={"x-node-0-0-abcde": log})
     assert (found.category, found.retry) == (category, UNKNOWN)
     assert advice in found.advice
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def test_a_log_of_one_line_is_quoted() -> None:
+    found = diagnosed([pod(last=ended(1))], logs={"x-node-0-0-abcde": ["giving up"]})
+    assert found.summary == "node-0 exited with code 1; last log line: giving up"
+
+
+def test_the_exit_code_of_a_stopped_pod_is_that_of_the_container_that_trains() -> None:
+    evicted = pod(state=ended(143))
+    evicted["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    evicted["status"]["containerStatuses"].insert(0, {"name": "proxy", "state": ended(9)})
+    evicted["spec"]["containers"].insert(0, {"name": "proxy"})
+    assert diagnosed([evicted]).exit_code == 143
+
+
+@pytest.mark.parametrize("began", [pod(state=ended(0)), pod(last=ended(0))], ids=["now", "before"])
+def test_whether_a_pod_has_trained(began: dict[str, Any]) -> None:
+    assert has_trained(began)
+    assert not has_trained(pod(state={"waiting": {"reason": "ImagePullBackOff"}}))
+    began["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "dataset-initializer"
+    assert not has_trained(began)

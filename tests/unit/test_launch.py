@@ -484,6 +484,13 @@ async def test_a_new_waiter_does_not_take_a_job_that_has_run_for_one_that_starts
     assert seen[-1][1] == "a rank has been running before, so start_timeout does not apply"
 
 
+async def test_a_dry_run_creates_nothing_and_minds_no_job_of_the_same_key(backend: MemoryBackend) -> None:
+    ref = await launch(backend)
+    stored = await flow.dry_run(backend, TrainJobSpec.parse(SPEC), "key", namespace="ns")
+    assert stored["metadata"]["name"] == ref.name
+    assert [*backend.jobs] == [("ns", ref.name)]
+
+
 async def test_a_job_that_reports_progress_has_run(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.status(ref, jobsStatus=[{"name": "node", "active": 1}], trainerStatus={"progressPercentage": 40})

@@ -142,15 +142,14 @@ def shown(line: str) -> str:
     return "\\r".join(parts) if len(parts) == 2 and parts[0] else parts[-1]
 
 
-def excerpt(lines: Sequence[str], tail: Tail | None = None) -> Sequence[str]:
+def excerpt(lines: Sequence[str], tail: Tail) -> Sequence[str]:
     """The last lines of a log; where its exception stands before them, its lines, too.
 
     Args:
         lines: The end of the log.
-        tail: What it says, where that is known already.
+        tail: What it says.
     """
-    found = tail or read(lines)
-    line = max(found.line, found.survived)
+    line = max(tail.line, tail.survived)
     if not 0 <= line < len(lines) - TAIL_LINES:
         return [shown(each) for each in lines[-TAIL_LINES:]]
     before = lines[max(0, line + 1 - TAIL_LINES + _ENDING + 1) : line + 1]

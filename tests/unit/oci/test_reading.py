@@ -18,6 +18,7 @@ from tests.unit.oci.memory import MemoryRepository, entry, files, image, load, p
 
 from trainjob.data.stores.oci import layers as layers_module
 from trainjob.data.stores.oci import tars
+from trainjob.data.stores.oci.client import Client
 from trainjob.data.stores.oci.gzips import Gunzip
 from trainjob.data.stores.oci.images import Image
 from trainjob.data.stores.oci.manifests import IMAGE_LAYER, MODEL, MODEL_LAYER
@@ -476,3 +477,18 @@ def test_highly_compressed_content_does_not_fill_the_memory() -> None:
     sizes = [len(chunk) for chunk in Gunzip(lambda at: iter((data[at:],)), "it").read(0)]
     assert (sum(sizes), max(sizes)) == (100_000_000, 1024 * 1024)
     assert hashlib.sha256(data).digest()
+
+
+def test_a_small_document_that_is_not_small_is_not_read_to_its_end() -> None:
+    """A manifest of 16 MiB and more: a registry could send without end."""
+    sent: list[int] = []
+
+    class Endless:
+        def iter_raw(self) -> Iterator[bytes]:
+            while True:
+                sent.append(1 << 20)
+                yield bytes(1 << 20)
+
+    with pytest.raises(CorruptData, match="more than 16777216 bytes"):
+        Client("registry.example").read(Endless())  # type: ignore[arg-type]
+    assert sum(sent) == 17 << 20
