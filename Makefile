@@ -257,11 +257,12 @@ test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trai
 
 # ---------------------------------------------------------------- campaigns
 
-.PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate
+.PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate campaign-mutants
 campaign: packages ## all schedules of what `make test` samples, and the oldest versions; see docs/campaigns.md
 	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@rm -f .test-output/campaign-*.xml
 	@started=$$(date +%s); $(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
+		campaign-mutants \
 		test-airflow-oldest test-kfp-oldest test-trainer-oldest; \
 		status=$$?; $(BIN)/python -m tests.docs.campaigns $$(($$(date +%s) - started)); exit $$status
 
@@ -280,6 +281,9 @@ campaign-cluster: cluster-programs ## 200 schedules of faults between us and an 
 
 campaign-terminate: cluster-programs ## 100 KFP steps that are terminated; needs the machine for itself
 	$(call run,-s --junitxml=.test-output/$@.xml -o junit_family=xunit1 tests/cluster/test_kfp_terminate.py)
+
+campaign-mutants: $(VENV)/test.stamp ## 200 changes of the core that a test has to notice
+	$(BIN)/python tests/mutants.py --write
 
 # ---------------------------------------------------------------- records
 

@@ -15,10 +15,12 @@ import copy
 import difflib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ TESTS = {
     "manifest.py": "tests/unit/test_manifest.py tests/unit/test_launch.py tests/unit/test_spec.py",
     "diagnosis": "tests/unit/test_diagnosis*.py tests/unit/test_obstacles.py",
     "data/transfer.py": "tests/unit/test_data_transfer.py tests/unit/test_data_trust.py tests/unit/test_data_steps.py",
-    "registry": "tests/unit/test_registry*.py tests/registry/test_contract.py tests/registry/test_kubeflow.py",
+    "registry": "tests/unit/test_registry*.py tests/registry/test_contract.py tests/registry/test_kubeflow*.py",
 }
 """File or directory of the package -> the tests that have to notice a change in it."""
 
@@ -192,6 +194,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only files whose path contains this")
     parser.add_argument("--jobs", type=int, default=2, help="at the same time (%(default)s)")
     parser.add_argument("--least", type=float, default=90.0, help="score in percent below which it fails (%(default)s)")
+    parser.add_argument("--write", action="store_true", help="write the result into docs/campaigns.md")
     asked = parser.parse_args()
     candidates = [mutant for mutant in every() if asked.only in str(mutant.file)]
     chosen = random.Random(asked.seed).sample(candidates, min(asked.sample, len(candidates)))
@@ -219,8 +222,19 @@ def main() -> int:
                     alive.append(mutant)
                     print(mutant.diff(), flush=True)
     score = 100 * (len(chosen) - len(alive)) / max(1, len(chosen))
-    print(f"{len(chosen) - len(alive)} of {len(chosen)} killed: {score:.0f} %, seed {asked.seed}")
+    result = f"{len(chosen) - len(alive)} of {len(chosen)} killed: {score:.0f} %, seed {asked.seed}"
+    print(result)
+    if asked.write:
+        _write(f"{time.strftime('%Y-%m-%d', time.gmtime())}: {result}, {len(candidates)} possible changes.")
     return 0 if score >= asked.least else 1
+
+
+def _write(result: str) -> None:
+    page = ROOT / "docs" / "campaigns.md"
+    section = rf"\g<1>{result}\n\g<2>"
+    page.write_text(
+        re.sub(r"(<!-- mutants -->\n).*?(<!-- end -->)", section, page.read_text(), count=1, flags=re.DOTALL)
+    )
 
 
 if __name__ == "__main__":
