@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from tests.cluster import failing as make
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan, Seen
 from tests.cluster.fault_schedules import busiest
 from tests.cluster.waits import until, until_phase
@@ -18,7 +19,7 @@ from tests.processes import free_port
 from tests.testcluster.access import TRAINER
 from tests.testcluster.nodes import fate, until_told
 
-from trainjob import JobRef, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
+from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
@@ -287,6 +288,28 @@ async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: W
 
     timings = Timings(connect=3, read=3, watch_read=1, waiting=(3, 4), asking=(3, 4))
     await wires.each({**BEFORE, **GONE, "drop": AFTER["drop"]}, check, timings)
+
+
+async def test_the_verdict_does_not_wait_for_logs_that_cannot_be_read(wires: Wires) -> None:
+    """As where the API server does not reach the kubelet of a node."""
+    with make.own(make.stages("node"))(wires.cluster, wires.namespace):
+        async with wires.open(Timings()) as (backend, proxy):
+            proxy.plan = lambda seen: Fault(Kind.STALL) if seen.path.endswith("/log") else None
+            fields = make.OWN | {"num_nodes": 1, "env": fate(run="1s", exit_code=3)}
+            ref = await launch(backend, TrainJobSpec.parse(fields), "a", namespace=wires.namespace)
+            lines: list[str] = []
+            ended: list[float] = []
+
+            def note(observation: Observation, _: str) -> None:
+                if observation.phase.terminal:
+                    ended.append(time.monotonic())
+
+            with pytest.raises(TrainJobFailed, match="node-0 exited with code 3") as failed:
+                await wait(backend, ref, on_change=note, on_log=lambda line: lines.append(line.text))
+            seconds = time.monotonic() - ended[0]
+        assert any("no answer within 5 s" in line for line in failed.value.diagnosis.unseen)
+        assert lines == ["the last lines of node-0 could not be read"]
+        assert seconds < 10, "three for the lines, five for the log of the crash"
 
 
 async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:

@@ -10,7 +10,9 @@ import pytest
 from tests.cluster import corpus
 from tests.cluster.failures import FAILURES, Failure
 
-from trainjob.diagnosis import Category, diagnose
+from trainjob import Phase, report
+from trainjob.diagnosis import Category, diagnose, obstacles
+from trainjob.status import observe
 
 # Of this machine, of a person's, or of what is built on.
 FOREIGN = re.compile(
@@ -52,3 +54,21 @@ def test_nothing_of_this_machine_is_recorded(name: str) -> None:
 
 def test_the_page_says_what_is_said() -> None:
     assert f"{corpus.BEGIN}{corpus.table()}{corpus.END}" in corpus.PAGE.read_text(), "make record-diagnosis writes it"
+
+
+@pytest.mark.parametrize("name", corpus.recorded())
+def test_a_waiter_and_diagnose_agree_on_what_blocks_a_job(name: str) -> None:
+    """A waiter lists pending pods and warnings only. `wait --fail-fast` and `diagnose` exit with the same code."""
+    evidence = corpus.read(name)
+    phase = observe(evidence.trainjob).phase
+    if phase.terminal or phase is Phase.RUNNING or evidence.missing:
+        return
+    if phase is Phase.QUEUED:
+        waits_for = obstacles.in_workload(evidence.workload or {})
+    else:
+        pending = [pod for pod in evidence.pods if pod["status"].get("phase") == "Pending"]
+        warnings = [event for event in evidence.events if event.get("type") == "Warning"]
+        finding = obstacles.first(obstacles.around(pending, warnings))
+        waits_for = finding.obstacle if finding else None
+    shown = report._obstacle(evidence, phase)
+    assert (shown is not None and shown.lasting) is (waits_for is not None and waits_for.lasting)
