@@ -26,7 +26,6 @@ from trainjob.errors import (
     TrainJobFailed,
 )
 from trainjob.manifest import (
-    CANCELLED,
     DELIVERED,
     GIVEN_UP,
     JobRef,
@@ -37,7 +36,7 @@ from trainjob.manifest import (
     spec_hash,
 )
 from trainjob.spec import TrainJobSpec
-from trainjob.status import QUEUE_LABEL, Phase, mapping, observe
+from trainjob.status import CANCELLED, QUEUE_LABEL, Phase, mapping, observe
 
 AfterFailure = Literal["retry", "verdict", "infrastructure"]
 """When an earlier attempt that failed is followed by the next one: always, unless its verdict is final, or only where

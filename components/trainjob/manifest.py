@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoints, claims, status
+from trainjob import checkpoints, claims
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -33,9 +33,6 @@ ATTEMPT = RESERVED_PREFIX + "attempt"
 SPEC_HASH = RESERVED_PREFIX + "spec-hash"
 DELIVERED = RESERVED_PREFIX + "delivered"
 """Annotation: the job's result reached the one who asked for it; the same key asked for again means "do it again"."""
-CANCELLED = status.CANCELLED
-"""Annotation: it was suspended because its waiter was told to stop; the same key launched again means "go on"."""
-
 GIVEN_UP = RESERVED_PREFIX + "given-up"
 """Annotation: it was suspended because its step has failed at the first crash; the diagnosis, as JSON. It counts as
 failed for as long as it is suspended: the same key launched again means "the next attempt"."""

@@ -27,7 +27,8 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode
 
 from trainjob.install import objects
-from trainjob.manifest import CANCELLED, job_name
+from trainjob.manifest import job_name
+from trainjob.status import CANCELLED
 
 COMPILED = Path(__file__).parents[2] / "kfp_components" / "trainjob_kfp" / "compiled"
 ACCOUNT = "pipeline-runner"

@@ -15,7 +15,7 @@ from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.control_plane import Cluster
 
-from trainjob.manifest import CANCELLED
+from trainjob.status import CANCELLED
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,8 +11,8 @@ import pytest
 from trainjob import Phase, TrainJobClient
 from trainjob import launch as flow
 from trainjob.backends.local.backend import LocalBackend
-from trainjob.manifest import CANCELLED, JobRef
-from trainjob.status import QUEUE_LABEL, observe
+from trainjob.manifest import JobRef
+from trainjob.status import CANCELLED, QUEUE_LABEL, observe
 
 SLEEP: dict[str, Any] = {"runtime": "trainjob-step", "command": ["sleep", "60"]}
 
