@@ -32,12 +32,13 @@ PACKAGE = ROOT / "components" / "trainjob"
 
 TESTS = {
     "launch.py": "tests/unit/test_launch.py tests/unit/test_launch_resume.py tests/unit/test_crashes.py",
-    "waiting.py": "tests/unit/test_launch.py tests/unit/test_results.py tests/unit/test_cli_crashes.py",
-    "status.py": "tests/unit/test_status.py tests/unit/test_obstacles.py tests/unit/test_launch.py",
+    "waiting.py": "tests/unit/test_launch.py tests/unit/test_results.py tests/unit/test_crashes.py tests/unit/test_cli_crashes.py",
+    "status.py": "tests/unit/test_status.py tests/unit/test_obstacles.py tests/unit/test_launch.py tests/unit/test_diagnosis_e*.py",
     "manifest.py": "tests/unit/test_manifest.py tests/unit/test_launch.py tests/unit/test_spec.py",
     "diagnosis": "tests/unit/test_diagnosis*.py tests/unit/test_obstacles.py",
     "data/transfer.py": "tests/unit/test_data_transfer.py tests/unit/test_data_trust.py tests/unit/test_data_steps.py",
-    "registry": "tests/unit/test_registry*.py tests/registry/test_contract.py tests/registry/test_kubeflow*.py",
+    "registry": "tests/unit/test_registry*.py tests/registry/test_contract.py tests/registry/test_kubeflow*.py "
+    "tests/registry/test_mlflow_errors.py",
 }
 """File or directory of the package -> the tests that have to notice a change in it."""
 

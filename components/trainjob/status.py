@@ -15,8 +15,8 @@ from typing import Any
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
-"""Annotation of a job that `trainjob.launch.cancel` has suspended or deleted. Launching the key of a suspended one again
-resumes it."""
+"""Annotation of a job that `trainjob.launch.cancel` has suspended or deleted. Launching its key again resumes a
+suspended one."""
 
 
 class Phase(StrEnum):

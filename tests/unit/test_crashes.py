@@ -162,6 +162,27 @@ async def test_the_first_crash_fails_the_wait_if_so_asked(backend: MemoryBackend
 
 
 @pytest.mark.anyio
+async def test_the_root_cause_may_be_the_crash_that_is_reported_last(backend: MemoryBackend) -> None:
+    """All first crashes are kept: the job deletes its pods when it fails."""
+    ref = await running(backend)
+    victim, other, culprit = crashed(143), crashed(143), crashed(3)
+    for rank, pod in enumerate((victim, other, culprit)):
+        pod["metadata"] = {**pod["metadata"], "name": f"x-node-0-{rank}"}
+        pod["metadata"]["labels"] = {**pod["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": str(rank)}
+    backend.crashed[ref.uid] = [Evidence(None, [pod]) for pod in (victim, other, culprit)]
+    reported: list[Diagnosis] = []
+
+    def note(told: Diagnosis) -> None:
+        reported.append(told)
+        if len(reported) == 3:
+            backend.condition(ref, "Failed", "FailedJobs")
+
+    with pytest.raises(TrainJobFailed) as failed:
+        await waiting.wait(backend, ref, on_crash=note)
+    assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-2", 3)
+
+
+@pytest.mark.anyio
 async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBackend) -> None:
     ref = await running(backend)
     backend.crashed.clear()
