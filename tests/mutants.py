@@ -2,9 +2,9 @@
 
     python tests/mutants.py --sample 200 --seed 7
 
-Each mutant is a copy of the package with one change, in front of the real package on the path. A mutant is killed if a
-test of its module fails, or if these take longer than five minutes. Survivors are printed as a diff. Constants and texts at module
-level are not changed: a limit of 61 s instead of 60 s is no defect that a test should find.
+Each mutant is a copy of the package with one change, before the real package on the path. A mutant is killed if a
+test of its module fails, or if these take longer than five minutes. Survivors are printed as a diff. Constants of
+modules are not changed: a limit of 61 s instead of 60 s is no defect that a test should find.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2 as codes
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
-from trainjob.registry.mlflow import MlflowRegistry, _Locked
+from trainjob.registry.mlflow import _METRIC, MlflowRegistry, _Locked, _version
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,12 @@ def test_the_code_and_the_message_decide(message: str, code: int, kind: type[Exc
     expected = RegistryUnavailable if kind is _Locked else kind
     assert type(server._translated(MlflowException(message, error_code=code), "read")) is expected
     assert "http://mlflow.example" in str(server._translated(MlflowException(message, error_code=code), "read"))
+
+
+def test_a_metric_that_was_edited_by_hand_hides_no_other() -> None:
+    tags = {f"{_METRIC}a": "edited", f"{_METRIC}b": "0.5", "stage": "trial"}
+    found = SimpleNamespace(
+        name="m", version=1, source="s3://x", tags=tags, aliases=["b", "a"], creation_timestamp=1000
+    )
+    version = _version(found)
+    assert (version.metrics, version.tags, version.aliases) == ({"b": 0.5}, {"stage": "trial"}, ("a", "b"))

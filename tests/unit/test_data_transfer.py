@@ -84,6 +84,22 @@ def test_the_manifest_is_written_after_the_files_are_on_the_disk(
     assert {Path(name).name for name in FILES} <= set(synced[:before])
 
 
+def test_a_copy_that_is_being_replaced_is_not_complete(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the old content nor the new one is: the old manifest goes first."""
+    copy(str(source), str(target))
+    (source / "a.txt").write_bytes(b"two")
+
+    def full(*_: object) -> None:
+        raise OutOfSpace("full")
+
+    monkeypatch.setattr("trainjob.data.stores.files.FileStore.write", full)
+    with pytest.raises(OutOfSpace):
+        copy(str(source), str(target))
+    assert read_manifest(str(target)) is None
+
+
 def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
     first = copy(str(source), str(target))
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}

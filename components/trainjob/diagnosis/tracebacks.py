@@ -54,13 +54,11 @@ class Raised:
     """An exception with a traceback.
 
     Attributes:
-        kind: Its class.
         text: Its line.
         line: Index of that line.
         causes: What it was raised from, the first cause first.
     """
 
-    kind: str
     text: str
     line: int
     causes: tuple[str, ...] = ()
@@ -136,7 +134,7 @@ class _Process:
             self.launcher = bool(_LAUNCHER.search(text))
         elif not aside and not (_CALLED.search(found[1]) and self.ended):
             causes = (*self.before.causes, self.before.text) if self.before and self.chained else ()
-            self.ended = self.before = Raised(found[1], text, number, causes)
+            self.ended = self.before = Raised(text, number, causes)
         self.chained = False
 
     def _afterwards(self, line: str, text: str) -> bool:

@@ -1,0 +1,50 @@
+"""The lock beside a registry in a file, and what is said of one that cannot be written to."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from trainjob.errors import ConfigurationError, RegistryUnavailable
+from trainjob.registry.sqlite import locked, probe
+
+
+def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    taken, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(path, 1), locked(path, 1):  # nested
+            taken.set()
+            release.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(10)
+    with pytest.raises(RegistryUnavailable, match=r"in use by another process for 0\.1 s"), locked(path, 0.1):
+        pass
+    threading.Timer(0.3, release.set).start()
+    began = time.monotonic()
+    with locked(path, 20):
+        assert time.monotonic() - began >= 0.2
+    thread.join(10)
+
+
+def test_a_database_that_cannot_be_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE x (y)")
+        probe(path, 0)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RegistryUnavailable, match="is locked by another program"):
+            probe(path, 0)
+    with pytest.raises(ConfigurationError, match="cannot use the registry"):
+        probe(tmp_path / "nosuch" / "mlflow.db", 0)
+    (tmp_path / "text.db").write_text("no database, but a text that is long enough to be looked at")
+    with pytest.raises(ConfigurationError, match="is not a registry"):
+        probe(tmp_path / "text.db", 0)
