@@ -13,7 +13,7 @@ import pytest
 from tests.trees import files, tree
 from tests.unit.measured import COPY, peak
 
-from trainjob.data import content, copy, read_manifest
+from trainjob.data import content, copy, read_manifest, transfer
 from trainjob.data.transfer import scan
 from trainjob.errors import (
     ChecksumMismatch,
@@ -98,6 +98,14 @@ def test_a_copy_that_is_being_replaced_is_not_complete(
     with pytest.raises(OutOfSpace):
         copy(str(source), str(target))
     assert read_manifest(str(target)) is None
+
+
+def test_what_was_written_about_other_content_goes_with_it(source: Path, target: Path) -> None:
+    transfer.copy(str(source), str(target), sidecars=lambda _: {content.CARD: b"about one"})
+    assert (target / content.CARD).read_bytes() == b"about one"
+    (source / "a.txt").write_bytes(b"two")
+    copy(str(source), str(target))
+    assert not (target / content.CARD).exists()
 
 
 def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
