@@ -36,6 +36,7 @@ _SLICE = 100  # events handled and waiters woken in one turn of the event loop: 
 # request in 5 s, however many there are.
 _LOOK_SECONDS = (3.0, 60.0)
 _LOOK_SECONDS_EACH = 0.06
+_LOOK_SECONDS_AT_A_TERMINAL = 8.0
 
 _POLL_SECONDS = (2.0, 30.0)
 
@@ -294,6 +295,8 @@ class WatchHub:
     async def _look_around(self) -> None:
         """Find out what is in the way of jobs that do not get on; the less often the longer nothing changes."""
         least, most = _LOOK_SECONDS
+        if self._client.timings.probe:
+            most = _LOOK_SECONDS_AT_A_TERMINAL
         pause, before = least, dict[JobRef, Phase]()
         while True:
             await asyncio.sleep(max(pause, len(self._waiters) * _LOOK_SECONDS_EACH))
