@@ -216,7 +216,7 @@ with TrainJobClient("local") as client:
     with DAG("deleted") as dag:
         step(code=delete, deferrable=deferrable)
     ran = run(dag)
-    assert "somebody deleted the job while it was waited for" in str(ran.errors["train"])
+    assert "the job was cancelled with trainjob while it was waited for" in str(ran.errors["train"])
     assert isinstance(ran.errors["train"], TrainJobFatal)
 
 

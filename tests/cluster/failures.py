@@ -833,7 +833,7 @@ FAILURES = (
         "the only node that fits is cordoned",
         make.simulated() | make.ON_OWN_NODE,
         Category.SCHEDULING,
-        _INFRASTRUCTURE,
+        _UNKNOWN,
         "^node-0 is not scheduled: .*were unschedulable",
         rank="node-0",
         before=make.cordoned_node,

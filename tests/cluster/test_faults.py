@@ -309,7 +309,7 @@ async def test_the_verdict_does_not_wait_for_logs_that_cannot_be_read(wires: Wir
             seconds = time.monotonic() - ended[0]
         assert any("no answer within 5 s" in line for line in failed.value.diagnosis.unseen)
         assert lines == ["the last lines of node-0 could not be read"]
-        assert seconds < 10, "three for the lines, five for the log of the crash"
+        assert seconds < 13, "five for the lines, five for the log of the crash"
 
 
 async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:

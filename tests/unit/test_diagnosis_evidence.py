@@ -455,6 +455,21 @@ CASES = [
     ("Unschedulable", "0/1 nodes are available: 1 node(s) were unschedulable.", INFRASTRUCTURE, False, "ready"),
     (
         "Unschedulable",
+        "0/2 nodes are available: 1 node(s) were unschedulable, 1 node(s) didn't match Pod's node affinity/selector.",
+        UNKNOWN,
+        False,
+        "selector",
+    ),
+    ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint(s).", UNKNOWN, False, "tolerations"),
+    (
+        "Unschedulable",
+        "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
+        CONFIGURATION,
+        False,
+        "selector",
+    ),
+    (
+        "Unschedulable",
         "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: true}.",
         CONFIGURATION,
         False,

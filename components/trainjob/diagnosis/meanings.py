@@ -355,20 +355,20 @@ _RULES = (
         _CONFIGURATION,
         "use a volume that can be attached where the nodes are: it belongs to other nodes or to another zone",
     ),
-    _rule(
+    _rule(  # all nodes that fit
         _UNSCHEDULABLE,
-        rf"untolerated taint(\(s\)|) \{{?({_NODE_TAINT})|were unschedulable|were not ready",
+        rf"^(?!.*(affinity/selector|untolerated taint\(s\)(?! \{{)|untolerated taint(\(s\))? \{{(?!{_NODE_TAINT})))"
+        rf".*(were unschedulable|were not ready|{_NODE_TAINT})",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
         "wait until nodes are ready and schedulable again, or check why they are not",
     ),
-    _rule(  # since Kubernetes 1.35 without the names of the taints
+    _rule(  # which nodes would fit is not said; since Kubernetes 1.35 taints are not named
         _UNSCHEDULABLE,
-        r"untolerated taint\(s\)(?! \{)",
+        rf"untolerated taint\(s\)(?! \{{)|were unschedulable|were not ready|{_NODE_TAINT}",
         Category.SCHEDULING,
         _UNKNOWN,
-        "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes that are not ready "
-        "have taints, too",
+        "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes may not be ready",
     ),
     _rule(
         _UNSCHEDULABLE,

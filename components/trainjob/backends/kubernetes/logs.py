@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 _LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
 _LOOK_SECONDS = 2.0  # for pods that are new, and before a log that has ended is asked for again
-_SILENCE_SECONDS = 3.0  # after the end of a job: then a log has been read to its end, or its node is lost
+_SILENCE_SECONDS = 5.0  # after the end of a job: then a log has been read to its end, or its node is lost
 
 Listening = AbstractAsyncContextManager[Listener]
 
@@ -48,7 +48,7 @@ class RankLogs:
         self._tail = tail
         self._last: dict[str, str] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
-        self._ranks_of: dict[str, str] = {}
+        self._unanswered: dict[str, str] = {}  # pod -> rank, of logs that were asked for and of which nothing has come
         # Bounded: a reader waits for its consumer, so memory does not grow with what the ranks write. None: look again.
         # There is none before the first rank runs: it takes as much memory as all the rest of a job that waits.
         self._queue: asyncio.Queue[LogLine | None] | None = None
@@ -93,19 +93,20 @@ class RankLogs:
                         async for line in lines:
                             yield line
                     if over:
-                        missing = sorted(
-                            {self._ranks_of[name] for name, reader in self._readers.items() if not reader.done()}
-                        )
-                        if missing:
-                            yield LogLine(
-                                "", "trainjob", f"the last lines of {', '.join(missing[:8])} could not be read"
-                            )
+                        if missing := self._missing():
+                            yield LogLine("", "trainjob", f"the last lines of {missing} could not be read")
                         return
                     if listener is not None and listener.error is not None:
                         raise listener.error
         finally:
             for reader in self._readers.values():
                 reader.cancel()
+
+    def _missing(self) -> str:
+        """The ranks whose log was not answered; empty if there are none."""
+        reading = [name for name, task in self._readers.items() if not task.done()]
+        ranks = sorted({self._unanswered[name] for name in reading if name in self._unanswered})
+        return ", ".join(ranks[:8]) + (" and more" if len(ranks) > 8 else "")
 
     def _told(self, listener: Listener) -> list[Pod]:
         """The pods that have been heard of."""
@@ -117,7 +118,6 @@ class RankLogs:
     def _start_reader(self, pod: Pod) -> None:
         loop = asyncio.get_running_loop()
         self._queue = self._queue or asyncio.Queue(maxsize=1000)
-        self._ranks_of[name_of(pod)] = rank_of(pod)
         reader = self._readers[name_of(pod)] = asyncio.create_task(self._read(pod, self._queue))
         # A container that is started again has a new log, and that it has ended may be told after its log's end.
         reader.add_done_callback(lambda _: loop.call_later(_LOOK_SECONDS, self._wake))
@@ -208,8 +208,10 @@ class RankLogs:
             params["follow"] = "true"
         path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
         request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
+        self._unanswered[name_of(pod)] = rank
         async with aclosing(self._client.lines(request, unended=True)) as lines:
             async for raw in lines:
+                self._unanswered.pop(name_of(pod), None)
                 for line in parse(rank, raw):
                     if line.time > last:
                         self._last[uid] = line.time

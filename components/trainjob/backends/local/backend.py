@@ -27,6 +27,7 @@ from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.logs import LogLine, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
+from trainjob.status import CANCELLED
 
 _POLL = 0.05  # seconds between two looks at a job's files; each look is two stat calls
 _CHECK = 0.5  # seconds between two looks whether its supervisor is alive
@@ -103,6 +104,7 @@ class LocalBackend:
         """See `Backend.watch`."""
         files = self._files(ref.namespace, ref.name)
         seen, checked = None, 0.0
+        last: TrainJob = {}
         while True:
             if time.monotonic() >= checked + _CHECK:
                 checked = time.monotonic()
@@ -112,8 +114,13 @@ class LocalBackend:
                 seen = stamp
                 trainjob = files.read()
                 if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
+                    if last and files.cancelled:
+                        metadata = last["metadata"]
+                        annotations = {**(metadata.get("annotations") or {}), CANCELLED: "true"}
+                        yield Snapshot({**last, "metadata": {**metadata, "annotations": annotations}})
                     yield Snapshot(None)
                     return
+                last = trainjob
                 yield Snapshot(trainjob)
             await asyncio.sleep(_POLL)
 

@@ -32,6 +32,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainjob.status import CANCELLED, mapping
+
 DELETED = ".deleted"
 _SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
@@ -151,10 +153,22 @@ class JobFiles:
         tombstone = _tombstone(self.directory)
         tombstone.parent.mkdir(exist_ok=True)
         tombstone.touch()
+        if CANCELLED in mapping(read_json(self.object), "metadata", "annotations"):
+            self._cancelled.touch()
         grave = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             os.rename(self.directory, grave)  # noqa: PTH104 - gone for readers in one step
         shutil.rmtree(grave, ignore_errors=True)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a job that is gone was cancelled; its files may be gone before anybody has seen the annotation."""
+        return self._cancelled.exists()
+
+    @property
+    def _cancelled(self) -> Path:
+        tombstone = _tombstone(self.directory)
+        return tombstone.with_name(f"{tombstone.name}~cancelled")
 
     def supervise(self, *, wait_seconds: float = 0.0) -> int | None:
         """Become the one who may write `status`: an open file descriptor to keep, or None while another one is."""
