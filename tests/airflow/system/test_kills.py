@@ -157,8 +157,8 @@ def test_execution_timeout(them: Both, airflow: Airflow) -> None:
     for it in them["late"]:
         airflow.until("failed", it.dag, it.run, seconds=150)
         began, ended = (datetime.fromisoformat(it.task[name]) for name in ("start_date", "end_date"))
-        # In a worker it is a second before Airflow's own timer, which would interrupt the cancelling. A deferred task is
-        # resumed first, for which a busy machine takes half a minute.
+        # In a worker it is a second before Airflow's own timer, which would interrupt the cancelling. A deferred task
+        # is resumed first, for which a busy machine takes half a minute.
         assert 15 - 1 <= (ended - began).total_seconds() < 15 + 60
         assert it.jobs == []
         it.until_logged("did not end within execution_timeout; it was cancelled")
