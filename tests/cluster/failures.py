@@ -272,7 +272,7 @@ FAILURES = (
         make.one_of(3, "sys.exit(3)"),
         Category.USER_CODE,
         _UNKNOWN,
-        r"^node-1 exited with code 3$",
+        r"^node-1 exited with code 3( \(started again \d times\))?$",
         rank="node-1",
         exit_code=3,
         node="real",

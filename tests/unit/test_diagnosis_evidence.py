@@ -595,3 +595,12 @@ def test_whether_a_pod_has_trained(began: dict[str, Any]) -> None:
     assert not has_trained(pod(state={"waiting": {"reason": "ImagePullBackOff"}}))
     began["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "dataset-initializer"
     assert not has_trained(began)
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_a_mount_that_failed_once_blocks_nothing_once_an_init_container_runs(mounted: bool) -> None:
+    state = {"running": {}} if mounted else {"waiting": {"reason": "PodInitializing"}}
+    starting = pod(state=state, container="fetch", init=True, phase="Pending")
+    failed = event("FailedMount", "failed to sync configmap cache: timed out waiting for the condition", container="")
+    found = first(around([starting], [failed]))
+    assert (found is None) is mounted

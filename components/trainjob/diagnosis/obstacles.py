@@ -140,7 +140,7 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
             # Said of a pod that runs. It does not count any more if the pod is ready again, has ended or was replaced.
             told_elsewhere = name in pending or name in settled or _seconds(event_time(event)) < youngest
         elif kind == "Pod" and pods is not None:
-            told_elsewhere = reason not in _OF_STARTING or name not in pending
+            told_elsewhere = reason not in _OF_STARTING or name not in pending or _is_mounted(pending[name])
         else:
             # Whatever could not be created before the youngest pod was: it could then. Also within the same second, all
             # that is known of a pod: what is refused for good is refused again, and the Event then has a later time.
@@ -153,6 +153,13 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
         else:
             about = f"{kind.lower()} {name}" if kind else ""
             yield Finding(reason, message, meaning, about, rank_of(pending[name]) if name in pending else "")
+
+
+def _is_mounted(pod: Mapping[str, Any]) -> bool:
+    """Whether the volumes of a pod are mounted and its sandbox is there: Events of earlier tries are old then."""
+    conditions = {str(each.get("type")): each for each in mappings(pod, "status", "conditions")}
+    states = [mapping(each, "state") for each in mappings(pod, "status", "initContainerStatuses")]
+    return _is(conditions, "PodReadyToStartContainers") or any("running" in each for each in states)
 
 
 def _is_settled(pod: Mapping[str, Any]) -> bool:
