@@ -43,7 +43,7 @@ PAGE = _ROOT / "docs" / "diagnosis.md"
 
 _SECONDS = 300  # for a job to fail as it should: the node of one is given up after a minute
 _LOOK_SECONDS = 1.0
-_AT_ONCE = 12
+_AT_ONCE = 10
 _CRASHES = 32  # that are kept, as `waiting` does
 
 Object = dict[str, Any]
