@@ -450,7 +450,7 @@ FAILURES = (
         make.jax("_exit(7)"),
         Category.USER_CODE,
         _UNKNOWN,
-        "^node-1 exited with code 7$",
+        r"^node-1 exited with code 7( \(started again \d times\))?$",
         rank="node-1",
         exit_code=7,
         node="jax",
