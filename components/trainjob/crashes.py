@@ -14,7 +14,7 @@ from typing import Any
 
 from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence
 from trainjob.errors import RetryVerdict
-from trainjob.status import Phase, mapping
+from trainjob.status import Phase, mapping, mappings
 
 LINE_CHARACTERS = 500
 """Of a log line that is kept for later: 20 of them fit into an annotation, and into a row of Airflow's database."""
@@ -22,7 +22,7 @@ LINE_CHARACTERS = 500
 _PODS, _LINES = 3, 100  # the ranks that failed first say it, and torchrun writes 40 lines after those of its workers
 _POD_PARTS = {
     "metadata": ("name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp"),
-    "spec": ("nodeName", "restartPolicy"),
+    "spec": ("nodeName", "restartPolicy", "terminationGracePeriodSeconds"),
     "status": ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses"),
 }
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -84,6 +84,8 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
         }
         for pod in chosen
     ]
+    for packed, pod in zip(pods, chosen, strict=True):  # what was OOMKilled without a limit has filled its node
+        packed["spec"] |= {kind: _resources(pod, kind) for kind in ("containers", "initContainers")}
     names = {_name(pod) for pod in pods}
     logs = {
         name: [printable(line) for line in list(lines)[-_LINES:]]
@@ -91,6 +93,11 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
         if name in names
     }
     return {"pods": pods, "logs": logs}
+
+
+def _resources(pod: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    wanted = ("name", "resources", "restartPolicy")
+    return [{name: each[name] for name in wanted if name in each} for each in mappings(pod, "spec", kind)]
 
 
 def unpack_evidence(packed: Mapping[str, Any] | None) -> Evidence | None:

@@ -149,7 +149,7 @@ def test_a_job_that_ended_before_its_deadline_passed_has_ended() -> None:
 
     async def scenario() -> None:
         backend, ref = await started("")
-        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:  # noqa: ASYNC110
+        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:  # noqa: ASYNC110 - a file tells
             await asyncio.sleep(0.02)
         event = await only_event(trigger_of(ref, deadline=datetime.now(UTC).isoformat()))
         assert event["status"] == "complete"

@@ -307,3 +307,17 @@ async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
     assert observe(backend.job(ref)).phase is Phase.RUNNING
     backend.end(ref, 3)
     assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
+
+
+@pytest.mark.parametrize("limits", [{}, {"memory": "1Gi"}])
+def test_what_was_packed_still_says_whose_memory_was_full(limits: dict[str, str]) -> None:
+    pod = crashed(137)
+    pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["reason"] = "OOMKilled"
+    pod["spec"] = {"containers": [{"name": "node", "env": [], "resources": {"limits": limits}}]}
+    again = unpack_evidence(json.loads(json.dumps(pack_evidence(Evidence(None, [pod])))))
+    assert again is not None
+    assert (
+        diagnose(again, Observation(Phase.FAILED)).summary
+        == diagnose(Evidence(None, [pod]), Observation(Phase.FAILED)).summary
+    )
+    assert ("its node ran out of memory" in diagnose(again, Observation(Phase.FAILED)).summary) is not bool(limits)

@@ -42,8 +42,8 @@ def connect(
         return LocalBackend()
     if name == "kubernetes":
         try:
-            from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
-            from trainjob.backends.kubernetes.client import Timings  # noqa: PLC0415
+            from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx, an extra
+            from trainjob.backends.kubernetes.client import Timings  # noqa: PLC0415 - needs httpx, an extra
         except ImportError as error:
             raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
         timings = Timings(probe=_PROBE_SECONDS) if attended else None

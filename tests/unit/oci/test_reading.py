@@ -490,5 +490,5 @@ def test_a_small_document_that_is_not_small_is_not_read_to_its_end() -> None:
                 yield bytes(1 << 20)
 
     with pytest.raises(CorruptData, match="more than 16777216 bytes"):
-        Client("registry.example").read(Endless())  # type: ignore[arg-type]
+        Client("registry.example").read(Endless())  # type: ignore[arg-type]  # has all that is read of a reply
     assert sum(sent) == 17 << 20
