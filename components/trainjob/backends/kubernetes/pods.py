@@ -199,14 +199,21 @@ class _Tails:
         lines: list[LogLine] | None = None
         later: list[LogLine] = []
         removed: Transient | None = None
+        again = False
         # Its log was that of the latest run when the pod was seen, and may by now be that of the run before.
-        for previous in (not latest, latest):
+        turns = [not latest, latest]
+        while turns:
+            previous = turns.pop(0)
             try:
                 found = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
             except (BadRequest, ObjectNotFound):  # there is no such run, or its pod is gone already
                 continue
             except RunRemoved as error:
-                removed = error if previous != latest else removed
+                if previous != latest:
+                    removed = error
+                elif lines is not None and not again:
+                    # What had written nothing was the next run, and has ended since: that is why this one is gone.
+                    turns, again = [not latest], True
                 continue
             # Whole seconds, by the same clock: what was written later is of a later run.
             lines = [line for line in found if line.time[:19] <= (crash.finished[:19] or line.time[:19])]
