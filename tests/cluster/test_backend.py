@@ -14,6 +14,7 @@ import anyio.to_thread
 import pytest
 import yaml
 from tests.certificates import Authority
+from tests.cluster import failing as make
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Plan
 from tests.cluster.waits import phases_of, until_phase
 from tests.testcluster import images, kueue
@@ -27,7 +28,16 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
-from trainjob.errors import ConfigurationError, NotFound, QueueTimeout, Rejected, RuntimeNotFound, SpecMismatch, Stuck
+from trainjob.errors import (
+    ConfigurationError,
+    NotFound,
+    QueueTimeout,
+    RankCrashed,
+    Rejected,
+    RuntimeNotFound,
+    SpecMismatch,
+    Stuck,
+)
 from trainjob.launch import cancel, dry_run, launch, mark_delivered
 from trainjob.manifest import render
 from trainjob.status import observe
@@ -313,6 +323,20 @@ async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_n
         assert crashes[0].log == ("ValueError: the answer is not 42",)
         assert failed.value.diagnosis.category is Category.DEADLINE
         assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
+    await connected.aclose()
+
+
+async def test_a_crash_says_that_a_probe_killed_the_rank(real_node: Access) -> None:
+    """Its status says SIGKILL and no more; the Event that says why is asked for before the crash is reported."""
+    connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    runtime = make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)
+    with real_node.namespace("probe", real=True) as namespace, make.own(runtime)(real_node, namespace):
+        asked = spec(**make.python("import time; time.sleep(600)") | make.OWN | {"image": images.PYTHON})
+        ref = await launch(connected, asked, "a", namespace=namespace)
+        with anyio.fail_after(120), pytest.raises(RankCrashed, match="because its liveness probe failed") as failed:
+            await wait(connected, ref, Budgets(fail_on_first_crash=True))
+        assert failed.value.diagnosis.exit_code == 137
+        await cancel(connected, ref)
     await connected.aclose()
 
 

@@ -482,6 +482,13 @@ CASES = [
         False,
         "volume",
     ),
+    (
+        "Unschedulable",
+        "0/2 nodes are available: 1 node(s) had volume node affinity conflict, 1 node(s) were unschedulable.",
+        UNKNOWN,
+        False,
+        "may not be ready",
+    ),
     # volumes
     (
         "FailedMount",

@@ -59,6 +59,11 @@ class Crash:
     probe: str = ""
 
     @property
+    def killed(self) -> bool:
+        """Whether it was ended by SIGTERM or SIGKILL, and nothing is known of why."""
+        return self.exit_code in (_SIGTERM, _SIGKILL) and self.meaning is None
+
+    @property
     def verdict(self) -> Verdict | None:
         """The verdict that a program of this package wrote to its termination message; None if there is none."""
         return verdicts.read(self.message) if self.exit_code and not self.disruption else None
@@ -257,7 +262,6 @@ def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]
 
     def level(crash: Crash) -> int:
         tail = tails.get(crash.pod, nothing)
-        killed = crash.exit_code in (_SIGTERM, _SIGKILL) and crash.meaning is None
         # Killed before others lost it: by the kernel, where memory was short. Later, by whoever ends the job.
         time = parse_time(crash.finished)
         early = lost_since is not None and (time is None or time <= lost_since)
@@ -268,8 +272,8 @@ def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]
             (crash.stopped, 7),
             (crash.helper, 6),
             (crash.disruption, 0),
-            (killed and early and crash.exit_code == _SIGKILL, 2),
-            (killed or tail.told, 5),
+            (crash.killed and early and crash.exit_code == _SIGKILL, 2),
+            (crash.killed or tail.told, 5),
             (tail.lost_peer, 4),
             (tail.lost_connection, 3),
             (unread and late, 1),

@@ -99,6 +99,8 @@ _NODE_TAINT = (
     r"node\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
     r"|node\.cloudprovider\.kubernetes\.io/|karpenter\.sh/"
 )
+_UNAVAILABLE = rf"untolerated taint\(s\)(?! \{{)|were unschedulable|were not ready|{_NODE_TAINT}"
+_VOLUME_ELSEWHERE = "volume node affinity|PersistentVolume's node affinity"
 
 # The first rule that fits counts.
 _RULES = (
@@ -348,9 +350,16 @@ _RULES = (
         _INFRASTRUCTURE,
         "wait until the nodes have room, ask for less per node, or add nodes",
     ),
+    _rule(  # the volume's own node may be one of those that are not ready
+        _UNSCHEDULABLE,
+        rf"^(?=.*({_VOLUME_ELSEWHERE}))(?=.*({_UNAVAILABLE}))",
+        Category.SCHEDULING,
+        _UNKNOWN,
+        "use a volume that can be attached where the nodes are, or wait: the node that it belongs to may not be ready",
+    ),
     _rule(
         _UNSCHEDULABLE,
-        "volume node affinity|PersistentVolume's node affinity",
+        _VOLUME_ELSEWHERE,
         Category.SCHEDULING,
         _CONFIGURATION,
         "use a volume that can be attached where the nodes are: it belongs to other nodes or to another zone",
@@ -365,7 +374,7 @@ _RULES = (
     ),
     _rule(  # which nodes would fit is not said; since Kubernetes 1.35 taints are not named
         _UNSCHEDULABLE,
-        rf"untolerated taint\(s\)(?! \{{)|were unschedulable|were not ready|{_NODE_TAINT}",
+        _UNAVAILABLE,
         Category.SCHEDULING,
         _UNKNOWN,
         "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes may not be ready",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ class Training:
             return text in self.airflow.log(self.dag, self.run, attempt=number)
 
         wait_until(f"{text!r} is in the log of {self.namespace}", logged, 240, poll=1, ignore=httpx.HTTPError)
+
+    def logged_at(self, event: str) -> datetime | None:
+        """When the first try logged it first."""
+        entries = self.airflow.log_entries(self.dag, self.run)
+        times = [str(each["timestamp"]) for each in entries if each["event"] == event]
+        return datetime.fromisoformat(times[0]) if times else None
 
     def until_up(self, attempt: int | None = None) -> None:
         """Until its job runs, and is waited for."""

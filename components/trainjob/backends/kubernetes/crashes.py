@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from trainjob.backends.kubernetes.client import ApiClient
+from trainjob.backends.kubernetes.errors import Transient
 from trainjob.backends.kubernetes.mirror import Change, Mirror, Synced
 from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, essence, gather
+from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.diagnosis import Evidence
+from trainjob.diagnosis.crashes import crashes_in
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.manifest import JobRef
 
@@ -80,6 +84,7 @@ class CrashHub:
     def __init__(self, client: ApiClient, namespace: str, job: str = "") -> None:
         self._client = client
         self._path = collection(namespace, "pods")
+        self._surroundings = Surroundings(client, namespace)
         self._selector = {"labelSelector": f"{JOBSET_NAME}={job}" if job else JOBSET_NAME}
         self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)
         self._known: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
@@ -110,8 +115,19 @@ class CrashHub:
                     found |= listener.take()
                     fresh = {uid: crashes_of(pod) - seen for uid, pod in found.items()}
                     seen |= set().union(*fresh.values())
-                    yield await gather(self._client, [pod for uid, pod in found.items() if fresh[uid]], None)
+                    yield await self._evidence(ref, [pod for uid, pod in found.items() if fresh[uid]])
             raise listener.error
+
+    async def _evidence(self, ref: JobRef, crashed: Sequence[Pod]) -> Evidence:
+        evidence = await gather(self._client, crashed, None)
+        if not any(crash.killed for crash in crashes_in(crashed)):
+            return evidence
+        try:  # Only Events tell that the kubelet killed a container, because of a probe or a hook.
+            events = await self._surroundings.events(ref)
+        except Transient as error:
+            return replace(evidence, unseen=[*evidence.unseen, f"events: {error.message}"])
+        hidden = [f"{what}: {said}" for what, said in self._surroundings.hidden.items()]
+        return replace(evidence, events=events, unseen=[*evidence.unseen, *hidden])
 
     @asynccontextmanager
     async def listening(
