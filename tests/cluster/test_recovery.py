@@ -323,7 +323,9 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
         await reaches(training, 5)
         container = training.pod(1)["status"]["containerStatuses"][0]["containerID"]
         await anyio.to_thread.run_sync(node.kill_container, container)
-        await training.until(Phase.RESTARTING)
+        await anyio.to_thread.run_sync(
+            lambda: wait_until("it is started again", lambda: training.restarts[1] == 1, 150, ignore=KeyError, poll=0.2)
+        )
         await reaches(training, 20)
         (place,) = (directory / "digits" / namespace).iterdir()
         assert [path.name for path in place.iterdir() if not path.name.startswith(".")] == ["checkpoint.safetensors"]
@@ -347,11 +349,11 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
     assert result.metrics["resumed_after_epoch"] == int(resumed[1])
     assert (result.metrics["epoch"], result.metrics["accuracy"]) > (EPOCHS - 1, 0.95)
     begun = training.phases.index(Phase.RUNNING)
-    started_anew = [Phase.RESTARTING, Phase.RUNNING]
-    preempted = [*started_anew, Phase.QUEUED, *started_anew]
-    # To the Job controller, once it is resumed, the end of the old pods is a failure: all ranks begin once more, before
-    # the new ones run or after it.
-    assert training.phases[begun + 1 :] in ([*preempted, Phase.COMPLETE], [*preempted, *started_anew, Phase.COMPLETE])
+    # Trainer's counters are zero for a moment while all ranks are started again, and it does not write each change down
+    # where it is busy: then nobody sees the restart. The simulated jobs above show that it is seen.
+    phases = [phase for phase in training.phases[begun:] if phase is not Phase.RESTARTING]
+    parts = [phase for i, phase in enumerate(phases) if i == 0 or phases[i - 1] is not phase]
+    assert parts == [Phase.RUNNING, Phase.QUEUED, Phase.RUNNING, Phase.COMPLETE]
     assert training.restarts[1] == 1, "being preempted uses none up"
     assert len(api.find(TRAINER, "TrainJob", namespace)) == 3
     assert not list(place.iterdir()), "the work is done"
