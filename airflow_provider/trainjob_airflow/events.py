@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 
 def pack(observation: Observation) -> dict[str, Any]:
     """An observation as JSON values."""
-    return {
+    from trainjob.progress import text_of
+
+    packed = {
         name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(observation).items()
     }
+    # As text: NaN and infinity are no JSON, and PostgreSQL refuses them.
+    return packed | {"metrics": {name: text_of(value) for name, value in observation.metrics.items()}}
 
 
 def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
     """The observation again."""
     from dataclasses import fields
 
+    from trainjob.progress import value_of
     from trainjob.status import Observation, Phase, parse_time
 
     if packed is None:
@@ -30,4 +35,5 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
     is_time = {field.name: "datetime" in str(field.type) for field in fields(Observation)}
     values: dict[str, Any] = {name: value for name, value in packed.items() if name in is_time}
     times = {name: parse_time(value) for name, value in values.items() if is_time[name]}
-    return Observation(**values | times | {"phase": Phase(packed["phase"])})
+    metrics = {name: value_of(str(text)) for name, text in packed.get("metrics", {}).items()}
+    return Observation(**values | times | {"metrics": metrics, "phase": Phase(packed["phase"])})

@@ -81,8 +81,10 @@ class Narrator:
 def _progress(observation: Observation) -> str:
     if observation.progress is None:
         return ""
+    from trainjob.report import rounded
+
     metrics = list(observation.metrics.items())[:_METRICS]
-    parts = [f"{observation.progress:g} %", *(f"{name} {value}" for name, value in metrics)]
+    parts = [f"{observation.progress:g} %", *(f"{name} {rounded(value)}" for name, value in metrics)]
     if observation.remaining_seconds:
         parts.append(f"about {timedelta(seconds=round(observation.remaining_seconds))} left")
     return ", ".join(parts)

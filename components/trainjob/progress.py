@@ -14,6 +14,10 @@ or in a notebook, `report` only checks its arguments. It chooses its channels fr
 * The termination message of the container: the file named by ``TRAINJOB_TERMINATION_LOG``, or inside Kubernetes
   ``/dev/termination-log``. Written during the call, so it survives a SIGKILL right after it.
 
+Metrics and outputs have one of three types: truth value, number, text. They keep it wherever they are read. Trainer's
+API knows text alone, so that a metric is written as text there and in the message, and `read` gives back what it
+stands for: ``true`` and ``false``, a number, or the text itself.
+
 A reader that has both takes each metric from the message, which is never behind, and only what is missing there from
 the API: metrics that the message had no room for, and those of others (Hugging Face's callback posts there, too).
 
@@ -21,7 +25,7 @@ The message is one JSON object of at most 4096 bytes. What is unknown is left ou
 
     {"trainjob": 1, "lastUpdatedTime": "2026-01-31T12:00:00Z", "progressPercentage": 40,
      "estimatedRemainingSeconds": 90, "metrics": [{"name": "loss", "value": "0.31"}],
-     "outputs": {"model": "s3://models/digits/7"}}
+     "outputs": {"model": "s3://models/digits/7", "promoted": true}}
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, SupportsFloat
 
-    Metric = float | int | str | SupportsFloat
+    Value = bool | int | float | str
+    Given = Value | SupportsFloat
 
 __all__ = ["Report", "flush", "read", "report"]
 
@@ -57,6 +62,7 @@ _MAX_BACKOFF = 30.0
 _FLUSH_TRIES = 2
 _FLUSH_TIMEOUT = 5.0
 _DEFAULT_LOG = "/dev/termination-log"
+_TYPES = (bool, int, float, str)  # in messages; a truth value is an int, too
 
 
 class Report:
@@ -65,8 +71,8 @@ class Report:
     Attributes:
         progress: Percentage, 0 to 100; None if it never said.
         remaining_seconds: Its own estimate; None if it never said.
-        metrics: Values as text, since NaN and infinity are legal.
-        outputs: Name to URI, or other short text; empty where there was nothing to make.
+        metrics: Name to truth value, number or text; NaN and infinity are numbers.
+        outputs: Name to URI, other short text, number or truth value; empty where there was nothing to make.
         updated: RFC 3339 time in UTC; empty if the writer left it out.
     """
 
@@ -75,16 +81,16 @@ class Report:
 
     progress: int | None
     remaining_seconds: int | None
-    metrics: dict[str, str]
-    outputs: dict[str, str]
+    metrics: dict[str, Value]
+    outputs: dict[str, Value]
     updated: str
 
     def __init__(
         self,
         progress: int | None = None,
         remaining_seconds: int | None = None,
-        metrics: dict[str, str] | None = None,
-        outputs: dict[str, str] | None = None,
+        metrics: dict[str, Value] | None = None,
+        outputs: dict[str, Value] | None = None,
         updated: str = "",
     ) -> None:
         values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated)
@@ -112,8 +118,8 @@ class Report:
 def report(
     *,
     progress: float | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    outputs: Mapping[str, str] | None = None,
+    metrics: Mapping[str, Given] | None = None,
+    outputs: Mapping[str, Given] | None = None,
     remaining_seconds: float | None = None,
 ) -> None:
     """Tell whoever launched this training how it is doing.
@@ -126,7 +132,7 @@ def report(
         progress: How much is done, in percent, 0 to 100. Rounded down, so that 100 means done.
         metrics: Up to 256, names and values up to 64 characters. Numbers may be NumPy, JAX or Torch scalars. If
             they do not fit, those not updated for longest go first, then the largest.
-        outputs: Name to URI of what was made, or other short text. Never dropped.
+        outputs: Name to URI of what was made, other short text, finite number or truth value. Never dropped.
         remaining_seconds: Estimated time to the end, 0 or more. Rounded up.
 
     Raises:
@@ -165,9 +171,28 @@ def read(text: str) -> Report | None:
         progress=_whole(message.get("progressPercentage"), 100),
         remaining_seconds=_whole(message.get("estimatedRemainingSeconds"), MAX_SECONDS),
         metrics=dict(_named(entry) for entry in metrics if _named(entry)[0]) if isinstance(metrics, list) else {},
-        outputs={k: v for k, v in outputs.items() if isinstance(v, str)} if isinstance(outputs, dict) else {},
+        outputs={k: v for k, v in outputs.items() if _is_output(v)} if isinstance(outputs, dict) else {},
         updated=updated if isinstance(updated, str) else "",
     )
+
+
+def value_of(text: str) -> Value:
+    """What the text of a metric stands for: ``true``, ``False``, ``7``, ``0.31``, ``nan``; else the text itself."""
+    if text in ("true", "True", "false", "False"):
+        return text[0] in "tT"
+    if "_" in text:  # a digit separator in Python alone
+        return text
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def text_of(value: Value) -> str:
+    """A metric as the text in which Trainer's API takes it; `value_of` is its inverse."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _whole(value: object, top: int) -> int | None:
@@ -176,14 +201,18 @@ def _whole(value: object, top: int) -> int | None:
     return int(value)
 
 
-def _named(entry: object) -> tuple[str, str]:
+def _is_output(value: object) -> bool:
+    return isinstance(value, _TYPES) and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _named(entry: object) -> tuple[str, Value]:
     """Name and value of one metric; an empty name if it is malformed."""
     if not isinstance(entry, dict):
         return "", ""
     name, value = entry.get("name"), entry.get("value")
-    if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int | float):
+    if not isinstance(name, str) or not isinstance(value, _TYPES):
         return "", ""
-    return name, str(value)
+    return name, value_of(value) if isinstance(value, str) else value
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -191,8 +220,8 @@ def _named(entry: object) -> tuple[str, str]:
 
 def _checked(
     progress: float | None,
-    metrics: Mapping[str, Metric] | None,
-    outputs: Mapping[str, str] | None,
+    metrics: Mapping[str, Given] | None,
+    outputs: Mapping[str, Given] | None,
     remaining_seconds: float | None,
 ) -> Report:
     done = _number("progress", progress)
@@ -206,8 +235,8 @@ def _checked(
     return Report(
         progress=None if done is None else int(done),
         remaining_seconds=None if left is None else min(math.ceil(left), MAX_SECONDS),
-        metrics={_name("metrics", name): _value(name, value) for name, value in (metrics or {}).items()},
-        outputs={_name("outputs", name): _text(name, value) for name, value in (outputs or {}).items()},
+        metrics={_name("metrics", name): _metric(name, value) for name, value in (metrics or {}).items()},
+        outputs={_name("outputs", name): _output(name, value) for name, value in (outputs or {}).items()},
     )
 
 
@@ -224,26 +253,34 @@ def _name(argument: str, name: object) -> str:
     return name
 
 
-def _value(name: str, value: Metric) -> str:
-    if isinstance(value, str):
-        text = value
-    else:
-        try:
-            try:
-                text = str(value.__index__())  # type: ignore[attr-defined]  # ints of any library; a bool is 0 or 1
-            except (AttributeError, TypeError):
-                text = repr(float(value))  # repr of a NumPy float would name its type
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"metrics[{name!r}] is neither a number nor text: {value!r}") from error
+def _metric(name: str, given: Given) -> Value:
+    value = _value("metrics", name, given)
+    text = text_of(value)
     if not text or len(text) > MAX_VALUE:
         raise ValueError(f"metrics[{name!r}] must be 1 to {MAX_VALUE} characters long, not {len(text)}: {text[:80]!r}")
-    return text
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"outputs[{name!r}] must be text, such as a URI, not {value!r}")
     return value
+
+
+def _output(name: str, given: Given) -> Value:
+    value = _value("outputs", name, given)
+    if not _is_output(value):
+        raise ValueError(f"outputs[{name!r}] must be finite, not {value!r}: JSON has no such number")
+    return value
+
+
+def _value(argument: str, name: str, given: Given) -> Value:
+    """The truth value, number or text; scalars of NumPy, JAX and Torch are those of Python afterwards."""
+    if isinstance(given, str):
+        return str(given)
+    try:
+        if isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool"):
+            return bool(given)
+        try:
+            return int(given.__index__())  # type: ignore[attr-defined]  # ints of any library
+        except (AttributeError, TypeError):
+            return float(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{argument}[{name!r}] is no truth value, number or text: {given!r}") from error
 
 
 # --- state ---------------------------------------------------------------------------------------------------------
@@ -258,8 +295,8 @@ class _Reporter:
         self._progress: int | None = None
         self._remaining: int | None = None
         # Name to (number of the call that set it, value), the longest unchanged first.
-        self._metrics: dict[str, tuple[int, str]] = {}
-        self._outputs: dict[str, str] = {}
+        self._metrics: dict[str, tuple[int, Value]] = {}
+        self._outputs: dict[str, Value] = {}
         self._warned: set[str] = set()
         self.poster = _Poster(self.warn)
 
@@ -304,7 +341,10 @@ class _Reporter:
         bare = _encode(_message(self._progress, self._remaining, [], self._outputs))
         room = MAX_BYTES - len(bare) - len('"metrics":[],')
         kept = list(self._metrics)
-        size = {name: len(_encode({"name": name, "value": value})) + 1 for name, (_, value) in self._metrics.items()}
+        size = {
+            name: len(_encode({"name": name, "value": text_of(value)})) + 1
+            for name, (_, value) in self._metrics.items()
+        }
         total = sum(size.values())
         for name in sorted(self._metrics, key=lambda name: (self._metrics[name][0], -size[name])):
             if total <= room:
@@ -324,7 +364,7 @@ class _Reporter:
 
 
 def _message(
-    progress: int | None, remaining: int | None, metrics: list[tuple[str, str]], outputs: Mapping[str, str]
+    progress: int | None, remaining: int | None, metrics: list[tuple[str, Value]], outputs: Mapping[str, Value]
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
         "trainjob": VERSION,
@@ -335,7 +375,7 @@ def _message(
     if remaining is not None:
         message["estimatedRemainingSeconds"] = remaining
     if metrics:
-        message["metrics"] = [{"name": name, "value": value} for name, value in metrics]
+        message["metrics"] = [{"name": name, "value": text_of(value)} for name, value in metrics]
     if outputs:
         message["outputs"] = outputs
     return message

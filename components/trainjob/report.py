@@ -6,6 +6,7 @@ looks like a secret is left out of everything.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -101,7 +102,7 @@ class Report:
         key: Which piece of work it is, where it was launched with trainjob.
         spec: What it is to run, in short.
         metrics: What the training reported.
-        outputs: Name -> URI.
+        outputs: Name -> URI, other text, a number or a truth value.
         ranks: Its pods.
         events: The latest last.
         given_up: Whether its step has failed at the first crash, and it was suspended, see `trainjob.launch.give_up`.
@@ -113,8 +114,8 @@ class Report:
     taken: datetime
     key: str = ""
     spec: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float | str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
+    outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
     ranks: Sequence[Rank] = ()
     events: Sequence[Event] = ()
     given_up: bool = False
@@ -221,11 +222,8 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         now,
         key=_text(mapping(trainjob, "metadata", "annotations").get(KEY)),
         spec=dict(_spec(trainjob)),
-        metrics={
-            _text(name): _masked(_text(value)) if isinstance(value, str) else value
-            for name, value in left.metrics.items()
-        },
-        outputs={_text(name): _masked(_text(uri)) for name, uri in left.outputs.items()},
+        metrics=_public(left.metrics),
+        outputs=_public(left.outputs),
         ranks=sorted((_rank(pod) for pod in evidence.pods), key=_order),
         events=_events(evidence.events),
         given_up=abandoned is not None,
@@ -365,6 +363,11 @@ def _text(value: object) -> str:
     return "" if value is None else printable(str(value), _LONGEST)
 
 
+def _public(values: Mapping[str, bool | float | str]) -> dict[str, bool | float | str]:
+    """Metrics or outputs, without what looks like a secret."""
+    return {_text(name): _masked(_text(each)) if isinstance(each, str) else each for name, each in values.items()}
+
+
 def _iso(time: datetime | None) -> str | None:
     return time.isoformat().replace("+00:00", "Z") if time else None
 
@@ -388,7 +391,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short, "color": _color}
+    filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short, "color": _color, "rounded": rounded}
     environment.filters |= filters
     return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))
 
@@ -402,6 +405,22 @@ def _color(rank: Rank, diagnosis: Diagnosis) -> str:
 
 def _moment(time: datetime | None) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if time else ""
+
+
+def numeric(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those metrics or outputs that are finite numbers."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def rounded(value: float | str) -> str:
+    """A metric or an output for people: numbers with six digits, truth values as in JSON."""
+    if isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else str(value).lower()
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
 def short(seconds: float) -> str:

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from trainjob.progress import value_of
+
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
 """Annotation of a job that `trainjob.launch.cancel` has suspended or deleted. Launching its key again resumes a
@@ -82,7 +84,7 @@ class Observation:
         finished: When it ended; None before.
         progress: Percentage that the training script reported, 0..100.
         remaining_seconds: The script's own estimate.
-        metrics: The script's metrics, by name, as text.
+        metrics: The script's metrics, by name: truth values, numbers, text.
         has_run: Whether its pods were seen running, now or earlier, or have reported progress.
         pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.
         stuck: Whether it cannot get on unless a person changes something; `message` says what.
@@ -99,7 +101,7 @@ class Observation:
     finished: datetime | None = None
     progress: float | None = None
     remaining_seconds: float | None = None
-    metrics: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
     has_run: bool = False
     pods_gone: bool = False
     stuck: bool = False
@@ -244,7 +246,7 @@ def _reported(trainer_status: Mapping[str, Any], previous: Observation | None) -
         "progress": _number(trainer_status, "progressPercentage"),
         "remaining_seconds": _number(trainer_status, "estimatedRemainingSeconds"),
         "metrics": {
-            str(metric["name"]): str(metric.get("value", ""))
+            str(metric["name"]): value_of(str(metric.get("value", "")))
             for metric in mappings(trainer_status, "metrics")
             if "name" in metric
         },

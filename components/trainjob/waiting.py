@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -71,8 +71,8 @@ class TrainJobResult:
         name: Its name.
         uid: Its UID.
         attempt: Ordinal of the attempt.
-        metrics: The training script's metrics, as numbers where they are.
-        outputs: The script's outputs: name -> URI.
+        metrics: The training script's metrics: truth values, numbers, text.
+        outputs: The script's outputs: name -> URI, other text, a number or a truth value.
         seconds: From creation to the end: ``queued``, ``total``.
     """
 
@@ -80,8 +80,8 @@ class TrainJobResult:
     name: str
     uid: str
     attempt: int
-    metrics: Mapping[str, float | str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
+    outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -334,8 +334,10 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
         ref.name,
         ref.uid,
         ref.attempt,
-        metrics={name: _number(value) for name, value in {**observation.metrics, **report.metrics}.items()},
-        outputs={name: claims.as_claim(uri) for name, uri in report.outputs.items()},
+        metrics={**observation.metrics, **report.metrics},
+        outputs={
+            name: claims.as_claim(value) if isinstance(value, str) else value for name, value in report.outputs.items()
+        },
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
     )
 
@@ -350,9 +352,3 @@ def _report(evidence: Evidence) -> progress.Report:
                 if report := progress.read(str(message)):
                     return report
     return progress.Report()
-
-
-def _number(value: str) -> float | str:
-    with suppress(ValueError):
-        return float(value)
-    return value

@@ -47,7 +47,7 @@ def main() -> None:
                 f"TrainJob {result.namespace}/{result.name} is complete, and rank 0 has left no outputs: its "
                 "termination message was overwritten, or its pod is gone"
             )
-        _deliver(executor_input["outputs"], json.loads(said))
+        _deliver(executor_input["outputs"], json.loads(str(said)))
 
 
 def _command(options: Mapping[str, Any], executor_input: Mapping[str, Any]) -> list[str]:

@@ -44,9 +44,9 @@ def test_each_run_starts_from_the_champion(
     params = {"workspace": (tmp_path / "w").as_uri(), "models": (tmp_path / "m").as_uri()}
     first = run(example(), **params, epochs=1)
     assert first.state == "success", first.log[-6000:]
-    assert first.xcoms["initialize_model"]["outputs"]["fresh"] == "true"
+    assert first.xcoms["initialize_model"]["outputs"]["fresh"] is True
     assert first.xcoms["export_model"]["outputs"] | {"uri": "", "digest": "", "reason": ""} == {
-        "name": "digits", "version": "1", "promoted": "true", "uri": "", "digest": "", "reason": "",
+        "name": "digits", "version": "1", "promoted": True, "uri": "", "digest": "", "reason": "",
     }  # fmt: skip
     assert "rank 1 of 2 starts" in first.log
 
@@ -66,7 +66,7 @@ def test_each_run_starts_from_the_champion(
     assert "rank 1 of 2 starts" in second.log
     assert sorted(deferred) == sorted(second.xcoms[task.task_id]["name"] for task in dag.tasks)
     started_from = second.xcoms["initialize_model"]["outputs"]
-    assert (started_from["fresh"], started_from["version"]) == ("false", "1")
+    assert (started_from["fresh"], started_from["version"]) == (False, "1")
     assert started_from["digest"] == first.xcoms["export_model"]["outputs"]["digest"]
 
     one, two = connect().list("digits")

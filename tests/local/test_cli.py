@@ -217,6 +217,29 @@ def test_a_run_as_json_lines(trainjob: Shell) -> None:
     assert result["name"] == launched["name"]
 
 
+def test_metrics_and_outputs_have_one_type_in_every_answer(trainjob: Shell) -> None:
+    metrics = {"loss": 1 / 3, "steps": 7, "stopped": True, "kind": "x", "gap": "nan"}
+    outputs = {"model": "s3://m", "promoted": False, "shards": 3}
+    code = f"from trainjob.progress import report; report(progress=50, metrics={metrics}, outputs={outputs})"
+    said = events(trainjob("run", "--json", "--key", "k", *STEP, "--", sys.executable, "-c", code))
+    (progress,) = [event for event in said if event["event"] == "progress"]
+    (listed,) = trainjob.json("list")["jobs"]
+    answers = [
+        progress,
+        said[-1],
+        listed,
+        *(trainjob.json(command, said[-1]["name"]) for command in ("status", "diagnose")),
+    ]
+    for answer in answers:
+        assert json.dumps(answer["metrics"], sort_keys=True) == json.dumps(metrics, sort_keys=True)
+    for answer in answers:
+        if "outputs" in answer:
+            assert json.dumps(answer["outputs"], sort_keys=True) == json.dumps(outputs, sort_keys=True)
+    shown = trainjob("status", said[-1]["name"])
+    assert "loss 0.333333  steps 7  stopped true" in shown
+    assert "promoted false" in shown
+
+
 def test_a_spec_file_and_no_logs(trainjob: Shell) -> None:
     Path(trainjob.home, "hello.yaml").write_text("runtime: trainjob-step\ncommand: [echo, $(GREETING)]\n")
     out, err = trainjob.both("run", "hello.yaml", "--env", "GREETING=hei", "--no-logs")

@@ -231,8 +231,9 @@ def test_an_export_is_signed_once(registry: Registry, tmp_path: Path) -> None:
     assert len(registry.list("m")) == 2
 
 
-def _outputs(path: Path) -> dict[str, str]:
-    return dict(json.loads(path.read_text())["outputs"])
+def _outputs(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())["outputs"]
+    return found
 
 
 def test_the_programs(registry: Registry, tmp_path: Path, python: str) -> None:
@@ -241,7 +242,7 @@ def test_the_programs(registry: Registry, tmp_path: Path, python: str) -> None:
     _model(tmp_path / "out")
     (tmp_path / "metrics.json").write_text('{"acc": 0.5}')
 
-    def run(*arguments: str) -> tuple[int, str, str, dict[str, str]]:
+    def run(*arguments: str) -> tuple[int, str, str, dict[str, Any]]:
         import os
 
         log = tmp_path / "termination"
@@ -257,7 +258,7 @@ def test_the_programs(registry: Registry, tmp_path: Path, python: str) -> None:
     code, out, err, outputs = run(*exporting, "--metrics", "@metrics.json", "--alias", "champion", "--metric", "acc")
     assert (code, err) == (0, "")
     assert "version 1 of 'm'" in out
-    assert (outputs["version"], outputs["promoted"], outputs["name"]) == ("1", "true", "m")
+    assert (outputs["version"], outputs["promoted"], outputs["name"]) == ("1", True, "m")
     code, out, err, outputs = run("initialize-model", "--source", "models:/m@champion", "--target", "in")
-    assert (code, err, outputs["fresh"], outputs["version"]) == (0, "", "false", "1")
+    assert (code, err, outputs["fresh"], outputs["version"]) == (0, "", False, "1")
     assert outputs["uri"] == (tmp_path / "in").as_uri()

@@ -23,7 +23,7 @@ from trainjob.cli.commands import parse_spec, slug_of
 from trainjob.cli.live import LiveView, Timeline, printable
 from trainjob.cli.options import duration, job_name, pair
 from trainjob.cli.program import exit_code, program
-from trainjob.cli.texts import as_json, number, table
+from trainjob.cli.texts import as_json, table
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import (
     BackendUnavailable,
@@ -41,7 +41,7 @@ from trainjob.errors import (
 )
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
-from trainjob.report import short
+from trainjob.report import numeric, rounded, short
 from trainjob.status import Observation, Phase
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -309,10 +309,22 @@ def test_short_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1797.0, "1797"), (0.912345678, "0.912346"), (1e-7, "1e-07"), (float("nan"), "nan"), ("adam", "adam")],
+    [
+        (1797.0, "1797"),
+        (0.912345678, "0.912346"),
+        (1e-7, "1e-07"),
+        (float("nan"), "nan"),
+        ("adam", "adam"),
+        (7, "7"),
+        (True, "true"),
+    ],
 )
 def test_numbers(value: float | str, text: str) -> None:
-    assert number(value) == text
+    assert rounded(value) == text
+
+
+def test_metrics_that_can_be_compared() -> None:
+    assert numeric({"a": 0.5, "b": 7, "c": True, "d": "x", "e": float("nan")}) == {"a": 0.5, "b": 7}
 
 
 def test_json_has_no_nan() -> None:

@@ -91,7 +91,7 @@ def test_calls_add_up_and_later_values_win(log: Path) -> None:
     report()
     answer = said(log)
     assert answer.progress == 20
-    assert answer.metrics == {"lr": "1", "loss": "2"}
+    assert answer.metrics == {"lr": 1, "loss": 2}
     assert answer.outputs == {"a": "file:///2", "b": "file:///b"}
 
 
@@ -115,7 +115,9 @@ def test_a_shorter_message_leaves_nothing_of_the_longer_one(log: Path) -> None:
         (math.inf, "inf"),
         (-math.inf, "-inf"),
         (0.1, "0.1"),
-        (True, "1"),
+        (True, "true"),
+        (np.bool_(False), "false"),
+        (np.array(True), "true"),
         (10**30, "1" + "0" * 30),
         (np.float64(0.5), "0.5"),
         (np.float32(0.5), "0.5"),
@@ -126,11 +128,31 @@ def test_a_shorter_message_leaves_nothing_of_the_longer_one(log: Path) -> None:
 )
 def test_numbers(log: Path, value: Any, text: str) -> None:
     report(metrics={"m": value})
-    assert said(log).metrics == {"m": text}
+    assert json.loads(log.read_text())["metrics"] == [{"name": "m", "value": text}]
+    read_back = said(log).metrics["m"]
+    assert progress.text_of(read_back) == text
+    assert type(read_back) is (bool if text in ("true", "false") else int if text.isdecimal() else float)
+
+
+@pytest.mark.parametrize("text", ["adam", "1_000", "true story", "0x10", "1,5", "s3://b/1"])
+def test_text_stays_text(log: Path, text: str) -> None:
+    report(metrics={"m": text}, outputs={"o": text})
+    assert (said(log).metrics, said(log).outputs) == ({"m": text}, {"o": text})
+
+
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [(True, True), (np.bool_(True), True), (7, 7), (np.int64(7), 7), (0.5, 0.5), (np.float32(0.5), 0.5), ("7", "7")],
+)
+def test_outputs_keep_their_type(log: Path, given: Any, there: object) -> None:
+    report(outputs={"o": given})
+    (read_back,) = said(log).outputs.values()
+    assert (type(read_back), read_back) == (type(there), there)
 
 
 NAMES = st.text(min_size=1, max_size=64)
 VALUES = st.one_of(st.floats(), st.integers(-(10**60), 10**60), st.text(min_size=1, max_size=64), st.booleans())
+OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers(-(10**30), 10**30))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -141,7 +163,7 @@ VALUES = st.one_of(st.floats(), st.integers(-(10**60), 10**60), st.text(min_size
             optional={
                 "progress": st.floats(0, 100),
                 "metrics": st.dictionaries(NAMES, VALUES, max_size=60),
-                "outputs": st.dictionaries(NAMES, st.text(min_size=1, max_size=80), max_size=3),
+                "outputs": st.dictionaries(NAMES, OUTPUTS, max_size=3),
                 "remaining_seconds": st.floats(0, 1e300),
             },
         ),
@@ -152,7 +174,7 @@ VALUES = st.one_of(st.floats(), st.integers(-(10**60), 10**60), st.text(min_size
 def test_whatever_is_said_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
     progress._reporter = progress._Reporter()
     expected_progress: int | None = None
-    outputs: dict[str, str] = {}
+    outputs: dict[str, Any] = {}
     metrics: dict[str, str] = {}
     for call in calls:
         try:
@@ -164,11 +186,12 @@ def test_whatever_is_said_fits_and_reads_back(log: Path, calls: list[dict[str, A
             expected_progress = int(call["progress"])
         outputs |= call.get("outputs", {})
         for name, value in call.get("metrics", {}).items():
-            metrics[name] = progress._value(name, value)
+            metrics[name] = progress.text_of(value)
         answer = said(log)
         assert answer.progress == expected_progress
         assert answer.outputs == outputs
-        assert answer.metrics.items() <= metrics.items()
+        for name, value in answer.metrics.items():
+            assert progress.text_of(value) == progress.text_of(progress.value_of(metrics[name]))
         if len(answer.metrics) < len(metrics):
             worst = min(len(json.dumps({"name": n, "value": v})) for n, v in metrics.items() if n not in answer.metrics)
             assert len(log.read_bytes()) + worst > 3800, "nothing is dropped that would have fitted easily"
@@ -225,6 +248,8 @@ def test_outputs_are_refused_where_nobody_listens_too() -> None:
         ({"outputs": {"": "file:///x"}}, "outputs"),
         ({"outputs": {"model": None}}, "outputs"),
         ({"outputs": {"model": Path("/x")}}, "outputs"),
+        ({"outputs": {"model": math.nan}}, "outputs"),
+        ({"outputs": {"model": [1, 2]}}, "outputs"),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(log: Path, arguments: dict[str, Any], words: str) -> None:
@@ -305,7 +330,7 @@ def test_concurrent_calls_lose_nothing_and_readers_see_whole_messages(log: Path)
     stop.set()
     watcher.join()
     metrics = said(log).metrics
-    assert {f"t{n}": "99" for n in range(8)}.items() <= metrics.items()
+    assert {f"t{n}": 99 for n in range(8)}.items() <= metrics.items()
     assert whole > 0
     assert halves <= whole // 10
 
@@ -331,7 +356,7 @@ go.set()
 sys.exit(os.waitstatus_to_exitcode(status))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=30)
-    assert said(tmp_path / "child") == Report(metrics={"m": "1"}, updated=said(tmp_path / "child").updated)
+    assert said(tmp_path / "child") == Report(metrics={"m": 1}, updated=said(tmp_path / "child").updated)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -364,10 +389,11 @@ def test_anything_else_is_not_ours(text: str) -> None:
 def test_reading_ignores_what_it_does_not_know() -> None:
     text = """
     {"trainjob": 1, "new": {"a": [1]}, "progressPercentage": 12.7, "estimatedRemainingSeconds": -4, "outputs":
-     {"model": "s3://m", "bad": 3}, "metrics": [{"name": "loss", "value": 0.5, "unit": "nats"}, 5, {"name": "x"},
-     {"value": "1"}, {"name": "t", "value": true}, {"name": "nan", "value": NaN}], "lastUpdatedTime": 5}
+     {"model": "s3://m", "bad": [3], "worse": NaN}, "metrics":
+     [{"name": "loss", "value": 0.5, "unit": "nats"}, 5, {"name": "x"},
+     {"value": "1"}, {"name": "t", "value": true}, {"name": "n", "value": null}], "lastUpdatedTime": 5}
     """
-    assert read(text) == Report(progress=12, metrics={"loss": "0.5", "nan": "nan"}, outputs={"model": "s3://m"})
+    assert read(text) == Report(progress=12, metrics={"loss": 0.5, "t": True}, outputs={"model": "s3://m"})
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1", "101", '"5"', "true", "null", "[]", "1e999"])

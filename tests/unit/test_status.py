@@ -215,7 +215,7 @@ def test_what_the_script_reported() -> None:
     }
     running = observe(job(counts(ready=1), trainerStatus=status))
     assert (running.progress, running.remaining_seconds) == (40, 90)
-    assert running.metrics == {"loss": "0.5", "epoch": "3"}
+    assert running.metrics == {"loss": 0.5, "epoch": 3}
     assert observe(job(conditions=[COMPLETE]), running).metrics == running.metrics
     assert observe(job(counts(ready=1))).progress is None
 

@@ -121,13 +121,13 @@ def register(
 
     It is registered once: the same command again shows the same version.
     """
-    from trainjob.data import transfer
+    from trainjob.data import content, transfer
     from trainjob.errors import ConfigurationError
     from trainjob.registry import connect
     from trainjob.registry.base import check_metrics
 
     place = _place(location)
-    known = transfer.check_digest(digest)
+    known = content.check_digest(digest)
     if known is None:
         manifest = transfer.read_manifest(place)
         if manifest is None:

@@ -14,7 +14,7 @@ import yaml
 from trainjob.backends.base import TrainJob
 from trainjob.crashes import printable
 from trainjob.manifest import KEY, JobRef
-from trainjob.report import Event, Rank, Report, facts, seconds_of, short
+from trainjob.report import Event, Rank, Report, facts, rounded, seconds_of, short
 from trainjob.status import Phase, observe
 from trainjob.waiting import TrainJobResult
 
@@ -30,13 +30,6 @@ PHASE_COLOURS = {
     Phase.RESTARTING: "magenta",
 }
 _RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
-
-
-def number(value: float | str) -> str:
-    """A metric as people write it."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
 def describe(trainjob: TrainJob) -> dict[str, Any]:
@@ -149,7 +142,7 @@ def progress_text(progress: float | None, remaining: float | None) -> str:
 
 def joined(values: Mapping[str, float | str]) -> str:
     """``loss 0.31  accuracy 0.9``."""
-    return "  ".join(f"{name} {number(value)}" for name, value in values.items())
+    return "  ".join(f"{name} {rounded(value)}" for name, value in values.items())
 
 
 def result_text(result: TrainJobResult) -> str:
@@ -161,7 +154,7 @@ def result_text(result: TrainJobResult) -> str:
     for title, values in (("metrics", result.metrics), ("outputs", result.outputs)):
         width = max(map(len, values), default=0)
         lines += [f"{title}:"] if values else []
-        lines += [f"  {name:<{width}}  {number(value)}" for name, value in values.items()]
+        lines += [f"  {name:<{width}}  {rounded(value)}" for name, value in values.items()]
     return "\n".join(lines)
 
 

@@ -118,7 +118,9 @@ def _report(moved: Mapping[str, str]) -> None:
     said = progress.read(Path(path).read_text(errors="replace")) if path and Path(path).exists() else None
     if said is None:
         return
-    outputs = {name: _elsewhere(value, moved) for name, value in said.outputs.items()}
+    outputs = {
+        name: _elsewhere(value, moved) if isinstance(value, str) else value for name, value in said.outputs.items()
+    }
     if outputs != said.outputs:
         progress.report(
             progress=said.progress,

@@ -41,7 +41,7 @@ def export_model(
     namespace: str = "",
     owned_by_run: bool = False,
     task_config: dsl.TaskConfig = None,
-) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("promoted", str), ("reason", str)]):
+) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("promoted", bool), ("reason", str)]):
     """Store a trained model, register it as a version, and give it an alias if it is better. Done twice, done once.
 
     Args:
@@ -83,7 +83,7 @@ def export_model(
         uri: Where the model is stored.
         digest: sha256:<root digest>.
         version: Its version in the registry.
-        promoted: true or false: whether the alias points to it.
+        promoted: Whether the alias points to it.
         reason: Why, or why not.
     """
     given = dict(locals())

@@ -35,7 +35,7 @@ def initialize_model(
     namespace: str = "",
     owned_by_run: bool = False,
     task_config: dsl.TaskConfig = None,
-) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("fresh", str)]):
+) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("fresh", bool)]):
     """Bring a model to where training finds it, whole and checked.
 
     Args:
@@ -69,7 +69,7 @@ def initialize_model(
         uri: Where the model is now; empty for a fresh start.
         digest: sha256:<root digest>.
         version: Its version in the registry, if it is registered.
-        fresh: true or false.
+        fresh: Whether there is no model yet, and if_missing says so: training starts without one.
     """
     given = dict(locals())
     from trainjob_kfp.runtime import run_initialize

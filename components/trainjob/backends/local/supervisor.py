@@ -185,7 +185,7 @@ class Supervisor:
         reported = {
             "progressPercentage": report.progress,
             "estimatedRemainingSeconds": report.remaining_seconds,
-            "metrics": [{"name": name, "value": value} for name, value in report.metrics.items()],
+            "metrics": [{"name": name, "value": progress.text_of(value)} for name, value in report.metrics.items()],
             "lastUpdatedTime": report.updated,
         }
         self.status["trainerStatus"] = {name: value for name, value in reported.items() if value is not None}
