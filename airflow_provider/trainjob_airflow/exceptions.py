@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 if TYPE_CHECKING:
+    from trainjob import Diagnosis
     from trainjob.errors import RetryVerdict, TrainJobError
 
 
@@ -16,11 +17,16 @@ class TrainJobFailure(AirflowException):
     Attributes:
         verdict: Who has to act before another try can succeed; None where nothing is known of it. See
             `trainjob.RetryVerdict`, and `trainjob_airflow.retries.TrainJobRetryPolicy`, which goes by it.
+        diagnosis: Why the job failed: category, rank, exit code, last lines, advice; None where no job has failed (a
+            timeout, an outage). For callbacks, which find the exception in their context.
     """
 
-    def __init__(self, message: str = "", verdict: RetryVerdict | None = None) -> None:
+    def __init__(
+        self, message: str = "", verdict: RetryVerdict | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
         super().__init__(message)
         self.verdict = verdict
+        self.diagnosis = diagnosis
 
 
 class TrainJobTimeout(TrainJobFailure):
@@ -28,7 +34,19 @@ class TrainJobTimeout(TrainJobFailure):
 
 
 class TrainJobFatal(AirflowFailException):
-    """It is certain not to work until a person changes something (code, spec, rights), so Airflow does not retry."""
+    """It is certain not to work until a person changes something (code, spec, rights), so Airflow does not retry.
+
+    Attributes:
+        verdict: See `TrainJobFailure`.
+        diagnosis: See `TrainJobFailure`; None also where the job was refused.
+    """
+
+    def __init__(
+        self, message: str = "", verdict: RetryVerdict | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.diagnosis = diagnosis
 
 
 def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowException:
@@ -41,11 +59,12 @@ def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowE
         error: What happened.
         user_errors: Whether failures of the training code that are not certain to come again are retried.
     """
-    from trainjob.errors import TimedOut
+    from trainjob.errors import TimedOut, TrainJobFailed
 
+    diagnosis = error.diagnosis if isinstance(error, TrainJobFailed) else None
     if isinstance(error, TimedOut):
         # Also RunTimeout, whose verdict is "user": that is how Airflow treats a task's execution_timeout.
         return TrainJobTimeout(str(error), error.retry)
     if error.retry.retried(user_errors=user_errors):
-        return TrainJobFailure(str(error), error.retry)
-    return TrainJobFatal(str(error))
+        return TrainJobFailure(str(error), error.retry, diagnosis)
+    return TrainJobFatal(str(error), error.retry, diagnosis)

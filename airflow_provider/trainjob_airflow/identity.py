@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import conf
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 
     from trainjob import JobRef
 
+_LABEL = 63  # characters of a label's value
 _KEY, _JOB, _DEFERRED = "trainjob_key", "trainjob", "trainjob_deferred"
 
 # Marked by a person, or cleared while it ran (restarting). All other states lead to another try: a scheduler resets the
@@ -23,16 +26,46 @@ def key_of(context: Context) -> str:
 
     Where Airflow keeps a state for tasks (3.3), the key of the first try stands, whatever the deployment is called by
     then; elsewhere it is the same as long as ``[trainjob] deployment`` and ``[api] base_url`` are.
+
+    In a loop of tasks (Airflow 3.4) each iteration is a piece of work.
     """
-    store = _store(context)
+    loop = _iteration(context)
+    store = _store(context) if not loop else None
     stored = store.get(_KEY) if store is not None else None
     if isinstance(stored, str):
         return stored
     ti = context["ti"]
-    key = f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/{ti.map_index}/{ti.task_id}"
+    key = f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/{ti.map_index}{loop}/{ti.task_id}"
     if store is not None:
         store.set(_KEY, key)
     return key
+
+
+def _iteration(context: Context) -> str:
+    """Which iteration of a loop of tasks this is, as a part of the key; empty outside of loops.
+
+    Airflow 3.4 runs the same task instance again under ``loop.region_id`` (new for each rerun) and ``loop.index``.
+    """
+    loop: Any = context.get("loop")
+    return f"/{loop.region_id}/{loop.index}" if loop is not None else ""
+
+
+def labels_of_task(context: Context) -> dict[str, str]:
+    """Labels that say which try of which task this is, as Airflow's `KubernetesPodOperator` puts them on its pods."""
+    ti = context["ti"]
+    values = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "try_number": str(ti.try_number)}
+    if ti.map_index is not None and ti.map_index >= 0:
+        values["map_index"] = str(ti.map_index)
+    return {name: _label(value) for name, value in values.items()}
+
+
+def _label(value: str) -> str:
+    """A value that Kubernetes takes, made as `KubernetesPodOperator` makes it, so that one selector finds both."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "", value).strip("_.-")
+    if safe == value and len(safe) <= _LABEL:
+        return safe
+    digest = hashlib.md5(value.encode(), usedforsecurity=False).hexdigest()[:9]
+    return f"{safe[: _LABEL - len(digest) - 1]}-{digest}"
 
 
 def remember(context: Context, ref: JobRef) -> None:

@@ -37,13 +37,20 @@ class RunningJob:
     def __str__(self) -> str:
         return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
 
-    def launch(self, spec: TrainJobSpec, first_attempt: int) -> JobRef:
+    def launch(self, spec: TrainJobSpec, first_attempt: int, origin: dict[str, str]) -> JobRef:
         """See `trainjob.launch.launch`."""
         from trainjob.launch import launch
 
         client = self.client
         self._launching = client.start(
-            lambda: launch(client.backend, spec, self.key, namespace=client.namespace, first_attempt=first_attempt)
+            lambda: launch(
+                client.backend,
+                spec,
+                self.key,
+                namespace=client.namespace,
+                first_attempt=first_attempt,
+                origin=origin,
+            )
         )
         self.ref = self._launching.result()
         if self._killed:
@@ -76,6 +83,13 @@ class RunningJob:
             raise DeadlineReached from None
         finally:
             say.end()
+
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen to the job: it has ended, or is gone."""
+        from trainjob.status import observe
+
+        trainjob = self.client.get(self.ref) if self.ref else None
+        return trainjob is None or observe(trainjob).phase.terminal
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """See `trainjob.launch.give_up`."""

@@ -40,6 +40,11 @@ class StrictTemplates(BaseOperator):
                 raise TrainJobFatal(f"the template of {name!r} cannot be rendered: {error}") from None
 
 
+def is_open(value: object) -> bool:
+    """Whether a value is decided when the task runs: a template, or the XCom of another task."""
+    return hasattr(value, "iter_references") or (isinstance(value, str) and ("{{" in value or "{%" in value))
+
+
 def secrets_in(spec: TrainJobSpec) -> Iterator[Problem]:
     """Where a spec holds a secret that came out of a template: everyone who can see the job could read it.
 

@@ -87,6 +87,7 @@ class TrainJobClient:
         *,
         first_attempt: int = 1,
         after_failure: AfterFailure = "retry",
+        origin: Mapping[str, str] | None = None,
     ) -> JobRef:
         """See `trainjob.launch.launch`."""
         parsed = TrainJobSpec.parse(spec)
@@ -98,6 +99,7 @@ class TrainJobClient:
                 namespace=self.namespace,
                 first_attempt=first_attempt,
                 after_failure=after_failure,
+                origin=origin,
             )
         )
 

@@ -85,7 +85,7 @@ class RetryVerdict(StrEnum):
 _WORDS = {
     RetryVerdict.USER: "not retried: the same code would fail again",
     RetryVerdict.UNKNOWN: "can be retried: the failure may not repeat",
-    RetryVerdict.INFRASTRUCTURE: "can be retried: the cause is outside the training code",
+    RetryVerdict.INFRASTRUCTURE: "can be retried: the cause is outside the job's own code",
     RetryVerdict.PREEMPTED: "can be retried once capacity is available",
     RetryVerdict.QUOTA: "can be retried once quota is available",
     RetryVerdict.CONFIGURATION: "not retried: the configuration must be changed first",

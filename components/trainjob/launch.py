@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -54,6 +55,7 @@ async def launch(
     namespace: str,
     first_attempt: int = 1,
     after_failure: AfterFailure = "retry",
+    origin: Mapping[str, str] | None = None,
 ) -> JobRef:
     """Create the job of `key`, or adopt the one that is there. A fresh launch is one request.
 
@@ -70,6 +72,8 @@ async def launch(
             a name whose job was deleted is then not used again.
         after_failure: When a failed earlier attempt is followed by the next one: always (``retry``), unless its verdict
             is final (``verdict``), or only where the cause lay outside the training code (``infrastructure``).
+        origin: Labels for a new job that say where it comes from, such as DAG, run and try. They replace labels of the
+            spec with the same names, and are no part of it: a job with others is adopted all the same.
 
     Raises:
         SpecMismatch: the attempt that would be adopted was made from another spec.
@@ -88,7 +92,7 @@ async def launch(
                 return ref
             attempt = max(attempt, JobRef.of(latest).attempt + 1)
         try:
-            return JobRef.of(await backend.create(render(spec, key, attempt, namespace)))
+            return JobRef.of(await backend.create(render(spec, key, attempt, namespace, origin=origin)))
         except AlreadyExists:
             earlier = await backend.find(namespace, labels_of(key))
             if not any(job["metadata"]["name"] == job_name(key, attempt) for job in earlier):

@@ -114,8 +114,18 @@ def labels_of(key: str) -> dict[str, str]:
     return {MANAGED_BY: "trainjob", KEY: key_hash(key)}
 
 
-def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[str, Any]:
-    """The TrainJob object of one attempt, as it is sent to the API server."""
+def render(
+    spec: TrainJobSpec, key: str, attempt: int, namespace: str, *, origin: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The TrainJob object of one attempt, as it is sent to the API server.
+
+    Args:
+        spec: What to run.
+        key: Which piece of work this is.
+        attempt: Its ordinal, from 1.
+        namespace: Kubernetes namespace.
+        origin: Labels beside those of the spec, see `trainjob.launch.launch`.
+    """
     if spec.manifest is not None:
         body = spec.manifest.get("spec") or {}
         metadata = spec.manifest.get("metadata") or {}
@@ -129,7 +139,7 @@ def render(spec: TrainJobSpec, key: str, attempt: int, namespace: str) -> dict[s
         "metadata": {
             "name": job_name(key, attempt),
             "namespace": namespace,
-            "labels": {**labels, **labels_of(key), ATTEMPT: str(attempt)},
+            "labels": {**labels, **(origin or {}), **labels_of(key), ATTEMPT: str(attempt)},
             "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(spec)},
             **({"ownerReferences": [spec.owner_reference.api()]} if spec.owner_reference is not None else {}),
         },

@@ -11,6 +11,7 @@ from kfp import dsl
 from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
 
 from trainjob_kfp.image import STEP_IMAGE
+from trainjob_kfp.literals import check_arguments
 
 NOT_IN_THE_CACHES_KEY = ("set_env_variable", "set_accelerator_type", "set_accelerator_limit")
 """What can be set on a task and decides over what is trained, and is no part of the key of KFP's cache (measured on
@@ -38,7 +39,7 @@ def step(configured: Literal["job", "both", "pod"]) -> Callable[[Callable[..., A
             packages_to_install=[],
             task_config_passthroughs=None if configured == "pod" else passthroughs(alone=configured == "job"),
         )
-        return noticing(component)
+        return noticing(component, checked=True)
 
     return decorate
 
@@ -48,19 +49,25 @@ def passthroughs(*, alone: bool) -> list[TaskConfigPassthrough]:
     return [TaskConfigPassthrough(each, not alone or each is TaskConfigField.ENV) for each in TaskConfigField]
 
 
-def noticing(component: Any) -> Any:
+def noticing(component: Any, *, checked: bool = False) -> Any:
     """`component`, whose tasks warn (`UnseenByCache`) of what the cache does not see.
 
     Where the task's caching is off before, or has a key of its own, nothing is said.
+
+    Args:
+        component: Which.
+        checked: Whether it is one of this package's, whose arguments are checked when it is called.
     """
     kind = type(component)
-    component.__class__ = type(kind.__name__, (kind,), {"__call__": _call(kind.__call__)})
+    component.__class__ = type(kind.__name__, (kind,), {"__call__": _call(kind.__call__, checked=checked)})
     return component
 
 
-def _call(original: Callable[..., Any]) -> Callable[..., Any]:
+def _call(original: Callable[..., Any], *, checked: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if checked:
+            check_arguments(self.name, kwargs)
         task = original(self, *args, **kwargs)
         for name in NOT_IN_THE_CACHES_KEY:
             setattr(task, name, _warning(task, name))

@@ -16,6 +16,7 @@ from trainjob.manifest import key_hash
 from trainjob.settings import Settings
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
 _ADDED = "pipelinechannel--"  # name prefix of what a pipeline passes on into its step's constants
 WORKSPACE = "/kfp-workspace"
 """Where KFP mounts a run's workspace (``component.WorkspaceMountPath``)."""
@@ -31,6 +32,7 @@ class Execution:
         key: Names the step's piece of work at `trainjob.launch.launch`.
         run: Id of the run; with kfp.local ``<pipeline>-<time>``.
         task: Name of the task in its pipeline.
+        pipeline: Name of the pipeline.
         parameters: All input parameters, also those that KFP's compiler added.
         local: Run by kfp.local.
     """
@@ -40,6 +42,7 @@ class Execution:
     task: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     local: bool = False
+    pipeline: str = ""
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> Execution:
@@ -51,21 +54,31 @@ class Execution:
         what follows the UUID is cut off.
 
         Raises:
-            ConfigurationError: the process was not started by KFP.
+            ConfigurationError: the process was not started by KFP, or in a way that is not known: a key that were
+                guessed could be that of another run.
         """
         given = _executor_input(argv)
         outputs = (given.get("outputs") or {}).get("artifacts") or {}
         uris = [artifact["uri"] for artifacts in outputs.values() for artifact in artifacts.get("artifacts") or []]
         # On a KFP backend every step has at least the executor's logs. With kfp.local, the file is where they would be.
         uris = uris or [(given.get("outputs") or {}).get("outputFile", "")]
-        *_, run, task, last = uris[0].rstrip("/").split("/")[:-1]
+        parts: list[str] = uris[0].rstrip("/").split("/")[:-1]
+        pipeline, run, task, last = ["", "", "", "", *parts][-4:]
         parameters = (given.get("inputs") or {}).get("parameterValues") or {}
-        if _UUID.fullmatch(last):
-            return cls(f"kfp/{run}/{last}/{task}", run, task, parameters)
-        # kfp.local: <root>/<pipeline>-<time>/<task>/<output>, the same for all iterations of a ParallelFor
-        run, task = task, last
-        iteration = key_hash(json.dumps(parameters, sort_keys=True))
-        return cls(f"kfp/{run}/{iteration}/{task}", run, task, parameters, local=True)
+        if _UUID.fullmatch(last) and _UUID.fullmatch(run):
+            return cls(f"kfp/{run}/{last}/{task}", run, task, parameters, pipeline=pipeline)
+        # kfp.local: <root>/<pipeline>-<time>/[for-loop-1-iteration-0/]<task>/<output>
+        local = _of_local_run(parts)
+        if len(local) < 2:
+            raise ConfigurationError(
+                f"the location of this step's outputs, {uris[0]}, is neither that of a run on a KFP backend "
+                "(…/<pipeline>/<run id>/<task>/<uuid>/<output>) nor that of kfp.local "
+                "(…/<pipeline>-<time>/<task>/<output>), so which run the step belongs to cannot be told"
+            )
+        run, *loops, task = local
+        iteration = "/".join([*loops, key_hash(json.dumps(parameters, sort_keys=True))])
+        pipeline = _LOCAL_RUN.sub(r"\1", run)
+        return cls(f"kfp/{run}/{iteration}/{task}", run, task, parameters, local=True, pipeline=pipeline)
 
     def after_failure(self, *, user_errors: bool) -> AfterFailure:
         """What to do with an attempt that failed before.
@@ -118,6 +131,12 @@ class Execution:
         return {value for value in added if isinstance(value, float) and value.is_integer()}
 
 
+def _of_local_run(parts: Sequence[str]) -> list[str]:
+    """The last parts of a path of kfp.local, from the run's name on; none where there is no such name."""
+    runs = [number for number, part in enumerate(parts) if _LOCAL_RUN.fullmatch(part)]
+    return list(parts[runs[-1] :]) if runs else []
+
+
 def _executor_input(argv: Sequence[str]) -> dict[str, Any]:
     for i, argument in enumerate(argv):
         option, _, value = argument.partition("=")
@@ -141,11 +160,11 @@ def artifact_location(uri: str) -> str:
     """Where a job writes the artifact with this URI.
 
     That of kfp.local is a path on the machine that runs the pipeline, which a cluster's nodes cannot reach: there it is
-    ``<TRAINJOB_WORKSPACE>/<pipeline>-<time>/<task>/<output>``.
+    ``<TRAINJOB_WORKSPACE>/<pipeline>-<time>/<task>/<output>``, with the iteration of a loop before the task.
     """
     workspace = Settings().workspace or "file://"
     if uri.startswith("/") and not workspace.startswith("file://"):
-        return "/".join([workspace.rstrip("/"), *Path(uri).parts[-3:]])
+        return "/".join([workspace.rstrip("/"), *_of_local_run(Path(uri).parts)])
     return location(uri)
 
 
@@ -154,3 +173,12 @@ def location(uri: str) -> str:
     if uri.startswith("minio://"):
         return "s3" + uri.removeprefix("minio")
     return Path(uri).as_uri() if uri.startswith("/") else uri
+
+
+def as_text(value: Any) -> Any:
+    """A number or truth value as the text that command lines and environments are made of."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ from trainjob.diagnosis import Diagnosis
 from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
 from trainjob.launch import give_up
 from trainjob.manifest import JobRef
-from trainjob.report import page
+from trainjob.report import page, rounded
 from trainjob.spec import OwnerReference
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import say
-from trainjob_kfp.stopping import StopWithStep
+from trainjob_kfp.stopping import StopWithStep, origin_of
 
 ACTIONS = ("suspend", "cancel", "keep")
 """What can become of a job when its step ends before it."""
@@ -63,7 +62,7 @@ def run_job(
         if parameters["owned_by_run"]:
             spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
-        ref = client.launch(spec, execution.key, after_failure=again)
+        ref = client.launch(spec, execution.key, after_failure=again, origin=origin_of(execution))
         stop.job = client.get(ref)
         client.start(stop.keep_ready)
         say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
@@ -190,11 +189,5 @@ def _progress(observation: Observation) -> str:
         parts.append(f"{observation.progress:g} %")
         if observation.remaining_seconds:
             parts.append(f"about {timedelta(seconds=round(observation.remaining_seconds))} left")
-    parts += [f"{name} {_short(value)}" for name, value in observation.metrics.items()]
+    parts += [f"{name} {rounded(value)}" for name, value in observation.metrics.items()]
     return ", ".join(parts)
-
-
-def _short(value: str) -> str:
-    with suppress(ValueError):
-        return f"{float(value):.6g}"
-    return value

@@ -17,16 +17,19 @@ from typing import Any, Literal
 from pydantic.alias_generators import to_snake
 
 from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
+from trainjob.data.checks import check_options
 from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
 from trainjob.launch import CancelAction
+from trainjob.report import numeric
 from trainjob_kfp import task_config
-from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, location
+from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
 from trainjob_kfp.jobs import attend, budgets_of, connect, run_job
 from trainjob_kfp.steplog import failures_explained, say
-from trainjob_kfp.stopping import run_label, stop_all
+from trainjob_kfp.stopping import stop_all
 
 Parameters = Mapping[str, Any]
+Outcome = dict[str, Any]
 
 
 def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
@@ -38,8 +41,8 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
         uri = outputs.setdefault("model", artifact_location(model.uri))
         own = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
-        words = {name: [_word(value) for value in parameters[name]] for name in ("command", "args")}
-        env = {name: _word(value) for name, value in parameters["env"].items()}
+        words = {name: [as_text(value) for value in parameters[name]] for name in ("command", "args")}
+        env = {name: as_text(value) for name, value in parameters["env"].items()}
         fields = {name: parameters[name] for name in own} | words | {"env": env, "inputs": inputs, "outputs": outputs}
         spec = spec_of(execution, fields, parameters)
         result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
@@ -78,7 +81,7 @@ def run_cleanup(given: Parameters) -> list[str]:
     return stopped
 
 
-def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict[str, str]:
+def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> Outcome:
     """``initialize_dataset`` and ``initialize_model``: uri, digest, version, fresh."""
     with failures_explained():
         execution, parameters = _read(given)
@@ -106,7 +109,7 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> dict
     return outcome
 
 
-def run_export(given: Parameters) -> dict[str, str]:
+def run_export(given: Parameters) -> Outcome:
     """``export_model``: uri, digest, version, promoted, reason."""
     with failures_explained():
         execution, parameters = _read(given)
@@ -116,7 +119,7 @@ def run_export(given: Parameters) -> dict[str, str]:
             origin["base_model"] = base
         if isinstance(metrics.get("metrics"), dict):  # the result of `train`
             origin["trainjob"] = _identity(metrics)
-            metrics = {name: value for name, value in metrics["metrics"].items() if isinstance(value, float | int)}
+            metrics = numeric(metrics["metrics"])
         options = {
             "source": location(parameters["source"]),
             "target": location(parameters["target"]) or artifact_location(artifact.uri),
@@ -170,8 +173,7 @@ def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) ->
     if not execution.local and _workspace_is_missing(given, added, config):
         raise InvalidSpec([_NO_WORKSPACE])
     given, added = task_config.apply(config, given, added)
-    spec = TrainJobSpec.parse({**given, **added})
-    return spec.model_copy(update={"labels": {**spec.labels, **run_label(execution.run)}})
+    return TrainJobSpec.parse({**given, **added})
 
 
 _NO_WORKSPACE = Problem(
@@ -189,16 +191,17 @@ def _workspace_is_missing(given: Parameters, added: Parameters, config: Paramete
     return WORKSPACE in named and WORKSPACE not in json.dumps([config.get("volume_mounts"), patches], default=str)
 
 
-def _as_job(execution: Execution, program: Step, options: Parameters, parameters: Parameters) -> dict[str, str]:
+def _as_job(execution: Execution, program: Step, options: Parameters, parameters: Parameters) -> Outcome:
     """Run ``python -m trainjob.data`` as a TrainJob of one node."""
-    env = {name: _word(value) for name, value in parameters["env"].items()}
+    check_options(program, options)
+    env = {name: as_text(value) for name, value in parameters["env"].items()}
     fields = {"command": step_command(program, options), "env": env}
     others = {"runtime": STEP_RUNTIME, **parameters["spec"]}
     result = run_job(execution, spec_of(execution, fields, {**parameters, "spec": others}), parameters)
     return _outcome({**result.outputs, **{name: result.metrics.get(name) for name in ("bytes", "files")}}, result)
 
 
-def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> dict[str, str]:
+def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outcome:
     """Do the same in this process."""
     from trainjob.data import export, initialize  # noqa: PLC0415 - brings in what a step image may lack
 
@@ -208,16 +211,17 @@ def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> dict[
     return _outcome(asdict(done))
 
 
-def _outcome(outputs: Mapping[str, Any], job: TrainJobResult | None = None) -> dict[str, str]:
-    """What a step gives to the next ones, as text; what is not known is empty."""
-    names = ("uri", "digest", "version", "name", "fresh", "promoted", "reason", "bytes", "files")
-    texts = {name: _word(outputs.get(name)) for name in names}
-    known = {name: text if isinstance(text, str) else "" for name, text in texts.items()}
+def _outcome(outputs: Mapping[str, Any], job: TrainJobResult | None = None) -> Outcome:
+    """What a step gives to the next ones; text that is not known is empty."""
+    known: Outcome = {name: outputs.get(name) or "" for name in ("uri", "digest", "version", "name", "reason")}
+    # As text from the image of an older trainjob.
+    known |= {name: outputs[name] in (True, "true") for name in ("fresh", "promoted") if name in outputs}
+    known |= {name: int(outputs[name]) for name in ("bytes", "files") if outputs.get(name) is not None}
     return known | ({"trainjob": job.name, "trainjob_uid": job.uid} if job else {})
 
 
-def _describe(artifact: Any, outcome: Mapping[str, str]) -> None:
-    artifact.metadata |= {name: value for name, value in outcome.items() if value}
+def _describe(artifact: Any, outcome: Outcome) -> None:
+    artifact.metadata |= {name: value for name, value in outcome.items() if value != ""}
 
 
 def _refer(artifact: Any) -> None:
@@ -235,19 +239,9 @@ def _refer(artifact: Any) -> None:
 
 def _log_metrics(metrics: Any, result: Mapping[str, Any]) -> None:
     """Metrics that are finite numbers; KFP's launcher cannot read others."""
-    for name, value in result["metrics"].items():
-        if isinstance(value, float):
-            metrics.log_metric(name, value)
+    for name, value in numeric(result["metrics"]).items():
+        metrics.log_metric(name, value)
 
 
 def _identity(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: result.get(name) for name in ("namespace", "name", "uid", "attempt")}
-
-
-def _word(value: Any) -> Any:
-    """A number or truth value as the text that command lines, environments and string outputs are made of."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value) if isinstance(value, int | float) else value

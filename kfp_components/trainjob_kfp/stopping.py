@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ from trainjob.errors import TimedOut
 from trainjob.launch import CancelAction, cancelling, request_cancel
 from trainjob.manifest import JobRef, key_hash, labels_of
 from trainjob.status import observe
+from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import say
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 RUN = "pipeline/runid"
 """Label of a run's TrainJobs: that which KFP gives to the run's pods."""
+PIPELINE, TASK = "trainjob.dev/kfp-pipeline", "trainjob.dev/kfp-task"
+"""Labels of a TrainJob: the names of its pipeline and of its task."""
+
+_LABEL_VALUE = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 _CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.03 to 1.7 s
 _WARM_SECONDS = 20.0  # between two requests that keep a connection open: some load balancers cut what is idle for 30 s
@@ -143,5 +149,16 @@ def _goes_on(trainjob: TrainJob, action: CancelAction) -> bool:
 
 
 def run_label(run: str) -> dict[str, str]:
-    """The label of a run's jobs; kfp.local's names of runs can be too long for one."""
-    return {RUN: run if len(run) <= 63 else key_hash(run)}
+    """The label of a run's jobs."""
+    return {RUN: label_value(run)}
+
+
+def origin_of(execution: Execution) -> dict[str, str]:
+    """Labels that say which task of which run of which pipeline a job is for."""
+    values = {PIPELINE: execution.pipeline, TASK: execution.task}
+    return run_label(execution.run) | {name: label_value(value) for name, value in values.items() if value}
+
+
+def label_value(text: str) -> str:
+    """`text` as a label's value; a hash where it is too long or has other characters."""
+    return text if _LABEL_VALUE.fullmatch(text) else key_hash(text)

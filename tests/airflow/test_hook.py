@@ -109,6 +109,12 @@ def test_fields_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None
         hook(monkeypatch, password="hunter2").client()
 
 
+def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("http", "aws", ""):
+        with pytest.raises(ConfigurationError, match="TrainJobs need one of type 'trainjob' or 'kubernetes'"):
+            hook(monkeypatch, kind).client()
+
+
 def test_in_cluster_without_a_pod_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = credentials(hook(monkeypatch, "kubernetes", extra={"in_cluster": "true"}))
     with pytest.raises(ConfigurationError, match="no cluster is configured"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -17,21 +18,26 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, jobs, python
+from tests.processes import wait_until
 
 from trainjob import JobRef, TrainJobClient, TrainJobSpec
 from trainjob.backends.base import Snapshot
 from trainjob.backends.local.backend import LocalBackend
+from trainjob.diagnosis import Category
+from trainjob.errors import BackendUnavailable
 from trainjob.status import Obstacle
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.running import RunningJob
 
 both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
 
 REPORT = """
 from trainjob.progress import report
-report(progress=100, metrics={'loss': 0.5, 'bad': 'nan', 'kind': 'x'}, outputs={'model': 'file:///m'})
+report(progress=100, metrics={'loss': 1 / 3, 'bad': 'nan', 'kind': 'x', 'steps': 7, 'stopped': True})
+report(outputs={'model': 'file:///m', 'promoted': False, 'shards': 3})
 """
 FAIL_ON_RANK_1 = """
 import os, sys, time
@@ -47,6 +53,11 @@ def step(task_id: str = "train", code: str = REPORT, **arguments: Any) -> TrainJ
     return TrainJobOperator(task_id=task_id, **{"runtime": "trainjob-step", "command": python(code), **arguments})
 
 
+def types(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Values with their types: ``1 == True``, and ``"false"`` is true."""
+    return {name: (type(value).__name__, value) for name, value in values.items()}
+
+
 @both
 def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) -> None:
     with DAG("reports") as dag:
@@ -54,13 +65,14 @@ def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) ->
     ran = run(dag)
     assert ran.state == "success"
     result = ran.xcoms["train.it"]
-    assert result["metrics"] == {"loss": 0.5, "bad": "nan", "kind": "x"}, "an XCom is JSON, which has no NaN"
-    assert result["outputs"] == {"model": "file:///m"}
+    metrics = {"loss": 1 / 3, "bad": "nan", "kind": "x", "steps": 7, "stopped": True}
+    assert types(result["metrics"]) == types(metrics), "an XCom is JSON, which has no NaN"
+    assert types(result["outputs"]) == types({"model": "file:///m", "promoted": False, "shards": 3})
     assert result["attempt"] == 1
     assert [result["name"]] == jobs(home)
     assert result["name"].startswith("train-it-")
     assert "TrainJob is Complete" in ran.log
-    assert "progress: 100 %, loss 0.5" in ran.log
+    assert "progress: 100 %, loss 0.333333, bad nan, kind x, steps 7, stopped true" in ran.log
     stored = json.loads((home / "jobs" / "default" / result["name"] / "object.json").read_text())
     key = f"airflow/http://airflow.test:8080/reports/{ran.run_id}/-1/train.it"
     assert stored["metadata"]["annotations"]["trainjob.dev/key"] == key
@@ -271,7 +283,7 @@ def test_a_whole_spec_is_a_template_in_every_form(run: Run, airflow_home: Path, 
 
 def test_a_spec_that_is_wrong_after_rendering(run: Run, home: Path) -> None:
     with DAG("wrong") as dag:
-        step(num_nodes="{{ dag_run.conf.n }}", env={"API_TOKEN": "abc"}, retries=2)
+        step(num_nodes="{{ dag_run.conf.n }}", env={"API_TOKEN": "{{ 'abc' }}"}, retries=2)
     ran = run(dag, n="none")
     assert isinstance(ran.errors["train"], TrainJobFatal)
     assert "num_nodes: Input should be a valid integer" in str(ran.errors["train"])
@@ -334,6 +346,53 @@ def test_the_next_try_adopts_a_job_that_goes_on(run: Run, home: Path) -> None:
     assert len(jobs(home)) == 1
 
 
+@pytest.mark.parametrize("ends", ["Complete", "Failed"])
+def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
+    run: Run, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Airflow's scheduler can take a trigger that fires at once for a lost task, in this try and in the next ones."""
+    launch = RunningJob.launch
+
+    def launch_and_see_it_end(self: RunningJob, *arguments: Any) -> JobRef:
+        ref = launch(self, *arguments)
+        wait_until("the job has ended", self.has_ended, 30)
+        return ref
+
+    monkeypatch.setattr(RunningJob, "launch", launch_and_see_it_end)
+    monkeypatch.setattr(TrainJobOperator, "defer", lambda *_, **__: pytest.fail("it was deferred"))
+    with DAG("ended") as dag:
+        step(code=REPORT if ends == "Complete" else "raise SystemExit(3)", deferrable=True)
+    ran = run(dag)
+    if ends == "Complete":
+        assert ran.xcoms["train"]["outputs"]["shards"] == 3
+    else:
+        assert "node-0 exited with code 3" in str(ran.errors["train"])
+
+
+@both
+@pytest.mark.parametrize(("code", "final"), [("raise ValueError('no labels')", False), ("import nosuch", True)])
+def test_callbacks_get_the_diagnosis(run: Run, deferrable: bool, code: str, final: bool) -> None:
+    heard: list[tuple[str, BaseException]] = []
+    with DAG("tells") as dag:
+        step(
+            code=code,
+            deferrable=deferrable,
+            retries=1,
+            retry_delay=timedelta(0),
+            on_retry_callback=lambda context: heard.append(("retry", context["exception"])),
+            on_failure_callback=lambda context: heard.append(("failure", context["exception"])),
+        )
+    run(dag)
+    assert [name for name, _ in heard] == (["failure"] if final else ["retry", "failure"])
+    for _, error in heard:
+        assert isinstance(error, TrainJobFatal if final else TrainJobFailure)
+        assert error.diagnosis is not None
+        assert error.verdict is error.diagnosis.retry
+        assert (error.diagnosis.rank, error.diagnosis.exit_code) == ("node-0", 1)
+        assert error.diagnosis.category is Category.USER_CODE
+        assert error.diagnosis.log[-1].endswith("No module named 'nosuch'" if final else "ValueError: no labels")
+
+
 def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None:
     class Unlucky(TrainJobOperator):
         def execute_complete(self, context: Any, event: Any) -> Any:
@@ -385,10 +444,15 @@ def test_a_task_is_deferred_again_three_times_after_outages(resumed: int, monkey
     monkeypatch.setattr(operator, "_defer", lambda _context, _ref, again: deferred.append(again))
     event = {"message": "away", "retryable": True, "resumed": resumed}
     ref = JobRef("ns", "train-1", "uid", 1)
+    running = RunningJob(TrainJobClient("local"), "key", ref)
+    monkeypatch.setattr(running, "has_ended", Mock(side_effect=[False, BackendUnavailable("away"), True]))
     if resumed < 3:
-        operator._resume({}, ref, event)
-        assert deferred == [resumed + 1]
+        operator._resume({}, running, ref, event)
+        operator._resume({}, running, ref, event)
+        assert deferred == [resumed + 1] * 2, "an outage is no reason not to defer"
+        operator._resume({}, running, ref, event)
+        assert deferred == [resumed + 1] * 2, "it has ended"
     else:
         with pytest.raises(TrainJobFailure, match="could not be watched: away"):
-            operator._resume({}, ref, event)
+            operator._resume({}, running, ref, event)
         assert deferred == []

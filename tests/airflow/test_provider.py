@@ -182,7 +182,7 @@ def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch:
 
 def test_a_text_is_one_pattern() -> None:
     operator = ModelInitializerOperator(
-        task_id="model", source="s", target="t", include="*.csv", exclude=["a", "$b"], if_missing="fresh"
+        task_id="model", source="models:/m@a", target="t", include="*.csv", exclude=["a", "$b"], if_missing="fresh"
     )
     command = operator.spec_fields(KEY)["command"]
     assert {"--include=*.csv", "--exclude=a", "--exclude=$$b"} <= set(command)

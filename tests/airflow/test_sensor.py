@@ -70,8 +70,8 @@ def test_the_youngest_job_with_the_labels(run: Run, deferrable: bool) -> None:
 
 def test_which_job_is_said_once(run: Run) -> None:
     with DAG("which") as dag:
-        TrainJobSensor(task_id="none")
-        TrainJobSensor(task_id="both", name="x", labels={"team": "a"})
+        TrainJobSensor(task_id="none", name="{{ '' }}")
+        TrainJobSensor(task_id="both", name="{{ 'x' }}", labels={"team": "a"})
     errors = run(dag).errors
     assert {str(error) for error in errors.values()} == {"say which job by name or by labels: one of the two"}
 
@@ -93,5 +93,5 @@ def test_running_counts_for_a_job_that_is_over(run: Run, home: Path) -> None:
 
 def test_a_phase_that_does_not_exist(run: Run) -> None:
     with DAG("phase") as dag:
-        TrainJobSensor(task_id="wait", name="x", phases="Completed")
+        TrainJobSensor(task_id="wait", name="x", phases="{{ 'Completed' }}")
     assert "there is no phase 'Completed'" in str(run(dag).errors["wait"])

@@ -53,10 +53,45 @@ def test_kfp_local_has_no_uuid() -> None:
     assert other.key != execution.key, "iterations of a ParallelFor differ in nothing else there"
 
 
+def test_iterations_of_kfp_local_belong_to_their_run() -> None:
+    loops = [LOCAL.replace("/train", f"/for-loop-1-iteration-{number}/train") for number in (0, 1)]
+    executions = [Execution.of(argv(root, "model")) for root in loops]
+    assert {each.run for each in executions} == {"retrain-2026-11-21-10-10-10-123456"}
+    assert {each.task for each in executions} == {"train"}
+    assert len({each.key for each in executions}) == 2
+
+
+def test_iterations_of_kfp_local_write_into_the_directory_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_WORKSPACE", "s3://work")
+    root = LOCAL.replace("/train", "/for-loop-1-iteration-0/train")
+    run = "retrain-2026-11-21-10-10-10-123456"
+    assert artifact_location(f"{root}/model") == f"s3://work/{run}/for-loop-1-iteration-0/train/model"
+
+
 def test_kfp_local_gives_a_step_without_artifacts_its_output_file_only() -> None:
     given = {"outputs": {"outputFile": f"{LOCAL}/executor_output.json"}}
     execution = Execution.of(["x", "--executor_input", json.dumps(given)])
     assert (execution.run, execution.task) == ("retrain-2026-11-21-10-10-10-123456", "train")
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        f"minio://mlpipeline/v2/artifacts/retrain/{RUN}/train",  # no UUID of the execution
+        f"s3://bucket/retrain/not-a-run/train/{UUID}",
+        "/somewhere/local_outputs/retrain/train",  # no time
+        "/train",
+        "",
+    ],
+)
+def test_a_location_that_names_no_run_is_refused(root: str) -> None:
+    """A key that were guessed could be that of another run, whose job would be adopted."""
+    with pytest.raises(ConfigurationError, match="cannot be told"):
+        Execution.of(argv(root, "model"))
+
+
+def test_the_pipeline() -> None:
+    assert [Execution.of(argv(root, "model")).pipeline for root in (REMOTE, LOCAL)] == ["retrain", "retrain"]
 
 
 def test_jobs_are_named_after_their_task() -> None:

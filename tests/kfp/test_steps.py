@@ -260,7 +260,7 @@ def test_a_dataset_as_a_job_and_in_the_pod(steps: Steps) -> None:
     assert in_pod.output["parameterValues"] == as_job.output["parameterValues"]
     (dataset,) = in_pod.output["artifacts"]["dataset"]["artifacts"]
     assert dataset["metadata"]["digest"] == in_pod.output["parameterValues"]["digest"]
-    assert dataset["metadata"]["files"] == "1"
+    assert dataset["metadata"]["files"] == 1
     assert len(steps.jobs()) == 1
 
 
@@ -291,7 +291,7 @@ def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dic
     )
     assert ended.code == 0, ended.log
     outputs = ended.output["parameterValues"]
-    assert (outputs["version"], outputs["promoted"]) == ("1", "true")
+    assert (outputs["version"], outputs["promoted"]) == ("1", True)
     (record,) = (steps.directory / "models").rglob("provenance.json")
     return ended, json.loads(record.read_text())["predicate"]
 
@@ -300,7 +300,7 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
     steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     fresh = steps.run("initialize_model", source="models:/m@champion", if_missing="fresh", in_pod=True)
     assert fresh.code == 0, fresh.log
-    assert fresh.output["parameterValues"] == {"uri": "", "digest": "", "version": "", "fresh": "true"}
+    assert fresh.output["parameterValues"] == {"uri": "", "digest": "", "version": "", "fresh": True}
     for _ in range(2):  # with what `initialize_model` gives after a fresh start
         ended, predicate = exported_model(steps, {"uri": "models:/m@champion", "digest": ""})
     assert predicate["buildDefinition"]["resolvedDependencies"] == []
@@ -358,7 +358,8 @@ def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> N
     with steps.client() as client:
         other = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "of another run")
     (mine,) = [job for job in steps.jobs() if job["metadata"]["name"] != other.name]
-    assert mine["metadata"]["labels"]["pipeline/runid"] == RUN
+    labels = {"pipeline/runid": RUN, "trainjob.dev/kfp-pipeline": "pipeline", "trainjob.dev/kfp-task": "train"}
+    assert labels.items() <= mine["metadata"]["labels"].items()
 
     ended = steps.run("cleanup", run_id=RUN)
     assert ended.code == 0, ended.log

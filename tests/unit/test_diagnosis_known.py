@@ -148,6 +148,13 @@ def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) 
     assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
 
 
+def test_an_error_that_a_program_of_ours_does_not_expect_is_not_the_trainings() -> None:
+    found = ended(1, "KeyError: 'size'", verdicts.write(KeyError("size")))
+    assert found.summary == "node-0 exited with code 1: KeyError: 'size'"
+    assert (found.category, found.retry) == (Category.UNKNOWN, RetryVerdict.UNKNOWN)
+    assert "training" not in found.text()
+
+
 @pytest.mark.parametrize(
     "text",
     ["x" * 5000, '"' * 5000, "漢" * 5000, "a\nb", "", "\u0001" * 3000],

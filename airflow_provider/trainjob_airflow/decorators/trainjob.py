@@ -43,18 +43,18 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
     ) -> None:
         for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
             raise TypeError(f"@task.trainjob runs the function: {field} cannot be given")
-        super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
         self.packages_to_install = packages_to_install
         self.pip_index_urls = pip_index_urls
+        super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
 
-    def spec_fields(self, key: str) -> dict[str, Any]:
-        """See `TrainJobOperator`."""
+    def literal_fields(self) -> dict[str, Any]:
+        """See `TrainJobOperator`: the function's source and arguments, too."""
         import inspect
 
         arguments = inspect.signature(self.python_callable).bind(*self.op_args, **self.op_kwargs).arguments
         more = {"packages_to_install": self.packages_to_install, "pip_index_urls": self.pip_index_urls}
         return {
-            **super().spec_fields(key),
+            **super().literal_fields(),
             "func": self.python_callable,
             "func_args": dict(arguments),
             **{name: value for name, value in more.items() if value is not None},

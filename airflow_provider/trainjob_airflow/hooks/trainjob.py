@@ -205,7 +205,18 @@ _LINKS = ("job_url", "logs_url", "model_url")
 
 
 def _read(connection: Connection, extra: Mapping[str, Any]) -> Target:
-    """What a connection of type ``trainjob`` or ``kubernetes`` says; the fields they share have the same names."""
+    """What a connection of type ``trainjob`` or ``kubernetes`` says; the fields they share have the same names.
+
+    Raises:
+        ConfigurationError: It is of another type, or its fields contradict each other.
+    """
+    from trainjob.errors import ConfigurationError
+
+    if connection.conn_type not in ("trainjob", "kubernetes"):
+        raise ConfigurationError(
+            f"connection {connection.conn_id} is of type {connection.conn_type!r}; "
+            "TrainJobs need one of type 'trainjob' or 'kubernetes'"
+        )
     # Airflow 1 and 2 put the fields of a kubernetes connection under long names, and many still stand so.
     given = {
         name.removeprefix("extra__kubernetes__"): value for name, value in extra.items() if value not in (None, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from trainjob_airflow.identity import (
     has_succeeded,
     is_wanted,
     key_of,
+    labels_of_task,
     remember,
     was_cleared,
 )
@@ -125,7 +126,7 @@ class TrainJobTask(StrictTemplates):
             if event["status"] == "timeout":
                 self._give_up(running, event["message"], again=event["retryable"])
             if event["status"] == "error":
-                self._resume(context, ref, event)
+                self._resume(context, running, ref, event)
             if event["status"] == "crashed":
                 raise RankCrashed(unpack_diagnosis(event["diagnosis"]))
             client = running.client
@@ -173,13 +174,15 @@ class TrainJobTask(StrictTemplates):
         with self._busy(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
                 running.cancel("delete", _CANCEL_SECONDS)
-            ref = running.launch(spec, max(1, context["ti"].try_number))
+            ref = running.launch(spec, max(1, context["ti"].try_number), labels_of_task(context))
             self.log.info("TrainJob %s (attempt %d, uid %s)", ref, ref.attempt, ref.uid)
             _stats().incr("trainjob.launched", tags=_tags(context))
             remember(context, ref)
             self._link(context, ref)
             links.push(context, self)
-            if defer:
+            # Airflow (3.3.2) can take the event of a trigger that fires at once for a lost task ("state mismatch"), so
+            # each try of a task whose job has ended meanwhile would fail.
+            if defer and not running.has_ended():
                 self._defer(context, ref)
             deadline = self._deadline(context)
             seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
@@ -256,14 +259,22 @@ class TrainJobTask(StrictTemplates):
         )
         raise AssertionError("defer() raises")
 
-    def _resume(self, context: Context, ref: JobRef, event: Mapping[str, Any]) -> NoReturn:
-        """An outage is no verdict on the job: look again, some times; then leave it to the next try."""
+    def _resume(self, context: Context, running: RunningJob, ref: JobRef, event: Mapping[str, Any]) -> None:
+        """An outage is no verdict on the job: defer again, some times; then leave it to the next try.
+
+        Returns only if the job has ended.
+        """
+        from trainjob import TrainJobError
+
         message = f"TrainJob {ref} could not be watched: {event['message']}"
         if not event["retryable"]:
             raise TrainJobFatal(message)
         if event["resumed"] >= _MAX_RESUMED:
             raise TrainJobFailure(message)
         self.log.warning("%s", message)
+        with suppress(TrainJobError):  # the outage goes on
+            if running.has_ended():
+                return
         self._defer(context, ref, event["resumed"] + 1)
 
     def _killed(self, context: Context, running: RunningJob) -> NoReturn:

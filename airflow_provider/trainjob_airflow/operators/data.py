@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trainjob_airflow.links import LINKS, MODEL_LINK
 from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.templates import is_open
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import XComArg
+    from airflow.providers.common.compat.sdk import Context, XComArg
 
+    from trainjob import TrainJobSpec
     from trainjob.data.program import Step
 
 
@@ -26,12 +28,36 @@ class _DataOperator(TrainJobOperator):
     def __init__(self, *, runtime: str = "trainjob-step", registry: str | None = None, **kwargs: Any) -> None:
         for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
             raise TypeError(f"{type(self).__name__} has a command of its own: {field} cannot be given")
-        super().__init__(runtime=runtime, **kwargs)
         self.registry = registry
+        super().__init__(runtime=runtime, **kwargs)  # checks what is known of the options
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program, see `trainjob.data.program.step_command`."""
         raise NotImplementedError
+
+    checked: ClassVar[Sequence[str]]
+    """Options that can be checked before the program runs."""
+
+    def checked_options(self) -> dict[str, Any]:
+        """These, as they are written in the DAG."""
+        return {name: getattr(self, name) for name in (*self.checked, "registry")}
+
+    def check_literals(self) -> None:
+        """See `TrainJobOperator`."""
+        from trainjob.data.checks import check_options
+        from trainjob.spec.literals import has_open
+
+        super().check_literals()
+        given = self.checked_options()
+        check_options(self.step, {name: value for name, value in given.items() if not has_open(value, is_open)})
+
+    def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
+        """See `TrainJobTask`; what is wrong with the options is found before there is a job."""
+        from trainjob.data.checks import check_options
+
+        if context is not None:
+            check_options(self.step, {"registry": self.registry, **self.options(key)})
+        return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """See `TrainJobOperator`."""
@@ -60,6 +86,7 @@ class DatasetInitializerOperator(_DataOperator):
     """
 
     step: ClassVar[Step] = "initialize-dataset"
+    checked: ClassVar[Sequence[str]] = ("source", "target", "digest")
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
         *("source", "target", "digest", "include", "exclude", "verify_key", "registry"),
@@ -76,13 +103,13 @@ class DatasetInitializerOperator(_DataOperator):
         verify_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         self.source = source
         self.target = target
         self.digest = digest
         self.include = include
         self.exclude = exclude
         self.verify_key = verify_key
+        super().__init__(**kwargs)
 
     def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """See `TrainJobTask`."""
@@ -117,11 +144,12 @@ class ModelInitializerOperator(DatasetInitializerOperator):
     """
 
     step: ClassVar[Step] = "initialize-model"
+    checked: ClassVar[Sequence[str]] = (*DatasetInitializerOperator.checked, "if_missing")
     template_fields: Sequence[str] = (*DatasetInitializerOperator.template_fields, "if_missing")
 
     def __init__(self, *, if_missing: Literal["fail", "fresh"] = "fail", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
         self.if_missing = if_missing
+        super().__init__(**kwargs)
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
@@ -160,6 +188,7 @@ class ModelExportOperator(_DataOperator):
     """
 
     step: ClassVar[Step] = "export"
+    checked: ClassVar[Sequence[str]] = ("source", "target", "name", "alias", "metric", "mode", "min_improvement")
     operator_extra_links = (*LINKS, MODEL_LINK)
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
@@ -186,7 +215,6 @@ class ModelExportOperator(_DataOperator):
         sign: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         self.source = source
         self.target = target
         self.name = name
@@ -201,6 +229,7 @@ class ModelExportOperator(_DataOperator):
         self.export_id = export_id
         self.allow_pickle = allow_pickle
         self.sign = sign
+        super().__init__(**kwargs)
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
@@ -224,15 +253,21 @@ class ModelExportOperator(_DataOperator):
             "sign": self.sign,
         }
 
+    def checked_options(self) -> dict[str, Any]:
+        """See `_DataOperator`."""
+        return super().checked_options() | {"metrics": self.metrics if is_open(self.metrics) else self.metrics_of({})}
+
     def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """See `TrainJobTask`."""
         return {"model": told["outputs"]["name"], "version": told["outputs"]["version"]}
 
     def metrics_of(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `TrainJobTask`: those that the model was exported with."""
+        from trainjob.report import numeric
+
         del told
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
-        return _numbers(metrics.get("metrics", metrics) if _job(metrics) else metrics)
+        return numeric(metrics.get("metrics", metrics) if _job(metrics) else metrics)
 
     def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """See `TrainJobTask`."""
@@ -260,8 +295,3 @@ def _origin(what: object) -> dict[str, str]:
         return {}
     version = {"version": values["version"]} if values.get("version") else {}
     return {"uri": uri, "digest": digest, **version}
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics that are numbers; a training may report text as well."""
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.operators.base import TrainJobTask
+from trainjob_airflow.templates import is_open
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -37,8 +38,8 @@ class TrainJobOperator(TrainJobTask):
     The job is launched exactly once for each try that needs one: a try whose worker died leaves the job running, and
     the next try goes on with that same job. A job that failed is tried again as a new job.
 
-    What the job should be is said either by the fields of a spec or by `spec`, all of them templates. They are
-    checked once they are rendered; see `trainjob.TrainJobSpec` for their meaning.
+    What the job should be is said either by the fields of a spec or by `spec`, all of them templates. Literals
+    are checked when the DAG is parsed, templates once they are rendered; see `trainjob.TrainJobSpec` for their meaning.
 
     Args:
         spec: A whole spec instead of its fields: a `TrainJobSpec`, a mapping, YAML text, or the path of a YAML file
@@ -92,6 +93,7 @@ class TrainJobOperator(TrainJobTask):
         ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds"}``, see `trainjob.TrainJobResult`.
 
     Raises:
+        InvalidSpec: Literals are wrong; when the DAG is parsed.
         TrainJobFatal: It is certain to fail again: the spec or the set-up is wrong, a module is missing (an
             ``AirflowFailException``: no retry).
         TrainJobFailure: Another try may end differently (retried, if ``retries`` is set).
@@ -159,11 +161,35 @@ class TrainJobOperator(TrainJobTask):
         given = [name for name in _SPEC_FIELDS if getattr(self, name) is not None]
         if spec is not None and given:
             raise ValueError(f"spec cannot be combined with {', '.join(given)}: write them into it")
+        if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+            self.check_literals()
+
+    def check_literals(self) -> None:
+        """Refuse when the DAG is parsed what no template can make good.
+
+        Raises:
+            TrainJobError: with every problem.
+        """
+        from trainjob import TrainJobSpec
+        from trainjob.spec.literals import check_literals
+
+        if isinstance(self.spec, str | Path):
+            if not _is_path(self.spec) and not is_open(self.spec):
+                TrainJobSpec.parse(self.spec)
+        elif not is_open(self.spec):
+            spec = self.spec
+            if isinstance(spec, TrainJobSpec):
+                spec = spec.model_dump(mode="json", exclude_unset=True)
+            check_literals(self.literal_fields() if spec is None else spec, is_open)
+
+    def literal_fields(self) -> dict[str, Any]:
+        """The fields of the spec that were given, as they are written in the DAG."""
+        return {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The rendered fields of the spec that were given. Operators for one kind of job override it."""
         del key
-        return {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
+        return self.literal_fields()
 
     def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
         """See `TrainJobTask`."""
@@ -193,7 +219,7 @@ class TrainJobOperator(TrainJobTask):
         initializers = (self.initializer or {}).values()
         sources = [each if isinstance(each, str) else (each or {}).get("storage_uri", "") for each in initializers]
         written = {**(self.outputs or {}), **told["outputs"]}
-        return [*(self.inputs or {}).values(), *sources], [uri for uri in written.values() if "://" in uri]
+        return [*(self.inputs or {}).values(), *sources], [uri for uri in written.values() if "://" in str(uri)]
 
 
 def _is_path(source: str | Path) -> bool:

@@ -16,7 +16,7 @@ from airflow.providers.common.compat.sdk import (
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.states import Wanted, wanted
-from trainjob_airflow.templates import StrictTemplates
+from trainjob_airflow.templates import StrictTemplates, is_open
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -37,6 +37,9 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         trainjob_conn_id: See `TrainJobOperator`.
         deferrable: Wait in the triggerer.
         **kwargs: Of `BaseSensorOperator`: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail``, …
+
+    Raises:
+        ValueError: The arguments name no job, or a phase that does not exist; when the DAG is parsed.
     """
 
     template_fields: Sequence[str] = ("name", "labels", "phases", "condition", "namespace", "trainjob_conn_id")
@@ -62,6 +65,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
+        if not kwargs.get("_airflow_from_mapped") and not any(map(is_open, (name, labels, phases, condition))):
+            wanted(name, labels, phases, condition)
 
     def execute(self, context: Context) -> Any:
         """Look once; then wait here or in the triggerer."""

@@ -21,6 +21,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
         _tell(error)
         return TRY_AGAIN if error.retry.retryable else 2
+    except Exception as error:  # noqa: BLE001 - without a verdict, the diagnosis would blame a training script
+        traceback.print_exc()
+        _tell(error)
+        return 1
     _report(result)
     return 0
 
@@ -144,27 +149,23 @@ def _json(option: str, text: str) -> dict[str, Any]:
 
 
 def _report(result: Initialized | Exported) -> None:
-    outputs = {"uri": result.uri, "digest": result.digest, "version": result.version or ""}
+    outputs: dict[str, str | bool] = {"uri": result.uri, "digest": result.digest, "version": result.version or ""}
     if isinstance(result, Exported):
-        outputs |= {"name": result.name, "promoted": _bool(result.promoted), "reason": result.reason}
+        outputs |= {"name": result.name, "promoted": result.promoted, "reason": result.reason}
     else:
-        outputs |= {"source": result.source, "fresh": _bool(result.fresh)}
+        outputs |= {"source": result.source, "fresh": result.fresh}
     metrics: dict[str, float | int | str] = {"bytes": result.bytes, "files": result.files}
     if isinstance(result, Exported) and result.parameters:
         metrics["parameters"] = result.parameters
     progress.report(progress=100, metrics=metrics, outputs=outputs)
 
 
-def _tell(error: TrainJobError) -> None:
+def _tell(error: Exception) -> None:
     """Leave the verdict of `error` in the termination message of the container."""
     path = progress.termination_log()
     if path is not None:
         with suppress(OSError):  # the log and the exit code say it, too
             Path(path).write_text(verdicts.write(error), encoding="utf-8")
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def _say(line: str) -> None:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from trainjob.data import strict
 from trainjob.data.locations import safe_path
-from trainjob.errors import CorruptData, UnsafePath
+from trainjob.errors import ConfigurationError, CorruptData, UnsafePath
 
 NAME = "MANIFEST.json"
 """The commit marker, at the root of a dataset or model."""
@@ -105,6 +105,24 @@ def matches(manifest: ContentManifest, digest: str) -> bool:
     hexadecimal = digest.removeprefix("sha256:")
     single = manifest.files[0].sha256 if len(manifest.files) == 1 else ""
     return hexadecimal in (manifest.digest.removeprefix("sha256:"), single)
+
+
+def check_digest(digest: str | None) -> str | None:
+    """``digest`` in lower case; None for none.
+
+    Raises:
+        ConfigurationError: It is neither 64 hexadecimal digits nor ``sha256:`` and 64 of them.
+    """
+    if not digest:
+        return None
+    text = digest.strip().lower()
+    hexadecimal = text.removeprefix("sha256:")
+    if len(hexadecimal) != 64 or set(hexadecimal) - set("0123456789abcdef"):
+        raise ConfigurationError(
+            f"{digest!a} is not a digest: give the SHA-256 of the one file as 64 hexadecimal digits,"
+            " or sha256:<root digest> of a directory"
+        )
+    return text
 
 
 def check_paths(paths: Iterable[str]) -> None:

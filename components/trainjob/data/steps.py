@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainjob.data import content, record, signing, transfer
 from trainjob.data.card import card
+from trainjob.data.checks import check_if_missing
 from trainjob.data.content import ContentManifest
 from trainjob.data.locations import Location, ModelRef, join, parse, parse_store
 from trainjob.data.meter import Notify
@@ -27,7 +28,7 @@ from trainjob.errors import (
     UnsafePath,
 )
 from trainjob.registry import Mode, Registry, connect
-from trainjob.registry.base import check_alias, check_metrics, check_name, check_rule
+from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule
 from trainjob.settings import Settings
 
 
@@ -116,12 +117,11 @@ def initialize(
     location = parse(source)
     include, exclude = patterns(include), patterns(exclude)
     into = parse_store(target).uri
-    expected = transfer.check_digest(digest)
+    expected = content.check_digest(digest)
     key = verify_key or Settings().verify_key
     verify = signing.verifier(key) if key else None
+    check_if_missing(if_missing, location)
     if not isinstance(location, ModelRef):
-        if if_missing != "fail":
-            raise ConfigurationError(f"if_missing={if_missing!r} is for registered models (models:/name@alias) only")
         check = _signed(source, verify, include, exclude)
         manifest = transfer.copy(
             source, target, include=include, exclude=exclude, digest=expected, progress=progress, check=check
@@ -203,7 +203,7 @@ def export(
     check_name(name)
     measured = check_metrics(metrics or {})
     check_rule(metric, mode, min_improvement)
-    _check_promotion(measured, alias, metric)
+    check_promotion(measured, alias, metric)
     if not export_id:
         raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
     key = sign or Settings().sign_key
@@ -272,17 +272,6 @@ def _pinned(uri: str) -> str:
 
 def _initialized(uri: str, manifest: ContentManifest, source: str, version: str | None) -> Initialized:
     return Initialized(uri, manifest.digest, manifest.size, len(manifest.files), source, version)
-
-
-def _check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str | None) -> None:
-    """Find before the upload what the registry would find after it."""
-    if alias is None and metric is not None:
-        raise ConfigurationError(f"metric={metric!r} decides over an alias, but no alias is given")
-    if alias is not None:
-        check_alias(alias)
-    if metric is not None and metric not in metrics:
-        have = ", ".join(sorted(metrics)) or "none"
-        raise ConfigurationError(f"metric {metric!r} is to decide over {alias!r}, but the metrics given are: {have}")
 
 
 def _signed(source: str, verify: signing.Verify | None, include: Sequence[str], exclude: Sequence[str]) -> Check | None:

@@ -81,7 +81,7 @@ def copy(
         ConfigurationError: A location, a credential or an extra is wrong or missing.
     """
     notify = progress or _silent
-    wanted = check_digest(digest)
+    wanted = content.check_digest(digest)
     with opened(parse_store(source)) as store, opened(parse_store(target)) as into:
         _refuse_overlap(store.location, into.location)
         selection = select(store, include, exclude)
@@ -122,24 +122,6 @@ def read_manifest(location: str) -> ContentManifest | None:
     """
     with opened(parse_store(location)) as store:
         return manifest_of(store)
-
-
-def check_digest(digest: str | None) -> str | None:
-    """``digest`` in lower case; None for none.
-
-    Raises:
-        ConfigurationError: It is neither 64 hexadecimal digits nor ``sha256:`` and 64 of them.
-    """
-    if not digest:
-        return None
-    text = digest.strip().lower()
-    hexadecimal = text.removeprefix("sha256:")
-    if len(hexadecimal) != 64 or set(hexadecimal) - set("0123456789abcdef"):
-        raise ConfigurationError(
-            f"{digest!a} is not a digest: give the SHA-256 of the one file as 64 hexadecimal digits,"
-            " or sha256:<root digest> of a directory"
-        )
-    return text
 
 
 def _silent(line: str) -> None:

@@ -18,6 +18,7 @@ _BYTES = 4096  # of a termination message
 _CHARACTERS = 1000  # of a message
 
 _OUTAGE = "check whether the store or registry named in the message is reachable and has free space"
+_BUG = "read the log of the step; if the same error comes again, report it to the trainjob project"
 _CHANGE = "fix what the message names: a location, a name, a key or a permission"
 
 
@@ -34,11 +35,14 @@ class Verdict:
     meaning: Meaning
 
 
-def write(error: TrainJobError) -> str:
+def write(error: Exception) -> str:
     """The termination message of a program that ends with this error."""
-    message = _line(str(error))
+    if isinstance(error, TrainJobError):
+        retry, message = error.retry, _line(str(error))
+    else:
+        retry, message = RetryVerdict.UNKNOWN, _line(f"{type(error).__name__}: {error}")
     while True:
-        said = {"type": type(error).__name__, "retry": str(error.retry), "message": message}
+        said = {"type": type(error).__name__, "retry": str(retry), "message": message}
         text = json.dumps({"trainjob": _VERSION, "error": said}, ensure_ascii=False, separators=(",", ":"))
         if len(text.encode()) <= _BYTES:
             return text
@@ -58,7 +62,9 @@ def read(message: str) -> Verdict | None:
     if not isinstance(said, dict) or retry not in {str(each) for each in RetryVerdict}:
         return None
     verdict = RetryVerdict(retry)
-    if verdict.retryable:
+    if verdict is RetryVerdict.UNKNOWN:
+        meaning = Meaning(Category.UNKNOWN, verdict, _BUG)
+    elif verdict.retryable:
         meaning = Meaning(Category.OUTAGE, verdict, _OUTAGE)
     else:
         meaning = Meaning(Category.CONFIGURATION, verdict, _CHANGE)

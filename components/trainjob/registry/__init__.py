@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import urlsplit
 
 from trainjob.errors import ConfigurationError
@@ -36,17 +37,31 @@ def connect(uri: str | None = None) -> Registry:
         from trainjob.settings import Settings  # noqa: PLC0415 - pydantic, which the caller may not need
 
         uri = Settings().registry
-    if not uri:
-        raise ConfigurationError(f"no model registry is configured; {_HOW}")
-    scheme, colon, rest = uri.partition(":")
-    if scheme in ("kubeflow+http", "kubeflow+https"):
+    kind, url = parse(uri or "")
+    if kind == "kubeflow":
         try:
             from trainjob.registry.kubeflow import KubeflowRegistry  # noqa: PLC0415 - an extra
         except ImportError:
             raise ConfigurationError(
                 "a Kubeflow Model Registry needs httpx: install trainjob[model-registry], or use an image that has it"
             ) from None
-        return KubeflowRegistry(uri.removeprefix("kubeflow+"))
+        return KubeflowRegistry(url)
+    from trainjob.registry.mlflow import MlflowRegistry  # noqa: PLC0415 - an extra
+
+    return MlflowRegistry(url)
+
+
+def parse(uri: str) -> tuple[Literal["mlflow", "kubeflow"], str]:
+    """Kind and address of the registry at ``uri``; connects to nothing.
+
+    Raises:
+        ConfigurationError: It is empty, its scheme is unknown, or it has credentials in it.
+    """
+    if not uri:
+        raise ConfigurationError(f"no model registry is configured; {_HOW}")
+    scheme, colon, rest = uri.partition(":")
+    if scheme in ("kubeflow+http", "kubeflow+https"):
+        return "kubeflow", uri.removeprefix("kubeflow+")
     scheme = scheme.removeprefix("mlflow+")
     if scheme not in ("http", "https", "sqlite") or not rest.startswith("//"):
         # A URI of another kind, a database server's say, may hold a password: only its scheme is shown.
@@ -56,6 +71,4 @@ def connect(uri: str | None = None) -> Registry:
             "the registry's URL has credentials in it; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
             " or MLFLOW_TRACKING_TOKEN"
         )
-    from trainjob.registry.mlflow import MlflowRegistry  # noqa: PLC0415 - an extra
-
-    return MlflowRegistry(f"{scheme}:{rest}")
+    return "mlflow", f"{scheme}:{rest}"

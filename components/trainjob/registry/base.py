@@ -204,6 +204,17 @@ def check_rule(metric: str | None, mode: str, min_improvement: float | str) -> f
     return gain
 
 
+def check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str | None) -> None:
+    """Find before the upload what a registry would find after it; ConfigurationError."""
+    if alias is None and metric is not None:
+        raise ConfigurationError(f"metric={metric!r} decides over an alias, but no alias is given")
+    if alias is not None:
+        check_alias(alias)
+    if metric is not None and metric not in metrics:
+        have = ", ".join(sorted(metrics)) or "none"
+        raise ConfigurationError(f"metric {metric!r} is to decide over {alias!r}, but the metrics given are: {have}")
+
+
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """``metrics`` as floats, if a registry can hold their names; else ConfigurationError."""
     for name in metrics:

@@ -1,0 +1,64 @@
+"""What is known of a spec while a workflow is read, before templates and results of other steps fill in the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainjob.spec import torchtune
+from trainjob.spec.trainjob import TrainJobSpec
+
+IsOpen = Callable[[object], bool]
+"""Whether a single value is decided later: a template, the result of another step."""
+
+_BY_ENTRY = (
+    *("env", "inputs", "outputs", "labels", "annotations", "func_args", "command", "args", "runtime_patches"),
+    *("packages_to_install", "pip_index_urls", "resources_per_node"),
+)
+"""Fields whose entries can be checked each by itself; any other is checked if all of it is known."""
+_OF_TORCHTUNE = ("runtime", "initializer", "args", "num_nodes", "num_proc_per_node", "resources_per_node")
+
+
+def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> None:
+    """Check what is known of the fields of a spec.
+
+    Args:
+        fields: Fields of a `TrainJobSpec`, or a whole TrainJob object.
+        is_open: Which values, or parts of them, are decided later.
+
+    Raises:
+        InvalidSpec: with every problem that no later value can make good.
+    """
+    if "apiVersion" in fields or "kind" in fields:
+        if not has_open(fields, is_open):
+            TrainJobSpec.parse(fields)
+        return
+    known = {name: _known(value, is_open) for name, value in fields.items() if not _is_hidden(name, value, is_open)}
+    if fields.get("runtime") is not None:
+        known.setdefault("runtime", "not-known-yet")
+    if any(has_open(fields.get(name), is_open) for name in _OF_TORCHTUNE):
+        known.pop("torchtune", None)
+        if known.get("command") == torchtune.COMMAND:
+            del known["command"]
+    TrainJobSpec.parse(known)
+
+
+def has_open(value: object, is_open: IsOpen) -> bool:
+    """Whether any part of a value is decided later."""
+    if is_open(value):
+        return True
+    if isinstance(value, Mapping):
+        return any(has_open(part, is_open) for pair in value.items() for part in pair)
+    return isinstance(value, list | tuple) and any(has_open(part, is_open) for part in value)
+
+
+def _is_hidden(name: str, value: object, is_open: IsOpen) -> bool:
+    return is_open(value) or (name not in _BY_ENTRY and has_open(value, is_open))
+
+
+def _known(value: Any, is_open: IsOpen) -> Any:
+    if isinstance(value, Mapping):
+        return {name: part for name, part in value.items() if not has_open([name, part], is_open)}
+    if isinstance(value, list | tuple):
+        return [part for part in value if not has_open(part, is_open)]
+    return value

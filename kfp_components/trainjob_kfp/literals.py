@@ -1,0 +1,80 @@
+"""What is certain to be wrong with the arguments of a component, found when the pipeline is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kfp.dsl.pipeline_channel import PipelineChannel
+from pydantic.alias_generators import to_snake
+
+from trainjob.data.checks import check_options
+from trainjob.data.program import STEP_RUNTIME, Step
+from trainjob.spec.literals import check_literals, has_open
+from trainjob_kfp.execution import as_text, location
+
+_PLACEHOLDERS = ("{{channel:", "{{$.")  # of other steps' outputs and of parameters inside a text; of the run
+_STEPS: dict[str, Step] = {
+    "initialize-dataset": "initialize-dataset",
+    "initialize-model": "initialize-model",
+    "export-model": "export",
+}
+_FIELDS = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
+_OPTIONS = (
+    "source",
+    "target",
+    "digest",
+    "if_missing",
+    "registry",
+    "name",
+    "alias",
+    "metric",
+    "mode",
+    "min_improvement",
+)
+
+
+def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
+    """Check the literals among the arguments of a component.
+
+    Args:
+        component: Its name, as ``export-model``.
+        arguments: As a pipeline's author gives them.
+
+    Raises:
+        TrainJobError: with what is wrong, and what to write instead.
+    """
+    # A channel must not be compared: `==` makes a condition of it, which is true.
+    given = {name: value for name, value in arguments.items() if is_open(value) or value not in (None, "", 0, [], {})}
+    if component == "train" or component in _STEPS:
+        _check_spec(component, given)
+    if component in _STEPS:
+        options = {name: given.get(name) for name in (*_OPTIONS, "metrics")}
+        known = {name: value for name, value in options.items() if not has_open(value, is_open)}
+        if "metrics" in (known.get("metrics") or {}):  # the result of `train`
+            del known["metrics"]
+        check_options(_STEPS[component], known)
+
+
+def is_open(value: object) -> bool:
+    """Whether a value is decided in the run: a parameter of the pipeline, an output of a step, a placeholder."""
+    if isinstance(value, PipelineChannel):
+        return True
+    return isinstance(value, str) and any(placeholder in value for placeholder in _PLACEHOLDERS)
+
+
+def _check_spec(component: str, given: Mapping[str, Any]) -> None:
+    fields: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
+    for name in ("command", "args"):
+        if isinstance(given.get(name), list):
+            fields[name] = [as_text(each) for each in given[name]]
+    if isinstance(given.get("env"), Mapping):
+        fields["env"] = {name: as_text(value) for name, value in given["env"].items()}
+    for name in ("inputs", "outputs"):
+        if isinstance(given.get(name), Mapping):
+            fields[name] = {key: uri if is_open(uri) else location(uri) for key, uri in given[name].items()}
+    if component != "train":
+        fields.setdefault("runtime", STEP_RUNTIME)
+    if isinstance(given.get("spec"), Mapping):
+        fields |= {to_snake(name): value for name, value in given["spec"].items()}
+    check_literals(fields, is_open)

@@ -1,0 +1,89 @@
+"""Which piece of work a task is, and what its job's labels say of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from tests.airflow.conftest import Run, python
+
+from trainjob import TrainJobClient
+from trainjob.spec.checks import metadata_problems
+from trainjob_airflow.identity import key_of, labels_of_task
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+
+def context(loop: Any = None, **given: Any) -> Any:
+    values = {"dag_id": "d", "task_id": "group.train", "run_id": "r", "map_index": -1, "try_number": 1} | given
+    return {"ti": SimpleNamespace(**values)} | ({"loop": loop} if loop else {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"run_id": "scheduled__2026-11-21T00:00:00+00:00"},
+        {"dag_id": "d" * 100},
+        {"task_id": "-_x_-", "map_index": 12},
+        {"run_id": "ünïcode"},
+    ],
+)
+def test_labels_are_taken_by_kubernetes_and_those_of_the_pod_operator(given: dict[str, Any]) -> None:
+    labels = labels_of_task(context(**given))
+    assert [*metadata_problems(labels, {})] == []
+    assert labels["try_number"] == "1"
+    assert ("map_index" in labels) is ("map_index" in given)
+
+
+def test_labels_of_the_pod_operator() -> None:
+    """Values that `make_safe_label_value` of apache-airflow-providers-cncf-kubernetes 10.25.0 gives."""
+    labels = labels_of_task(context(run_id="manual__2026-11-21T10:00:00+00:00", dag_id="d" * 100, task_id="-_x_-"))
+    assert labels == {
+        "dag_id": f"{'d' * 53}-9e2f63268",
+        "task_id": "x-31e4fb5c8",
+        "run_id": "manual__2026-11-21T1000000000-fc749c55d",
+        "try_number": "1",
+    }
+
+
+def test_a_job_says_which_try_of_which_task_it_is_for(run: Run, home: Path, tmp_path: Path) -> None:
+    """The second try adopts the job of the first, whose label stays."""
+    flag = tmp_path / "second"
+    code = (
+        f"import os, sys; there = os.path.exists({str(flag)!r}); open({str(flag)!r}, 'w'); sys.exit(0 if there else 3)"
+    )
+    with DAG("labelled") as dag:
+        TrainJobOperator.partial(
+            task_id="train", runtime="trainjob-step", labels={"team": "vision"}, retries=1, retry_delay=timedelta(0)
+        ).expand(command=[python(code)])
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    with TrainJobClient("local") as client:
+        found = sorted((job["metadata"]["labels"] for job in client.list()), key=lambda labels: labels["try_number"])
+    for number, labels in enumerate(found, 1):
+        asked = {
+            "dag_id": "labelled",
+            "task_id": "train",
+            "map_index": "0",
+            "try_number": str(number),
+            "team": "vision",
+        }
+        assert asked.items() <= labels.items()
+        assert labels["run_id"].startswith("manual__")
+    assert len(found) == 2
+
+
+def test_each_iteration_of_a_loop_is_a_piece_of_work() -> None:
+    """The shape of the context in Airflow 3.4, which cannot be installed here yet."""
+    loops = [SimpleNamespace(region_id="a", index=0), SimpleNamespace(region_id="a", index=1)]
+    loops.append(SimpleNamespace(region_id="b", index=0))
+    keys = {key_of(context(loop)) for loop in loops}
+    assert len(keys) == 3
+    assert {key.rpartition("/")[2] for key in keys} == {"group.train"}
+    assert key_of(context(loops[0])) == key_of(context(loops[0], try_number=2))
+    store = SimpleNamespace(get=lambda _: "the key of the first iteration", set=lambda *_: None)
+    assert key_of(context(loops[1]) | {"task_state_store": store}) in keys
+    assert key_of(context()) not in keys

@@ -1,0 +1,170 @@
+"""What is refused when a DAG file is parsed, and what waits until templates are rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any, cast
+
+import pytest
+from airflow.sdk import DAG, Param, task
+
+from trainjob import TrainJobSpec
+from trainjob.errors import TrainJobError
+from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator, ModelInitializerOperator
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.sensors.trainjob import TrainJobSensor
+
+TOKEN = "ghp_" + "a1B2" * 9
+OUTSIDE = 3
+
+
+def train(**fields: Any) -> Callable[[], object]:
+    return lambda: TrainJobOperator(task_id="t", **{"runtime": "torch-distributed", **fields})
+
+
+def dataset(**fields: Any) -> Callable[[], object]:
+    return lambda: DatasetInitializerOperator(task_id="t", **{"source": "s3://b/d", "target": "file:///w", **fields})
+
+
+def model(**fields: Any) -> Callable[[], object]:
+    return lambda: ModelInitializerOperator(task_id="t", **{"source": "models:/m@a", "target": "file:///w", **fields})
+
+
+def export(**fields: Any) -> Callable[[], object]:
+    given = {"source": "file:///m", "target": "s3://models", "name": "m"}
+    return lambda: ModelExportOperator(task_id="t", **{**given, **fields})
+
+
+def sensor(**fields: Any) -> Callable[[], object]:
+    return lambda: TrainJobSensor(task_id="t", **fields)
+
+
+def function(body: str, **fields: Any) -> Callable[[], object]:
+    def of() -> object:
+        if body == "closure":
+
+            @task.trainjob(runtime="jax-distributed", **fields)
+            def fit() -> None:
+                print(OUTSIDE)
+
+            return fit()
+
+        @task.trainjob(runtime="jax-distributed", **fields)
+        def take(when: Any = None) -> None:
+            print(when)
+
+        return take(date(2026, 1, 1) if body == "argument" else None)
+
+    return of
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no runtime": (lambda: TrainJobOperator(task_id="t", command=["x"]), "runtime: is missing"),
+    "text as a number": (train(num_nodes="two"), "num_nodes"),
+    "no nodes": (train(num_nodes=0), "num_nodes"),
+    "command as text": (train(command="python train.py"), "command"),
+    "args as text": (train(args="--epochs 3"), "args"),
+    "number in a command": (train(command=["python", 3]), "command"),
+    "unit of bytes": (train(resources_per_node={"memory": "64GB"}), "64GB"),
+    "unknown resource kind": (train(resources_per_node={"requests": {"cpu": "many"}}), "cpu"),
+    "token in env": (train(env={"TOKEN": TOKEN}), "secret"),
+    "token in args": (train(args=[f"--token={TOKEN}"]), "secret"),
+    "number in env": (train(env={"EPOCHS": 3}), "write '3'"),
+    "name of env": (train(env={"A B": "x"}), "env"),
+    "reserved env": (train(env={"TRAINJOB_CHECKPOINT": "x"}), "TRAINJOB_CHECKPOINT"),
+    "input": (train(inputs={"d": "bucket/x"}), "inputs.d: 'bucket/x' is not a URI"),
+    "name of an output": (train(outputs={"My Model": "s3://b/m"}), "outputs.My Model: is not a name"),
+    "checkpoints": (train(checkpoints="bucket/x"), "checkpoints"),
+    "label": (train(labels={"team": "a b"}), "labels"),
+    "reserved label": (train(labels={"trainjob.dev/key": "x"}), "trainjob.dev"),
+    "deadline": (train(active_deadline_seconds=-1), "active_deadline_seconds"),
+    "controller": (train(managed_by="me"), "managed_by"),
+    "misspelled argument": (lambda: TrainJobOperator(task_id="t", runtime="x", num_node=2), "num_node"),
+    "spec and fields": (lambda: TrainJobOperator(task_id="t", runtime="x", spec={"runtime": "y"}), "spec cannot be"),
+    "field of spec": (lambda: TrainJobOperator(task_id="t", spec={"runtime": "x", "nodes": 2}), "nodes"),
+    "field of YAML": (lambda: TrainJobOperator(task_id="t", spec="runtime: x\nnum_nodes: two"), "num_nodes"),
+    "no YAML": (lambda: TrainJobOperator(task_id="t", spec="runtime: [x"), "not valid YAML"),
+    "spec object": (lambda: TrainJobOperator(task_id="t", spec=TrainJobSpec(num_nodes=2)), "runtime: is missing"),
+    "kind of a manifest": (lambda: TrainJobOperator(task_id="t", spec={"kind": "PyTorchJob"}), "TrainJob"),
+    "initializer": (train(initializer={"dataset": {"uri": "s3://b"}}), "initializer"),
+    "patch": (train(runtime_patches=[{"manager": "x"}]), "runtime_patches"),
+    "closure": (function("closure"), "uses OUTSIDE from outside itself"),
+    "argument that is no JSON": (function("argument"), "cannot be written as JSON"),
+    "kill action": (train(on_kill_action="delete"), "on_kill_action"),
+    "crash action": (train(on_crash_action="retry"), "on_crash_action"),
+    "queue timeout": (train(queue_timeout=-1), "queue_timeout"),
+    "sensor of nothing": (sensor(), "by name or by labels"),
+    "sensor of two": (sensor(name="x", labels={"a": "b"}), "by name or by labels"),
+    "phase": (sensor(name="x", phases="Succeeded"), "there is no phase 'Succeeded'"),
+    "scheme of a source": (dataset(source="ftp://host/x"), "ftp:// is not a scheme"),
+    "digest": (dataset(digest="md5:abc"), "is not a digest"),
+    "fresh dataset": (model(source="s3://b/m", if_missing="fresh"), "is for registered models"),
+    "if missing": (model(if_missing="ignore"), "'fail' or 'fresh'"),
+    "registry": (export(registry="postgresql://db"), "no registry of scheme"),
+    "name of a model": (export(name="a/b"), "cannot be the name of a model"),
+    "metric without metrics": (export(alias="champion", metric="accuracy"), "the metrics given are: none"),
+    "metric without alias": (export(metrics={"accuracy": 1}, metric="accuracy"), "no alias is given"),
+    "mode": (export(mode="best"), "mode is 'max' or 'min'"),
+}
+
+
+@pytest.mark.parametrize("use", WRONG)
+def test_a_wrong_literal_is_refused_when_the_dag_is_parsed(use: str) -> None:
+    make, words = WRONG[use]
+    with DAG("wrong"), pytest.raises((TrainJobError, ValueError, TypeError), match=words) as raised:
+        make()
+    assert TOKEN not in str(raised.value)
+
+
+def test_templates_wait_until_they_are_rendered() -> None:
+    with DAG("right", params={"nodes": Param(2, type="integer")}):
+        first = TrainJobOperator(task_id="first", runtime="{{ params.runtime }}", num_nodes="{{ params.nodes }}")
+        TrainJobOperator(
+            task_id="all",
+            runtime={"name": "{{ params.runtime }}", "kind": "TrainingRuntime"},
+            command=["python", "{{ params.script }}"],
+            num_nodes="{{ params.nodes }}",
+            resources_per_node={"gpu": "{{ params.gpus }}", "memory": "64Gi"},
+            env={"A": "{{ ds }}", "S": {"valueFrom": {"secretKeyRef": {"name": "{{ params.secret }}", "key": "k"}}}},
+            inputs={"dataset": "{{ params.data }}"},
+            initializer={"dataset": {"storage_uri": "{{ params.data }}"}},
+            runtime_patches=[{"manager": "{{ params.me }}"}],
+            labels={"{{ params.label }}": "x"},
+            active_deadline_seconds="{% if params.fast %}60{% else %}600{% endif %}",
+        )
+        TrainJobOperator(task_id="text", spec="runtime: x\nnum_nodes: {{ params.nodes }}")
+        TrainJobOperator(task_id="file", spec="train.yaml")
+        TrainJobOperator(task_id="xcom", spec=cast("Any", first.output))
+        TrainJobOperator(task_id="tune", runtime="{{ x }}", torchtune={"epochs": 1})
+        TrainJobOperator(task_id="args", runtime="x", args=cast("Any", first.output))
+        TrainJobOperator.partial(task_id="mapped", runtime="x").expand(args=first.output)
+        TrainJobSensor(task_id="sensor", name="{{ params.name }}", phases="{{ params.phase }}")
+        DatasetInitializerOperator(task_id="d", source="{{ params.data }}", target="s3://b/{{ ds }}", digest="{{ d }}")
+        ModelInitializerOperator(task_id="m", source="{{ params.model }}", target="/w", if_missing="fresh")
+        ModelExportOperator(
+            task_id="e",
+            source="{{ x }}",
+            target="/m",
+            name="m",
+            metrics=first.output,
+            alias="{{ params.alias }}",
+            metric="accuracy",
+            min_improvement="{{ params.gain }}",
+        )
+        ModelExportOperator(
+            task_id="e2", source="/m", target="/m", name="m", metrics={"a": 1}, alias="{{ x }}", metric="a"
+        )
+        ModelExportOperator(task_id="e3", source="/m", target="/m", name="m", metric="{{ x }}", min_improvement=0.1)
+
+
+def test_what_is_literal_beside_a_template_is_checked() -> None:
+    with DAG("mixed"), pytest.raises(TrainJobError, match="64GB") as raised:
+        TrainJobOperator(
+            task_id="t",
+            runtime="{{ params.runtime }}",
+            num_nodes="{{ params.nodes }}",
+            resources_per_node={"gpu": "{{ params.gpus }}", "memory": "64GB"},
+            env={"A": "{{ ds }}", "B": 3},
+        )
+    assert "write '3'" in str(raised.value)

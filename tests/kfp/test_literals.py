@@ -1,0 +1,73 @@
+"""What is refused when a pipeline is compiled, and what waits for the run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl
+
+from trainjob.errors import TrainJobError
+from trainjob_kfp import export_model, initialize_dataset, initialize_model, train
+
+TOKEN = "ghp_" + "a1B2" * 9
+TRAIN = {"runtime": "torch-distributed"}
+DATASET = {"source": "s3://b/d"}
+MODEL = {"source": "models:/m@champion"}
+EXPORT = {"source": "s3://b/m", "name": "digits"}
+
+WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "token in env": (train, {**TRAIN, "env": {"T": TOKEN}}, "secret"),
+    "token in args": (train, {**TRAIN, "args": [f"--token={TOKEN}"]}, "secret"),
+    "token in spec": (train, {**TRAIN, "spec": {"runtime_patches": [TOKEN]}}, "runtime_patches"),
+    "unit of bytes": (train, {**TRAIN, "resources_per_node": {"memory": "64GB"}}, "64GB"),
+    "field of spec": (train, {**TRAIN, "spec": {"nodes": 2}}, "nodes"),
+    "input": (train, {**TRAIN, "inputs": {"d": "bucket/x"}}, "is not a URI"),
+    "token of a step": (initialize_dataset, {**DATASET, "env": {"T": TOKEN}}, "secret"),
+    "scheme": (initialize_dataset, {"source": "ftp://h/x"}, "ftp:// is not a scheme"),
+    "digest": (initialize_dataset, {**DATASET, "digest": "md5:1"}, "is not a digest"),
+    "fresh": (initialize_model, {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),
+    "registry": (initialize_model, {**MODEL, "registry": "postgresql://db"}, "no registry of scheme"),
+    "name": (export_model, {**EXPORT, "name": "a/b"}, "cannot be the name of a model"),
+    "metric": (export_model, {**EXPORT, "metrics": {"a": 1}, "alias": "c", "metric": "b"}, "the metrics given are: a"),
+    "mode": (export_model, {**EXPORT, "mode": "best"}, "mode is 'max' or 'min'"),
+}
+
+
+@pytest.mark.parametrize("use", WRONG)
+def test_a_wrong_literal_is_refused_when_the_pipeline_is_compiled(use: str, tmp_path: Path) -> None:
+    component, arguments, words = WRONG[use]
+
+    def wrong() -> None:
+        component(**arguments)
+
+    with pytest.raises(TrainJobError, match=words) as raised:
+        dsl.pipeline(wrong)
+    assert TOKEN not in str(raised.value)
+
+
+def test_values_of_the_run_wait_for_it(tmp_path: Path) -> None:
+    @dsl.pipeline  # type: ignore[untyped-decorator]  # KFP has no types
+    def right(runtime: str, nodes: int, data: str, command: list, env: dict, spec: dict, alias: str) -> None:  # type: ignore[type-arg]  # as KFP has it
+        dataset = initialize_dataset(source=data, digest=data)
+        base = initialize_model(source=f"models:/digits@{alias}", if_missing="fresh")
+        trained = train(
+            runtime=runtime,
+            num_nodes=nodes,
+            command=["python", f"--data={data}", 3],
+            env={"DATA": data, "EPOCHS": 3, "RUN": dsl.PIPELINE_JOB_ID_PLACEHOLDER},
+            inputs={"dataset": dataset.outputs["uri"], "model": base.outputs["uri"], "more": "/mnt/more"},
+            resources_per_node={"memory": data, "cpu": 2},
+            spec={"labels": {"team": alias}, "runtime_patches": [{"manager": alias}]},
+        )
+        train(runtime="x", command=command, args=command, env=env, spec=spec)
+        export_model(
+            source=trained.outputs["model_uri"],
+            name="digits",
+            metrics=trained.outputs["result"],
+            alias=alias,
+            metric="accuracy",
+            min_improvement=0.1,
+        )
+
+    compiler.Compiler().compile(right, str(tmp_path / "right.yaml"))

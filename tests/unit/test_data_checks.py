@@ -1,0 +1,59 @@
+"""What is refused before a step's job is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainjob.data.checks import check_options
+from trainjob.data.program import Step
+from trainjob.errors import ConfigurationError, TrainJobError
+
+INITIALIZE = {"source": "s3://b/d/", "target": "file:///w"}
+EXPORT = {"source": "file:///m", "target": "s3://models", "name": "digits", "alias": None, "metric": None}
+RULE = {"mode": "max", "min_improvement": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "words"),
+    [
+        ("initialize-dataset", {"source": "ftp://host/d"}, "ftp:// is not a scheme"),
+        ("initialize-dataset", {"target": "ftp://host/d"}, "ftp:// is not a scheme"),
+        ("initialize-dataset", {"target": "models:/m@champion"}, "a place in a store is needed"),
+        ("initialize-dataset", {"source": "s3://b/../c"}, "unsafe path"),
+        ("initialize-dataset", {"digest": "sha1:abc"}, "is not a digest"),
+        ("initialize-dataset", {"registry": "postgresql://db"}, "no registry of scheme"),
+        ("initialize-model", {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),
+        ("initialize-model", {"source": "models:/m@a", "if_missing": "maybe"}, "if_missing is 'fail' or 'fresh'"),
+        ("initialize-model", {"source": "models:/m"}, "models:/"),
+        ("initialize-model", {"registry": "mlflow+https://u:p@host"}, "credentials in it"),
+        ("export", {"source": "models:/m@a"}, "a place in a store is needed"),
+        ("export", {"name": "a/b"}, "cannot be the name of a model"),
+        ("export", {"alias": "latest", "metrics": {}}, "cannot be an alias"),
+        ("export", {"metrics": {}, "alias": "champion", "metric": "accuracy"}, "the metrics given are: none"),
+        ("export", {"metrics": {"loss": 1}, "alias": "champion", "metric": "accuracy"}, "the metrics given are: loss"),
+        ("export", {"metrics": {"loss": "low"}}, "metrics have to be numbers"),
+        ("export", {"metrics": {"a": 1}, "metric": "a"}, "no alias is given"),
+        ("export", {"mode": "best"}, "mode is 'max' or 'min'"),
+        ("export", {"metric": "a", "min_improvement": -1}, "min_improvement is a number of 0 or more"),
+    ],
+)
+def test_what_is_certain_to_fail_is_refused(step: Step, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainJobError, match=words):
+        check_options(step, (EXPORT | RULE if step == "export" else INITIALIZE) | options)
+
+
+def test_what_is_not_known_yet_is_not_checked() -> None:
+    check_options("export", {"alias": "champion", "metric": "accuracy"})
+    check_options("export", {"metrics": {"a": 1}, "metric": "a"})
+    check_options("export", {"metrics": {"a": 1}, "min_improvement": 0.1})
+    check_options("initialize-model", {"if_missing": "fresh", "digest": None, "registry": ""})
+    check_options("export", EXPORT | RULE | {"metrics": {"accuracy": 0.9}, "alias": "champion", "metric": "accuracy"})
+    check_options("initialize-model", {"source": "models:/m@champion", "target": "/w", "if_missing": "fresh"})
+
+
+def test_a_secret_in_a_location_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_options("initialize-dataset", {"source": "https://user:hunter2@host/d"})
+    assert "hunter2" not in str(raised.value)
