@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trainjob import TrainJobSpec
     from trainjob.errors import Problem
 
+SAMPLE = "⟨"
+"""Begins what stands in a text for a value that only a run knows, see `trainjob_airflow.sample`."""
+
 _MASK = "***"
 _SHORTEST = 8
 """Letters of a secret that counts as found: the passwords of development set-ups are words like "admin"."""
@@ -41,8 +44,10 @@ class StrictTemplates(BaseOperator):
 
 
 def is_open(value: object) -> bool:
-    """Whether a value is decided when the task runs: a template, or the XCom of another task."""
-    return hasattr(value, "iter_references") or (isinstance(value, str) and ("{{" in value or "{%" in value))
+    """Whether a value is decided when the task runs: a template, the XCom of another task, a sample of either."""
+    if isinstance(value, str):
+        return any(mark in value for mark in ("{{", "{%", SAMPLE))
+    return hasattr(value, "iter_references")
 
 
 def secrets_in(spec: TrainJobSpec) -> Iterator[Problem]:

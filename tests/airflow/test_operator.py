@@ -416,15 +416,6 @@ def test_arguments_that_cannot_be_meant() -> None:
         TrainJobOperator(task_id="t", runtime="x", queue_timeout=0)
 
 
-def test_dry_run_prints_the_manifest(airflow_home: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with DAG("dry"):
-        step(num_nodes=3).dry_run()
-    manifest = yaml.safe_load(capsys.readouterr().out)
-    assert manifest["kind"] == "TrainJob"
-    assert manifest["spec"]["trainer"]["numNodes"] == 3
-    assert jobs(home) == []
-
-
 def test_a_hook_says_whether_its_connection_works(home: Path) -> None:
     from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 

@@ -98,12 +98,12 @@ class TrainJobTask(StrictTemplates):
         self._delivered: JobRef | None = None
         self._told: dict[str, Any] = {}
 
-    def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
+    def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """What to run, from fields that are rendered.
 
         Args:
             key: The identity of the task.
-            context: None outside a task run: templates stay as they are.
+            context: Of the task.
 
         Raises:
             TrainJobError, OSError: it cannot be a job.
@@ -154,17 +154,31 @@ class TrainJobTask(StrictTemplates):
         if self._running is not None:
             self._running.stop_waiting()
 
+    def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
+        """What a run of this moment would launch, as far as it is known without one, and the paths of the rest.
+
+        Raises:
+            TrainJobError: it could not be a job, whatever the run decides.
+            TrainJobFatal: a template is wrong, or uses a name that is not defined.
+        """
+        raise NotImplementedError
+
     def dry_run(self) -> None:
-        """Print the TrainJob object that would be created; templates stay as they are."""
+        """Print the TrainJob object that a run of this moment would create.
+
+        Works before there is a run: templates are rendered with sample values. What only a run knows, such as XComs, is
+        left out and listed in a comment.
+        """
         import yaml
 
         from trainjob.manifest import render
 
-        key = f"airflow/dry-run/{self.dag_id}/{self.task_id}"
-        spec = self._spec(key, None)
-        with self._client(self.namespace) as client:
-            manifest = render(spec, key, 1, client.namespace)
-        print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
+        spec, missing = self.sample_spec()
+        if missing:
+            print(f"# decided in the run: {', '.join(missing)}")  # noqa: T201 - what it is for
+        if spec is not None:
+            manifest = render(spec, f"airflow/dry-run/{self.dag_id}/{self.task_id}", 1, self.namespace or "default")
+            print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
 
     def _run(self, context: Context, *, defer: bool) -> dict[str, Any]:
         from trainjob import Budgets
@@ -369,7 +383,7 @@ class TrainJobTask(StrictTemplates):
         read, written = self.data_of(self._told) if self._told else ((), ())
         return lineage.facets(read, written, self._told)
 
-    def _spec(self, key: str, context: Context | None) -> TrainJobSpec:
+    def _spec(self, key: str, context: Context) -> TrainJobSpec:
         from trainjob import InvalidSpec, TrainJobError
 
         try:

@@ -51,12 +51,11 @@ class _DataOperator(TrainJobOperator):
         given = self.checked_options()
         check_options(self.step, {name: value for name, value in given.items() if not has_open(value, is_open)})
 
-    def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
+    def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """See `TrainJobTask`; what is wrong with the options is found before there is a job."""
         from trainjob.data.checks import check_options
 
-        if context is not None:
-            check_options(self.step, {"registry": self.registry, **self.options(key)})
+        check_options(self.step, {"registry": self.registry, **self.options(key)})
         return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
@@ -233,8 +232,6 @@ class ModelExportOperator(_DataOperator):
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
-        from trainjob.registry.base import check_rule
-
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
         training = _job(metrics)
         provenance = {"run": key, "trainjob": training, **self._origins(), **(self.provenance or {})}
@@ -247,7 +244,7 @@ class ModelExportOperator(_DataOperator):
             "alias": self.alias,
             "metric": self.metric,
             "mode": self.mode,
-            "min_improvement": check_rule(self.metric, self.mode, self.min_improvement),
+            "min_improvement": self.min_improvement,
             "provenance": {name: value for name, value in provenance.items() if value},
             "allow_pickle": self.allow_pickle,
             "sign": self.sign,

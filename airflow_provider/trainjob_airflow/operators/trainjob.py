@@ -170,17 +170,50 @@ class TrainJobOperator(TrainJobTask):
         Raises:
             TrainJobError: with every problem.
         """
-        from trainjob import TrainJobSpec
         from trainjob.spec.literals import check_literals
 
-        if isinstance(self.spec, str | Path):
-            if not _is_path(self.spec) and not is_open(self.spec):
-                TrainJobSpec.parse(self.spec)
-        elif not is_open(self.spec):
-            spec = self.spec
-            if isinstance(spec, TrainJobSpec):
-                spec = spec.model_dump(mode="json", exclude_unset=True)
-            check_literals(self.literal_fields() if spec is None else spec, is_open)
+        fields = self.written_fields(None)
+        if fields is not None:
+            check_literals(fields, is_open)
+
+    def written_fields(self, context: Context | None) -> Mapping[str, Any] | None:
+        """The fields of the spec as they stand, wherever they are written; None where templates decide over them.
+
+        Args:
+            context: To render a file of its own with; None: a file is not read.
+        """
+        from trainjob import TrainJobSpec
+        from trainjob.spec.trainjob import load
+
+        spec = self.spec
+        if spec is None:
+            return self.literal_fields()
+        if isinstance(spec, str | Path) and _is_path(spec):
+            if context is None:
+                return None
+            spec = self._file(spec, context)
+        if isinstance(spec, TrainJobSpec):
+            return spec.model_dump(mode="json", exclude_unset=True)
+        if isinstance(spec, str):
+            return None if "{{" in spec or "{%" in spec else load(spec)
+        return spec if isinstance(spec, Mapping) else None
+
+    def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
+        """See `TrainJobTask`."""
+        from trainjob.spec.literals import check_literals
+        from trainjob_airflow.sample import left_open, rendered, sample_context
+
+        made = rendered(self)
+        made.check_literals()
+        fields = made.written_fields(sample_context(self))
+        if fields is None:
+            return None, ["spec"]
+        if made.spec is None:
+            fields = made.spec_fields(f"airflow/dry-run/{self.dag_id}/{self.task_id}")
+            written: Mapping[str, Any] = {name: getattr(made, name) for name in made.template_fields}
+        else:
+            written = fields
+        return check_literals(fields, is_open), [*left_open(written)]
 
     def literal_fields(self) -> dict[str, Any]:
         """The fields of the spec that were given, as they are written in the DAG."""
@@ -191,21 +224,25 @@ class TrainJobOperator(TrainJobTask):
         del key
         return self.literal_fields()
 
-    def job_spec(self, key: str, context: Context | None) -> TrainJobSpec:
+    def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """See `TrainJobTask`."""
-        from jinja2 import TemplateError
-
         from trainjob import TrainJobSpec  # pydantic: not in a DAG file
 
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):
-            # Not by template_ext: Airflow would then take every argument that ends in .yaml for a template file.
-            text = (Path(self.dag.folder) / source).read_text(encoding="utf-8")
-            try:
-                source = self.render_template(text, context) if context else text
-            except TemplateError as error:
-                raise TrainJobFatal(f"the template {source} cannot be rendered: {error}") from None
+            source = self._file(source, context)
         return TrainJobSpec.parse(source)
+
+    def _file(self, name: str | Path, context: Context) -> str:
+        """The text of a spec's file, rendered."""
+        from jinja2 import TemplateError
+
+        # Not by template_ext: Airflow would then take every argument that ends in .yaml for a template file.
+        text = (Path(self.dag.folder) / name).read_text(encoding="utf-8")
+        try:
+            return str(self.render_template(text, context))
+        except TemplateError as error:
+            raise TrainJobFatal(f"the template {name} cannot be rendered: {error}") from None
 
     def _do_render_template_fields(self, *args: Any, **kwargs: Any) -> None:
         """See `StrictTemplates`; templates inside a `TrainJobSpec` object count as well."""

@@ -68,6 +68,18 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         if not kwargs.get("_airflow_from_mapped") and not any(map(is_open, (name, labels, phases, condition))):
             wanted(name, labels, phases, condition)
 
+    def sample_spec(self) -> tuple[None, list[str]]:
+        """As that of `TrainJobTask`, which launches a job: check what a run of this moment would wait for."""
+        from trainjob_airflow.sample import left_open, rendered
+
+        made = rendered(self)
+        missing = [*left_open({name: getattr(made, name) for name in made.template_fields})]
+        if not {"name", "labels", "phases", "condition"} & {
+            path.partition(".")[0].partition("[")[0] for path in missing
+        }:
+            wanted(made.name, made.labels, made.phases, made.condition)
+        return None, missing
+
     def execute(self, context: Context) -> Any:
         """Look once; then wait here or in the triggerer."""
         if not self.deferrable:

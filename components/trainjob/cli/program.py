@@ -403,6 +403,35 @@ def doctor(target: Target, /, *, runtimes: tuple[str, ...], queue: str) -> int:
     return target.do(lambda commands: clusters.doctor(commands, runtimes, queue))
 
 
+@program.command(epilog=EXIT_CODES)
+@click.argument("dags", type=click.Path(exists=True, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def check(*, dags: Path, as_json: bool) -> int:
+    """Check the TrainJob tasks in the DAG files of DAGS, a folder or a file, without running them.
+
+    Renders each task's templates with sample values and checks its spec. Needs no cluster. Arguments that only a run
+    knows (XComs, variables, the conf of a run) are listed and not checked. Exits with 2 if a task is wrong.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+    found = [*entry_points(group="trainjob.check")]
+    if not found:
+        raise click.UsageError("Airflow's provider is not installed here: pip install 'trainjob[airflow]'")
+    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")  # its log goes to stdout
+    code = 0
+    for each in found[0].load()(dags):
+        code = USAGE if each.problem else code
+        if as_json:
+            click.echo(json.dumps({"where": each.where, "problem": each.problem, "open": each.open}))
+        elif each.problem:
+            first, *more = each.problem.splitlines()
+            click.echo("\n".join([f"{click.style('failure', fg='red')}  {each.where}: {first}", *more]))
+        else:
+            note = f" (decided in the run: {', '.join(each.open)})" if each.open else ""
+            click.echo(f"{click.style('ok', fg='green')}       {each.where}{note}")
+    return code
+
+
 @program.command("exec", cls=WithCommand)
 def exec_(command: tuple[str, ...]) -> int:
     """Inside a job: run COMMAND on local copies of the job's inputs and outputs.

@@ -19,20 +19,21 @@ _BY_ENTRY = (
 _OF_TORCHTUNE = ("runtime", "initializer", "args", "num_nodes", "num_proc_per_node", "resources_per_node")
 
 
-def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> None:
+def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec | None:
     """Check what is known of the fields of a spec.
 
     Args:
         fields: Fields of a `TrainJobSpec`, or a whole TrainJob object.
         is_open: Which values, or parts of them, are decided later.
 
+    Returns:
+        The spec without what is decided later; None for a whole object of which a part is.
+
     Raises:
         InvalidSpec: with every problem that no later value can make good.
     """
     if "apiVersion" in fields or "kind" in fields:
-        if not has_open(fields, is_open):
-            TrainJobSpec.parse(fields)
-        return
+        return None if has_open(fields, is_open) else TrainJobSpec.parse(fields)
     known = {name: _known(value, is_open) for name, value in fields.items() if not _is_hidden(name, value, is_open)}
     if fields.get("runtime") is not None:
         known.setdefault("runtime", "not-known-yet")
@@ -40,7 +41,7 @@ def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> None:
         known.pop("torchtune", None)
         if known.get("command") == torchtune.COMMAND:
             del known["command"]
-    TrainJobSpec.parse(known)
+    return TrainJobSpec.parse(known)
 
 
 def has_open(value: object, is_open: IsOpen) -> bool:

@@ -145,7 +145,7 @@ class TrainJobSpec(Part):
         """
         if isinstance(source, TrainJobSpec):
             return source.check()
-        fields = _load(source)
+        fields = load(source)
         if "apiVersion" in fields or "kind" in fields:
             fields = {"manifest": fields}
         try:
@@ -274,7 +274,12 @@ class TrainJobSpec(Part):
                 yield from env_problems(env_api(container.env or {}), f"{where}.env")
 
 
-def _load(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+def load(source: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    """The fields of a spec, unchecked: those of a mapping, of YAML text, or of a YAML file.
+
+    Raises:
+        InvalidSpec: it cannot be read, or is no mapping.
+    """
     if isinstance(source, Mapping):
         return dict(source)
     try:

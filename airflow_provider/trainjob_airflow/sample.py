@@ -1,0 +1,167 @@
+"""Tasks as a run would see them, without a run: their templates rendered with sample values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainjob_airflow.templates import SAMPLE, is_open
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import BaseOperator, Context
+
+_T = TypeVar("_T", bound="BaseOperator")
+
+
+class Sample:
+    """A value that only a run knows. A template may do with it what it does with the real one; as text it is marked.
+
+    Args:
+        path: The expression that gives it, for people.
+    """
+
+    unsafe_callable = alters_data = False  # what Jinja's sandbox asks before it calls something
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Sample:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Sample(f"{self._path}.{name}")
+
+    def __getitem__(self, key: object) -> Sample:
+        return Sample(f"{self._path}[{key!r}]")
+
+    def __call__(self, *args: object, **kwargs: object) -> Sample:
+        """What it returns is a sample, too."""
+        del args, kwargs
+        return Sample(f"{self._path}(…)")
+
+    def __str__(self) -> str:
+        return f"{SAMPLE}{self._path}⟩"
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield self[0]
+
+    def __len__(self) -> int:
+        return 1
+
+    def __int__(self) -> int:
+        return 1
+
+    def __float__(self) -> float:
+        return 1.0
+
+    def _computed(self, other: object = None) -> Sample:
+        del other
+        return Sample(self._path)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _computed
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __neg__ = __pos__ = __abs__ = _computed
+
+    def _compared(self, other: object) -> bool:
+        del other
+        return True
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
+
+def rendered(task: _T) -> _T:
+    """A copy of a task with its templates rendered for a run of this moment.
+
+    What only a run knows (XComs, variables, connections, the conf of the DAG run, parameters without a default) is
+    text with a mark, see `trainjob_airflow.templates.is_open`.
+
+    Raises:
+        TrainJobFatal: A template is wrong, or uses a name that is not defined.
+    """
+    made = copy.copy(task)
+    for name in made.template_fields:
+        setattr(made, name, _without_xcoms(getattr(made, name)))
+    made.render_template_fields(sample_context(task))
+    for name in made.template_fields:
+        setattr(made, name, _without_samples(getattr(made, name)))
+    return made
+
+
+def _without_samples(value: Any) -> Any:
+    if isinstance(value, Sample):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _without_samples(part) for name, part in value.items()}
+    return [_without_samples(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _without_xcoms(value: Any) -> Any:
+    if hasattr(value, "iter_references"):
+        return Sample(f"XCom of {', '.join(sorted({task.task_id for task, _ in value.iter_references()}))}")
+    if isinstance(value, Mapping):
+        return {name: _without_xcoms(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_xcoms(part) for part in value]
+    return value
+
+
+def sample_context(task: BaseOperator) -> Context:
+    """The context of a run of this moment."""
+    from airflow.sdk import Context as Known
+    from airflow.sdk.execution_time import macros
+
+    now = datetime.now(UTC)
+    dag = task.get_dag()
+    run_id = f"manual__{now.isoformat()}"
+    known: dict[str, Any] = {name: Sample(name) for name in Known.__annotations__}
+    known |= dict.fromkeys(("partition_key", "partition_date", "task_state_store", "exception", "reason"))
+    ids = {"dag_id": task.dag_id, "task_id": task.task_id, "run_id": run_id, "map_index": -1, "try_number": 1}
+    ti = Sample("ti")
+    vars(ti).update(ids)
+    run = Sample("dag_run")
+    vars(run).update(dag_id=task.dag_id, run_id=run_id, logical_date=now, conf=Sample("dag_run.conf"))
+    return known | {  # type: ignore[return-value]  # a TypedDict of all that a context may have
+        "dag": dag or SimpleNamespace(dag_id=task.dag_id),
+        "dag_run": run,
+        "ds": now.strftime("%Y-%m-%d"),
+        "ds_nodash": now.strftime("%Y%m%d"),
+        "ts": now.isoformat(),
+        "ts_nodash": now.strftime("%Y%m%dT%H%M%S"),
+        "ts_nodash_with_tz": now.strftime("%Y%m%dT%H%M%S%z"),
+        "logical_date": now,
+        "data_interval_start": now,
+        "data_interval_end": now,
+        "run_id": run_id,
+        "params": {name: _parameter(name, param) for name, param in _params(task).items()},
+        "macros": macros,
+        "task": task,
+        "ti": ti,
+        "task_instance": ti,
+        "try_number": 1,
+    }
+
+
+def _params(task: BaseOperator) -> dict[str, Any]:
+    """The parameters of the DAG and of the task, as `Param` objects."""
+    dag = task.get_dag()
+    given: list[Any] = [task.params, *([dag.params] if dag is not None else [])]
+    return {name: params.get_param(name) for params in reversed(given) for name in params}
+
+
+def _parameter(name: str, param: Any) -> Any:
+    value = param.value
+    # A class without an instance in some versions, an instance in others.
+    return Sample(f"params.{name}") if "ArgNotSet" in (type(value).__name__, getattr(value, "__name__", "")) else value
+
+
+def left_open(fields: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The paths of what a run decides."""
+    for name, value in fields.items():
+        where = f"{path}{'' if str(name).startswith('[') else '.'}{name}" if path else str(name)
+        if is_open(name) or is_open(value):
+            yield where
+        elif isinstance(value, Mapping):
+            yield from left_open(value, where)
+        elif isinstance(value, list | tuple):
+            yield from left_open({f"[{i}]": part for i, part in enumerate(value)}, where)

@@ -1,0 +1,177 @@
+"""`trainjob check` and `dry_run`: tasks as a run would see them, without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from airflow.sdk import DAG, Param, task
+from click.testing import CliRunner
+from tests.airflow.conftest import jobs
+
+from trainjob.cli.program import program
+from trainjob_airflow.check import check_dags
+from trainjob_airflow.exceptions import TrainJobFatal
+from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.sensors.trainjob import TrainJobSensor
+
+EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "airflow"
+
+DAGS = """
+from airflow.sdk import DAG, Param
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+from trainjob_airflow.sensors.trainjob import TrainJobSensor
+
+with DAG("d", params={"nodes": Param(%s), "free": Param(type="integer")}):
+    one = TrainJobOperator(task_id="one", runtime="x", num_nodes="{{ params.nodes }}", env={"DAY": "{{ ds }}"})
+    TrainJobOperator(task_id="two", runtime="x", num_nodes="{{ params.free }}", args=["{{ %s }}"])
+    TrainJobOperator(task_id="file", spec="train.yaml")
+    TrainJobOperator.partial(task_id="many", runtime="x").expand(num_nodes=[1, 2, %s])
+    TrainJobOperator.partial(task_id="later", runtime="x").expand(args=one.output)
+    TrainJobSensor(task_id="sensor", name="{{ run_id }}", phases="{{ params.get('phase', '%s') }}")
+"""
+
+
+def folder(tmp_path: Path, nodes: str, name: str, mapped: str, phase: str, label: str) -> Path:
+    (tmp_path / "d.py").write_text(DAGS % (nodes, name, mapped, phase))
+    spec = f"runtime: x\nlabels: {{team: {label}}}\nnum_nodes: {{{{ ti.xcom_pull('n') }}}}\n"
+    (tmp_path / "train.yaml").write_text(spec)
+    return tmp_path
+
+
+def test_the_examples_are_right(airflow_home: Path, home: Path) -> None:
+    found = [*check_dags(EXAMPLES)]
+    assert [each for each in found if each.problem] == []
+    assert len(found) > 15
+    assert jobs(home) == []
+
+
+def test_right_tasks(airflow_home: Path, tmp_path: Path) -> None:
+    found = {each.where: each for each in check_dags(folder(tmp_path, "2", "run_id", "3", "Running", "vision"))}
+    assert {each.problem for each in found.values()} == {""}
+    opened = {where.removeprefix("d."): each.open for where, each in found.items()}
+    assert opened == {
+        "one": (),
+        "two": ("num_nodes",),
+        "file": ("num_nodes",),
+        "many[0]": (),
+        "many[1]": (),
+        "many[2]": (),
+        "later[0]": ("args",),
+        "sensor": (),
+    }
+
+
+def test_wrong_tasks(airflow_home: Path, tmp_path: Path) -> None:
+    found = {each.where: each for each in check_dags(folder(tmp_path, '"many"', "nosuch", "0", "Done", "a b"))}
+    problems = {where.removeprefix("d."): each.problem for where, each in found.items() if each.problem}
+    assert problems.keys() == {"one", "two", "file", "many[2]", "sensor"}
+    assert "num_nodes: Input should be a valid integer" in problems["one"]
+    assert "'nosuch' is undefined" in problems["two"]
+    assert "labels.team" in problems["file"]
+    assert "num_nodes" in problems["many[2]"]
+    assert "there is no phase 'Done'" in problems["sensor"]
+
+
+def test_a_file_that_cannot_be_read(airflow_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from airflow.sdk import DAG\nfrom trainjob_airflow.operators.trainjob import TrainJobOperator\n"
+        "with DAG('d'):\n    TrainJobOperator(task_id='t', runtime='x', num_nodes='two', command='x')\n"
+    )
+    (found,) = check_dags(tmp_path)
+    assert found.where.endswith("broken.py")
+    assert "num_nodes: Input should be a valid integer" in found.problem
+    assert "command" in found.problem
+    assert "Traceback" not in found.problem
+
+
+def test_the_command(airflow_home: Path, tmp_path: Path) -> None:
+    dags = folder(tmp_path, "2", "run_id", "3", "Running", "v")
+    right = CliRunner().invoke(program, ["check", str(dags)], standalone_mode=False)
+    assert (right.return_value, right.output.count("ok ")) == (0, 8), right.output
+    assert "d.two (decided in the run: num_nodes)" in right.output
+    wrong = folder(tmp_path, '"many"', "nosuch", "0", "Done", "a b")
+    shown = CliRunner().invoke(program, ["check", str(wrong)], standalone_mode=False)
+    assert (shown.return_value, shown.output.count("failure  d.")) == (2, 5), shown.output
+    as_json = CliRunner().invoke(program, ["check", "--json", str(wrong)], standalone_mode=False)
+    assert as_json.return_value == 2
+    lines = [json.loads(line) for line in as_json.output.splitlines() if line.startswith("{")]
+    assert (len(lines), len([line for line in lines if line["problem"]])) == (8, 5)
+
+
+def printed(task: Any, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    task.dry_run()
+    text = capsys.readouterr().out
+    first = text.splitlines()[0] if text.startswith("#") else ""
+    return first, yaml.safe_load(text)
+
+
+def test_dry_run_works_before_there_is_a_run(
+    airflow_home: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with DAG("dry", params={"nodes": Param(3, type="integer"), "gpus": Param(type="integer")}):
+        dataset = DatasetInitializerOperator(task_id="d", source="s3://b/{{ ds_nodash }}", target="file:///w")
+        one = TrainJobOperator(
+            task_id="one",
+            runtime="torch-distributed",
+            command=["python", "train.py", "--day={{ ds }}"],
+            num_nodes="{{ params.nodes }}",
+            resources_per_node={"cpu": 2, "gpu": "{{ params.gpus }}"},
+            env={"KEY": "{{ var.value.key }}", "RUN": "{{ run_id }}"},
+            inputs={"data": "{{ ti.xcom_pull('d')['outputs']['uri'] }}"},
+        )
+        export = ModelExportOperator(
+            task_id="e", source="/m", target="s3://m", name="m", metrics=one.output, datasets=[dataset.output],
+            alias="champion", metric="accuracy", min_improvement="{{ dag_run.conf.get('gain', 0.1) }}",
+        )  # fmt: skip
+
+        @task.trainjob(runtime="jax-distributed")
+        def fit(day: str, rate: float) -> None:
+            print(day, rate)
+
+        made: Any = fit("{{ ds }}", cast("Any", one.output)["metrics"])
+
+    note, manifest = printed(one, capsys)
+    assert note == "# decided in the run: resources_per_node.gpu, env.KEY, inputs.data"
+    trainer = manifest["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["resourcesPerNode"]["requests"]) == (3, {"cpu": "2"})
+    assert trainer["env"][0]["value"].startswith("manual__")
+    assert trainer["command"][2].startswith("--day=20")
+    assert one.num_nodes == "{{ params.nodes }}", "the task itself stays as it was"
+    note, manifest = printed(export, capsys)
+    assert note.startswith("# decided in the run: ")
+    assert {"metrics", "min_improvement"} <= set(note.removeprefix("# decided in the run: ").split(", "))
+    assert "--name=m" in manifest["spec"]["trainer"]["command"]
+    note, manifest = printed(dataset, capsys)
+    assert note == ""
+    assert any(word.startswith("--source=s3://b/20") for word in manifest["spec"]["trainer"]["command"])
+    note, manifest = printed(made.operator, capsys)
+    assert "print(day, rate)" in manifest["spec"]["trainer"]["args"][0]
+    assert jobs(home) == []
+
+
+def test_templates_may_do_with_samples_what_they_do_with_values(airflow_home: Path) -> None:
+    with DAG("samples"):
+        one = TrainJobOperator(
+            task_id="one",
+            runtime="x",
+            num_nodes="{{ ti.xcom_pull('a')['n'] | int * 2 }}",
+            args=[
+                "{% for each in ti.xcom_pull('a') %}{{ each.name }}{% endfor %}",
+                "{{ (var.value.x ~ '-y') | upper }}",
+                "{% if dag_run.conf.fast > 3 %}--fast{% endif %}",
+                "{{ macros.ds_add(ds, 7) }}",
+                "{{ 10 - conn.c.port }}",
+                "{{ triggering_asset_events | length }}",
+            ],
+        )
+        wrong = TrainJobOperator(task_id="wrong", runtime="x", args=["{{ paramz.x }}"])
+        sensor = TrainJobSensor(task_id="s", name="{{ ti.xcom_pull('a') }}", phases=["Running"])
+    assert one.sample_spec()[0] is not None
+    assert sensor.sample_spec() == (None, ["name"])
+    with pytest.raises(TrainJobFatal, match="'paramz' is undefined"):
+        wrong.sample_spec()
