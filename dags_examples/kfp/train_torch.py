@@ -65,9 +65,8 @@ def train_torch(
             inputs={"dataset": data.outputs["uri"]},
             spec={"checkpoints": f"{IN_WORKSPACE}/checkpoints"},
         )
-        # KFP's cache does not see how many GPUs there are. They are no parameter of the pipeline, because the compiler
-        # (kfp 2.17) does not pass one on into an ExitHandler or a loop if it is for resources only.
-        trained.set_caching_options(False)
+        # The number of GPUs is no parameter of the pipeline, since the compiler (kfp 2.17) does not pass one on into an
+        # ExitHandler or a loop if it is for resources only.
         trained.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(8)
         trained.set_cpu_limit("32").set_memory_limit("256Gi")
         kubernetes.add_node_selector(trained, "node.kubernetes.io/instance-type", "gpu-8x")

@@ -39,7 +39,7 @@ def step(configured: Literal["job", "both", "pod"]) -> Callable[[Callable[..., A
             packages_to_install=[],
             task_config_passthroughs=None if configured == "pod" else passthroughs(alone=configured == "job"),
         )
-        return noticing(component, checked=True)
+        return noticing(component, own=True)
 
     return decorate
 
@@ -49,26 +49,30 @@ def passthroughs(*, alone: bool) -> list[TaskConfigPassthrough]:
     return [TaskConfigPassthrough(each, not alone or each is TaskConfigField.ENV) for each in TaskConfigField]
 
 
-def noticing(component: Any, *, checked: bool = False) -> Any:
+def noticing(component: Any, *, own: bool = False) -> Any:
     """`component`, whose tasks warn (`UnseenByCache`) of what the cache does not see.
 
     Where the task's caching is off before, or has a key of its own, nothing is said.
 
     Args:
         component: Which.
-        checked: Whether it is one of this package's, whose arguments are checked when it is called.
+        own: Whether it is one of this package's. Their arguments are checked when they are called, and KFP's cache is
+            off unless a pipeline turns it on for a task: what they do depends on what lies at locations and in
+            registries, which is no part of the cache's key.
     """
     kind = type(component)
-    component.__class__ = type(kind.__name__, (kind,), {"__call__": _call(kind.__call__, checked=checked)})
+    component.__class__ = type(kind.__name__, (kind,), {"__call__": _call(kind.__call__, own=own)})
     return component
 
 
-def _call(original: Callable[..., Any], *, checked: bool) -> Callable[..., Any]:
+def _call(original: Callable[..., Any], *, own: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if checked:
+        if own:
             check_arguments(self.name, kwargs)
         task = original(self, *args, **kwargs)
+        if own:
+            task.set_caching_options(False)
         for name in NOT_IN_THE_CACHES_KEY:
             setattr(task, name, _warning(task, name))
         return task

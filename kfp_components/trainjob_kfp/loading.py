@@ -11,6 +11,8 @@ from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
 
 from trainjob_kfp.component import noticing
 
+_OWN = "trainjob_kfp.runtime"  # which the source of each of this package's components imports
+
 
 def load(source: str | Path) -> Any:
     """A component from compiled YAML, its task-config passthroughs included.
@@ -27,7 +29,7 @@ def load(source: str | Path) -> Any:
         ValueError: it is no compiled component.
     """
     text = source if isinstance(source, str) and "\n" in source else Path(source).read_text(encoding="utf-8")
-    component = noticing(components.load_component_from_text(text))
+    component = noticing(components.load_component_from_text(text), own=_OWN in text)
     component.component_spec.task_config_passthroughs = _passthroughs(text)
     return component
 

@@ -114,13 +114,37 @@ def test_what_the_cache_does_not_see_is_said(component: Any, name: str, argument
     @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]
     def pipeline() -> None:
         with pytest.warns(UnseenByCache, match=rf"train\.{name}\(…\) is no part of the key of KFP's cache"):
-            getattr(component(runtime="torch-distributed"), name)(*arguments)
+            getattr(component(runtime="torch-distributed").set_caching_options(True), name)(*arguments)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            getattr(component(runtime="torch-distributed").set_caching_options(False), name)(*arguments)
+            getattr(component(runtime="torch-distributed"), name)(*arguments)
         called.append(name)
 
     assert called, "or nothing of it was looked at"
+
+
+@pytest.mark.parametrize("origin", ["imported", "loaded"])
+def test_nothing_is_taken_from_the_cache_unless_asked(origin: str, tmp_path: Path) -> None:
+    """A second retraining would take all its steps from the cache, and train nothing."""
+    names = ("initialize_dataset", "initialize_model", "train", "export_model", "wait", "cleanup")
+    given = {name: getattr(trainjob_kfp, name) for name in names}
+    if origin == "loaded":
+        given = {name: load(COMPILED / f"{name}.yaml") for name in names}
+
+    @dsl.pipeline(name="retrain")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        given["initialize_dataset"](source="s3://b/d")
+        given["initialize_model"](source="models:/m@champion", if_missing="fresh")
+        trained = given["train"](runtime="torch-distributed")
+        given["export_model"](source=trained.outputs["model_uri"], name="m")
+        given["wait"](name="x", run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        given["cleanup"](run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        given["train"](runtime="torch-distributed").set_caching_options(True)
+
+    (spec,) = compiled(pipeline, tmp_path / "retrain.yaml")
+    options = {name: task.get("cachingOptions") for name, task in spec["root"]["dag"]["tasks"].items()}
+    assert {name for name, each in options.items() if each and each.get("enableCache")} == {"train-2"}
+    assert len(options) == 7
 
 
 # ---------------------------------------------------------------- distributed
