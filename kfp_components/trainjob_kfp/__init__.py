@@ -15,7 +15,7 @@ import os
 # In a step's own process KFP leaves its authoring half out, and with it `dsl.component` (kfp/dsl/__init__.py).
 if os.environ.get("_KFP_RUNTIME") != "true":
     from trainjob_kfp.cleanup import cleanup
-    from trainjob_kfp.component import UnseenByCache
+    from trainjob_kfp.component import LostByKfp, UnseenByCache
     from trainjob_kfp.distributed import distributed
     from trainjob_kfp.export_model import export_model
     from trainjob_kfp.image import STEP_IMAGE
@@ -28,6 +28,7 @@ if os.environ.get("_KFP_RUNTIME") != "true":
 
     __all__ = [
         "STEP_IMAGE",
+        "LostByKfp",
         "UnseenByCache",
         "cleanup",
         "distributed",

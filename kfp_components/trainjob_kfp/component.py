@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from kfp import dsl
 from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
+from kfp.dsl.pipeline_channel import PipelineParameterChannel
 
 from trainjob_kfp.image import STEP_IMAGE
 from trainjob_kfp.literals import check_arguments
@@ -20,6 +21,13 @@ NOT_IN_THE_CACHES_KEY = ("set_env_variable", "set_accelerator_type", "set_accele
 
 class UnseenByCache(UserWarning):
     """Something is set on a task that KFP's cache does not look at."""
+
+
+RESOURCES = ("set_accelerator_limit", "set_cpu_limit", "set_cpu_request", "set_memory_limit", "set_memory_request")
+
+
+class LostByKfp(UserWarning):
+    """A resource is set on a task that KFP (2.17) does not pass on: a parameter of the pipeline that is no text."""
 
 
 def step(configured: Literal["job", "both", "pod"]) -> Callable[[Callable[..., Any]], Any]:
@@ -75,6 +83,8 @@ def _call(original: Callable[..., Any], *, own: bool) -> Callable[..., Any]:
             task.set_caching_options(False)
         for name in NOT_IN_THE_CACHES_KEY:
             setattr(task, name, _warning(task, name))
+        for name in RESOURCES:
+            setattr(task, name, _of_text(task, name))
         return task
 
     return call
@@ -94,5 +104,22 @@ def _warning(task: Any, name: str) -> Callable[..., Any]:
                 stacklevel=2,
             )
         return original(*args, **kwargs)
+
+    return method
+
+
+def _of_text(task: Any, name: str) -> Callable[..., Any]:
+    original = getattr(task, name)
+
+    @functools.wraps(original)
+    def method(value: Any) -> Any:
+        if isinstance(value, PipelineParameterChannel) and str(value.channel_type).lower() != "string":
+            warnings.warn(
+                f"{task.name}.{name}({value.name}): KFP does not pass on a pipeline parameter that is no text, so that "
+                f"the TrainJob would get none; declare {value.name} as str, or give a constant",
+                LostByKfp,
+                stacklevel=2,
+            )
+        return original(value)
 
     return method

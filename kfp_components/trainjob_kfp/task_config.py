@@ -56,6 +56,44 @@ def apply(
     return fields, added
 
 
+_ASKED = {
+    "cpu_limit": ("limits", "cpu"),
+    "cpu_request": ("requests", "cpu"),
+    "memory_limit": ("limits", "memory"),
+    "memory_request": ("requests", "memory"),
+}
+"""What KFP's compiler calls the resources of a task among its parameters -> where they are in a TaskConfig."""
+
+
+def lost(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[Problem]:
+    """Resources that were set on the task and did not arrive.
+
+    KFP 2.17 drops values from pipeline parameters that are numbers (its driver reads them as texts), and the step would
+    succeed without a GPU.
+
+    Args:
+        config: The fields of a ``dsl.TaskConfig``.
+        parameters: All parameters of the step, also those that the compiler added.
+    """
+    resources = config.get("resources") or {}
+    missing = {
+        name: parameters[name]
+        for name, (kind, resource) in _ASKED.items()
+        if parameters.get(name) and not (resources.get(kind) or {}).get(resource)
+    }
+    count = parameters.get("accelerator_count")
+    if count and str(count) not in ("0", "0.0") and not set(resources.get("limits") or {}) - {"cpu", "memory"}:
+        missing["accelerator_count"] = count
+    return [
+        Problem(
+            name,
+            f"is {value}, and KFP has not passed it on to the TrainJob",
+            "give a constant, or a pipeline parameter of type str",
+        )
+        for name, value in missing.items()
+    ]
+
+
 def _pod(config: Mapping[str, Any]) -> dict[str, Any]:
     """A PodSpecPatch of what is neither resources nor environment."""
     mounts = config.get("volume_mounts")

@@ -13,7 +13,7 @@ from kfp import components as kfp_components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 import trainjob_kfp
-from trainjob_kfp import STEP_IMAGE, UnseenByCache, cleanup, distributed, load, retry, train
+from trainjob_kfp import STEP_IMAGE, LostByKfp, UnseenByCache, cleanup, distributed, load, retry, train
 from trainjob_kfp.compile import COMPILED
 
 FIELDS = {"RESOURCES", "ENV", "KUBERNETES_AFFINITY", "KUBERNETES_TOLERATIONS", "KUBERNETES_NODE_SELECTOR"}
@@ -121,6 +121,25 @@ def test_what_the_cache_does_not_see_is_said(component: Any, name: str, argument
         called.append(name)
 
     assert called, "or nothing of it was looked at"
+
+
+@pytest.mark.parametrize(
+    "name", ["set_accelerator_limit", "set_cpu_limit", "set_cpu_request", "set_memory_limit", "set_memory_request"]
+)
+def test_a_resource_from_a_parameter_that_is_no_text_is_warned_of(name: str) -> None:
+    called = []
+
+    @dsl.pipeline(name="lost")  # type: ignore[untyped-decorator]
+    def pipeline(number: int, text: str) -> None:
+        with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP does not pass on .* declare number as str"):
+            getattr(train(runtime="x"), name)(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            getattr(train(runtime="x"), name)(text)
+            getattr(train(runtime="x"), name)("2")
+        called.append(name)
+
+    assert called
 
 
 @pytest.mark.parametrize("origin", ["imported", "loaded"])

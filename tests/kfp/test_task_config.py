@@ -55,6 +55,27 @@ def rendered(fields: dict[str, Any], added: dict[str, Any], config: dict[str, An
     return render(TrainJobSpec.parse({**given, **others}), "k", 1, "ns")
 
 
+@pytest.mark.parametrize(
+    ("asked", "arrived", "names"),
+    [
+        ({"accelerator_count": 2.0, "accelerator_type": "nvidia.com/gpu"}, {}, ["accelerator_count"]),
+        ({"accelerator_count": 2.0}, {"limits": {"cpu": "4", "memory": "8Gi"}}, ["accelerator_count"]),
+        ({"accelerator_count": "2"}, {"limits": {"nvidia.com/gpu": "2"}}, []),
+        ({"accelerator_count": 0.0}, {}, []),
+        ({"cpu_limit": 4.0, "memory_limit": "8Gi"}, {"limits": {"memory": "8Gi"}}, ["cpu_limit"]),
+        ({"cpu_request": 1.0, "memory_request": 5.0}, {"limits": {"cpu": "1"}}, ["cpu_request", "memory_request"]),
+        ({"runtime": "x", "pipelinechannel--gpus": 2.0}, {}, []),
+    ],
+)
+def test_resources_that_kfp_has_lost_are_missed(
+    asked: dict[str, Any], arrived: dict[str, Any], names: list[str]
+) -> None:
+    """An `int` parameter of a pipeline in `set_accelerator_limit`: the run succeeded without a GPU (KFP 2.17.0)."""
+    problems = task_config.lost({"resources": arrived}, asked)
+    assert [problem.path for problem in problems] == names
+    assert all("a pipeline parameter of type str" in str(InvalidSpec([problem])) for problem in problems)
+
+
 def test_everything_reaches_the_nodes() -> None:
     trainjob = rendered(FIELDS, {})
     trainer = trainjob["spec"]["trainer"]
