@@ -47,7 +47,9 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         spec = spec_of(execution, fields, parameters)
         result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
-        model.metadata |= {"uri": uri, "metrics": result["metrics"], "trainjob": _identity(result)}
+        # One value each: KFP's UI shows a dict as {"struct": …}.
+        metrics = {f"metric.{name}": value for name, value in result["metrics"].items()}
+        model.metadata |= {"uri": uri, "trainjob": result["name"], "trainjob_uid": result["uid"], **metrics}
         if uri != location(model.uri):
             _refer(model)
     return uri, result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ def say(what: object) -> None:
 @contextmanager
 def failures_explained() -> Iterator[None]:
     """Turn an error into the last lines of the log, the termination message, and exit code 1."""
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # KFP's executor logs at INFO: a line for each request
     try:
         yield
     except TrainJobError as error:

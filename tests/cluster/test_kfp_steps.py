@@ -89,7 +89,9 @@ def test_a_step_is_killed_and_retried_and_returns_the_result_of_one_job(kfp_step
     assert third.output["parameterValues"]["model_uri"] == f"s3://{execution.place}/model"
     (model,) = third.output["artifacts"]["model"]["artifacts"]
     assert model["uri"] == f"minio://{execution.place}/model"
-    assert model["metadata"]["trainjob"]["uid"] == job["metadata"]["uid"]
+    assert model["metadata"]["trainjob_uid"] == job["metadata"]["uid"]
+    assert "httpx" not in third.log, "a line for each request"
+    assert "HTTP Request" not in third.log
 
     again = kfp_steps.run(execution)  # "Retry run", of a run in which another step has failed
     assert again.code == 0, again.log

@@ -77,8 +77,14 @@ def test_train_gives_model_metrics_and_result(steps: Steps) -> None:
     (model,) = ended.output["artifacts"]["model"]["artifacts"]
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
     assert model["uri"] == str(own), "the URI is KFP's and stays so"
-    assert model["metadata"]["trainjob"] == {k: result[k] for k in ("namespace", "name", "uid", "attempt")}
-    assert model["metadata"]["metrics"]["loss"] == 0.5
+    assert model["metadata"] == {
+        "uri": own.as_uri(),
+        "trainjob": result["name"],
+        "trainjob_uid": result["uid"],
+        "metric.loss": 0.5,
+        "metric.epoch": 2.0,
+        "metric.gap": "nan",
+    }
     assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
 
 

@@ -46,7 +46,8 @@ def train(
 
     Args:
         runtime: Name of a ClusterTrainingRuntime.
-        model: What was trained. Unless outputs names another place, the training writes below its URI.
+        model: What was trained. Unless outputs names another place, the training writes below its URI. Its metadata has
+            uri, trainjob, trainjob_uid, and each metric as metric.<name>.
         metrics: The training's metrics, those that are finite numbers.
         report: One page about the job: its ranks, times, events and metrics.
         image: Container image of the nodes; the runtime's if empty.
