@@ -31,6 +31,25 @@ def test_a_function_is_the_training(run: Run) -> None:
     assert ran.xcoms["train"]["outputs"] == {"scale": "decorated"}
 
 
+def test_a_function_takes_values_of_the_context(run: Run) -> None:
+    with DAG("context") as dag:
+
+        @task.trainjob(runtime="trainjob-step")
+        def train(
+            epochs: int, ds: str | None = None, run_id: str | None = None, logical_date: str | None = None
+        ) -> None:
+            from trainjob.progress import report
+
+            report(outputs={"ds": str(ds), "run_id": str(run_id), "when": str(logical_date), "epochs": epochs})
+
+        train(3, run_id="mine")
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    outputs = ran.xcoms["train"]["outputs"]
+    assert outputs["ds"] == outputs["when"][:10] != "None"
+    assert (outputs["run_id"], outputs["epochs"]) == ("mine", 3)
+
+
 def test_mapped(run: Run) -> None:
     with DAG("mapped-function") as dag:
 

@@ -31,6 +31,7 @@ from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJob
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.running import RunningJob
+from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
 both = pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
 
@@ -391,6 +392,47 @@ def test_callbacks_get_the_diagnosis(run: Run, deferrable: bool, code: str, fina
         assert (error.diagnosis.rank, error.diagnosis.exit_code) == ("node-0", 1)
         assert error.diagnosis.category is Category.USER_CODE
         assert error.diagnosis.log[-1].endswith("No module named 'nosuch'" if final else "ValueError: no labels")
+
+
+@both
+def test_outputs_that_were_asked_for_are_there_whatever_is_reported(run: Run, deferrable: bool) -> None:
+    with DAG("declared") as dag:
+        outputs = {"model": "s3://b/m", "shards": "s3://b/{{ ds }}"}
+        step("fields", outputs=outputs, deferrable=deferrable)
+        spec = {"runtime": "trainjob-step", "command": python("pass"), "outputs": {"model": "s3://b/{{ run_id }}"}}
+        TrainJobOperator(task_id="mapping", spec=spec, deferrable=deferrable)
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    reported = {"model": "file:///m", "promoted": False, "shards": 3}
+    assert ran.xcoms["fields"]["outputs"] == reported, "what is reported wins"
+    assert ran.xcoms["mapping"]["outputs"] == {"model": f"s3://b/{ran.run_id}"}
+
+
+@both
+def test_an_exit_code_can_skip_the_task(run: Run, deferrable: bool) -> None:
+    with DAG("skips") as dag:
+        for code in (4, 5, 6):
+            step(f"ends_{code}", f"raise SystemExit({code})", skip_on_exit_code=[4, 5], deferrable=deferrable)
+    ran = run(dag)
+    assert ran.states == {"ends_4": "skipped", "ends_5": "skipped", "ends_6": "failed"}
+    for wrong in (0, 256, "4"):
+        with pytest.raises(ValueError, match="is no exit code of a failure"):
+            step(skip_on_exit_code=[wrong])
+
+
+@both
+def test_a_task_that_only_launches(run: Run, home: Path, deferrable: bool) -> None:
+    code = f"import time; time.sleep(1)\n{REPORT}"
+    with DAG("launches") as dag:
+        launch = step("launch", code, wait_for_completion=False, deferrable=deferrable)
+        name = "{{ ti.xcom_pull('launch')['name'] }}"
+        launch >> TrainJobSensor(task_id="wait", name=name, poke_interval=0.2)
+    ran = run(dag)
+    assert ran.state == "success", ran.log[-3000:]
+    assert ran.xcoms["launch"]["metrics"] == {}
+    assert ran.xcoms["wait"]["metrics"]["steps"] == 7
+    assert ran.xcoms["wait"]["uid"] == ran.xcoms["launch"]["uid"]
+    assert len(jobs(home)) == 1
 
 
 def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None:

@@ -27,10 +27,12 @@ def job(code: str) -> str:
 )
 def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
     with DAG("waits") as dag:
-        TrainJobSensor(task_id="wait", name=job("import time; time.sleep(2)"), poke_interval=0.3, **how)
+        code = "import time; from trainjob.progress import report; time.sleep(2); report(metrics={'loss': 0.5})"
+        TrainJobSensor(task_id="wait", name=(name := job(code)), poke_interval=0.3, **how)
     ran = run(dag)
     assert ran.state == "success"
     assert "is Complete" in ran.log
+    assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["metrics"]) == (name, {"loss": 0.5})
 
 
 @pytest.mark.parametrize("deferrable", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import DecoratedOperator, TaskDecorator, task_decorator_factory
@@ -12,9 +13,14 @@ from trainjob_airflow.operators.trainjob import TrainJobOperator
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
+    from trainjob import TrainJobSpec
+
 
 class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
     """Runs the function on every node of a TrainJob; its arguments travel as JSON, its source as text.
+
+    A parameter that is called as a value of Airflow's context, such as ``ds`` or ``run_id``, gets that value unless it
+    is given, as with other decorated tasks; times travel as ISO 8601 text.
 
     What the function returns is lost: a job has many ranks. It reports by `trainjob.progress.report`, which becomes the
     task's XCom as with `TrainJobOperator`.
@@ -45,6 +51,7 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
             raise TypeError(f"@task.trainjob runs the function: {field} cannot be given")
         self.packages_to_install = packages_to_install
         self.pip_index_urls = pip_index_urls
+        self._from_context: dict[str, Any] = {}
         super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
 
     def literal_fields(self) -> dict[str, Any]:
@@ -56,9 +63,21 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
         return {
             **super().literal_fields(),
             "func": self.python_callable,
-            "func_args": dict(arguments),
+            "func_args": self._from_context | dict(arguments),
             **{name: value for name, value in more.items() if value is not None},
         }
+
+    def job_spec(self, key: str, context: Context) -> TrainJobSpec:
+        """See `TrainJobTask`."""
+        import inspect
+
+        signature = inspect.signature(self.python_callable)
+        given = signature.bind(*self.op_args, **self.op_kwargs).arguments
+        wanted = {name: context.get(name) for name in signature.parameters if name in context and name not in given}
+        self._from_context = {
+            name: value.isoformat() if isinstance(value, datetime) else value for name, value in wanted.items()
+        }
+        return super().job_spec(key, context)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """See `TrainJobTask`; not that of `DecoratedOperator`, which calls the function here."""

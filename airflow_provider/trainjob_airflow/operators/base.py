@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from airflow.providers.common.compat.sdk import (
     AirflowNotFoundException,
+    AirflowSkipException,
     AirflowTaskTimeout,
     conf,
 )
@@ -73,6 +74,8 @@ class TrainJobTask(StrictTemplates):
         cancel_on_timeout: bool = True,
         retry_user_errors: bool = True,
         get_logs: bool = True,
+        wait_for_completion: bool = True,
+        skip_on_exit_code: int | Collection[int] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -92,6 +95,11 @@ class TrainJobTask(StrictTemplates):
         self.cancel_on_timeout = cancel_on_timeout
         self.retry_user_errors = retry_user_errors
         self.get_logs = get_logs
+        self.wait_for_completion = wait_for_completion
+        codes = [skip_on_exit_code] if isinstance(skip_on_exit_code, int) else [*(skip_on_exit_code or ())]
+        if wrong := [code for code in codes if not isinstance(code, int) or not 0 < code < 256]:
+            raise ValueError(f"skip_on_exit_code: {wrong[0]!r} is no exit code of a failure (1 to 255)")
+        self.skip_on_exit_code = codes
         self.on_success_callback = [*self.on_success_callback, _acknowledge]
         self.links: dict[str, str] = {}
         self._running: RunningJob | None = None
@@ -181,7 +189,7 @@ class TrainJobTask(StrictTemplates):
             print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
 
     def _run(self, context: Context, *, defer: bool) -> dict[str, Any]:
-        from trainjob import Budgets
+        from trainjob import Budgets, TrainJobResult
 
         key = key_of(context)
         spec = self._spec(key, context)
@@ -196,8 +204,10 @@ class TrainJobTask(StrictTemplates):
             links.push(context, self)
             # Airflow (3.3.2) can take the event of a trigger that fires at once for a lost task ("state mismatch"), so
             # each try of a task whose job has ended meanwhile would fail.
-            if defer and not running.has_ended():
+            if defer and self.wait_for_completion and not running.has_ended():
                 self._defer(context, ref)
+            if not self.wait_for_completion:
+                return TrainJobResult(ref.namespace, ref.name, ref.uid, ref.attempt).as_dict()
             deadline = self._deadline(context)
             seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             if seconds is not None and seconds <= 0:
@@ -219,7 +229,7 @@ class TrainJobTask(StrictTemplates):
         self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None
     ) -> Iterator[RunningJob]:
         """Be busy with the job of `key`: reachable for `on_kill`, and with errors in Airflow's terms."""
-        from trainjob.errors import RankCrashed, TimedOut, TrainJobError
+        from trainjob.errors import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 
         try:
             with self._client(namespace) as client:
@@ -234,6 +244,8 @@ class TrainJobTask(StrictTemplates):
                     self._give_up(running, str(error), again=error.retry.retryable)
                 except TrainJobError as error:
                     self._tell(str(error))
+                    if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
+                        raise AirflowSkipException(str(error)) from None
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
                     _stats().incr("trainjob.failed", tags=_tags(context) | {"retry": str(error.retry)})
                     if isinstance(error, RankCrashed) and running.ref is not None:
@@ -327,12 +339,18 @@ class TrainJobTask(StrictTemplates):
     def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> dict[str, Any]:
         """What `execute` returns. The job is marked once Airflow has it, see `_acknowledge`."""
         self._delivered = ref
-        told = self._told = result.as_dict()
+        told = result.as_dict()
+        told = self._told = {**told, "outputs": {**self.declared_outputs(context), **told["outputs"]}}
         self._link(context, ref, **self.version_of(told))
         assets.announce(context, self, told | {"metrics": self.metrics_of(told)})
         for name, seconds in told["seconds"].items():
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
         return told
+
+    def declared_outputs(self, context: Context) -> Mapping[str, Any]:
+        """Where the job was asked to write, name -> URI: outputs also of a script that reports none."""
+        del context
+        return {}
 
     def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """``model`` and ``version`` that came of the job, for the link to the registry; nothing if none did.

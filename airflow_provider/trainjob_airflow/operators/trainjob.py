@@ -87,6 +87,9 @@ class TrainJobOperator(TrainJobTask):
             meet again (an exception, an exit code). What is certain to fail again is never retried (a missing module,
             a wrong argument, missing rights), what came from outside always (a lost node, an outage, preemption).
         get_logs: Whether the lines of all ranks go to the task's log while they are written.
+        wait_for_completion: Wait for the end; else the task succeeds once the job is launched, and a `TrainJobSensor`
+            can wait for it.
+        skip_on_exit_code: Exit code, or several, of the first failing rank that skip the task instead of failing it.
         **kwargs: Of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while deferred.
 
     Returns (XCom):
@@ -232,6 +235,12 @@ class TrainJobOperator(TrainJobTask):
         if isinstance(source, str | Path) and _is_path(source):
             source = self._file(source, context)
         return TrainJobSpec.parse(source)
+
+    def declared_outputs(self, context: Context) -> Mapping[str, Any]:
+        """See `TrainJobTask`."""
+        fields = self.written_fields(context) or {}
+        outputs = fields.get("outputs")
+        return outputs if isinstance(outputs, Mapping) else {}
 
     def _file(self, name: str | Path, context: Context) -> str:
         """The text of a spec's file, rendered."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.common.compat.sdk import (
     AirflowNotFoundException,
     AirflowSkipException,
     BaseSensorOperator,
+    PokeReturnValue,
     conf,
 )
 
@@ -20,6 +22,8 @@ from trainjob_airflow.templates import StrictTemplates, is_open
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+
+    from trainjob import TrainJobClient
 
 
 class TrainJobSensor(StrictTemplates, BaseSensorOperator):
@@ -37,6 +41,9 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         trainjob_conn_id: See `TrainJobOperator`.
         deferrable: Wait in the triggerer.
         **kwargs: Of `BaseSensorOperator`: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail``, …
+
+    Returns (XCom):
+        As `TrainJobOperator`: what the job has left when it is in that state.
 
     Raises:
         ValueError: The arguments name no job, or a phase that does not exist; when the DAG is parsed.
@@ -84,7 +91,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         """Look once; then wait here or in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
-        if not self.poke(context):
+        found = self.poke(context)
+        if not found:
             from trainjob_airflow.triggers.trainjob import TrainJobStateTrigger
 
             sought = self._wanted()
@@ -102,44 +110,67 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout),
             )
-        return None
+        return found.xcom_value
 
-    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Go on after the trigger's event."""
         del context
-        if event["status"] == "reached":
-            self.log.info("%s", event["message"])
-            return
         if event["status"] == "error" and event["retryable"]:
             raise TrainJobFailure(event["message"])
-        self._fail(event["message"])
+        if event["status"] != "reached":
+            self._fail(event["message"])
+        self.log.info("%s", event["message"])
+        return self._result(event["namespace"], event["job"]) if "job" in event else None
 
-    def poke(self, context: Context) -> bool:
+    def poke(self, context: Context) -> PokeReturnValue:
         """Look at the job."""
         del context
-        from trainjob.errors import TrainJobError
         from trainjob.status import observe
 
         sought = self._wanted()
+        with self._client(self.namespace) as client:
+            trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
+        if trainjob is None:
+            self.log.info("there is no TrainJob %s yet", sought)
+            return PokeReturnValue(is_done=False)
+        name, observation = trainjob["metadata"]["name"], observe(trainjob)
+        self.log.info("TrainJob %s is %s", name, observation.phase)
+        if sought.reached(trainjob, observation):
+            return PokeReturnValue(is_done=True, xcom_value=self._result(trainjob["metadata"]["namespace"], name))
+        if observation.phase.terminal:
+            self._fail(f"TrainJob {name} is {observation.phase} and will never {sought.state}")
+        return PokeReturnValue(is_done=False)
+
+    def _result(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """What the job has left so far; None if it is gone."""
+        from trainjob import JobRef
+        from trainjob.status import observe
+        from trainjob.waiting import result_of
+
+        async def look(client: TrainJobClient) -> dict[str, Any] | None:
+            trainjob = await client.backend.get(namespace, name)
+            if trainjob is None:
+                return None
+            ref = JobRef.of(trainjob)
+            return result_of(ref, await client.backend.evidence(ref), observe(trainjob)).as_dict()
+
+        with self._client(namespace) as client:
+            return client.call(lambda: look(client))
+
+    @contextmanager
+    def _client(self, namespace: str | None) -> Iterator[TrainJobClient]:
+        """A client, with errors in Airflow's terms."""
+        from trainjob.errors import TrainJobError
+
         try:
-            with TrainJobHook(self.trainjob_conn_id).client(self.namespace) as client:
-                trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
+            with TrainJobHook(self.trainjob_conn_id).client(namespace) as client:
+                yield client
         except AirflowNotFoundException as error:
             raise TrainJobFatal(str(error)) from None
         except TrainJobError as error:
             raise airflow_error(error) from None
-        if trainjob is None:
-            self.log.info("there is no TrainJob %s yet", sought)
-            return False
-        name, observation = trainjob["metadata"]["name"], observe(trainjob)
-        self.log.info("TrainJob %s is %s", name, observation.phase)
-        if sought.reached(trainjob, observation):
-            return True
-        if observation.phase.terminal:
-            self._fail(f"TrainJob {name} is {observation.phase} and will never {sought.state}")
-        return False
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str) -> NoReturn:
         if self.soft_fail:
             raise AirflowSkipException(message)
         raise TrainJobFatal(message)

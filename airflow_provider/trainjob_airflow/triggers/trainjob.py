@@ -321,7 +321,8 @@ class TrainJobStateTrigger(BaseTrigger):
                     say.change(observation, snapshot.notice)
                 latest = observation
                 if sought.reached(snapshot.trainjob, observation):
-                    return _event("reached", f"{name} is {observation.phase}")
+                    job = {"namespace": namespace, "job": trainjob["metadata"]["name"]}
+                    return _event("reached", f"{name} is {observation.phase}") | job
                 if observation.phase.terminal:
                     break
         ended = f"is {latest.phase}" if latest is not None else "is gone"
