@@ -88,6 +88,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "spec object": (lambda: TrainJobOperator(task_id="t", spec=TrainJobSpec(num_nodes=2)), "runtime: is missing"),
     "kind of a manifest": (lambda: TrainJobOperator(task_id="t", spec={"kind": "PyTorchJob"}), "TrainJob"),
     "initializer": (train(initializer={"dataset": {"uri": "s3://b"}}), "initializer"),
+    "volume": (train(volumes="data"), "volumes"),
+    "toleration": (train(tolerations={"key": "x"}), "tolerations"),
+    "pods beside a spec": (lambda: TrainJobOperator(task_id="t", spec="runtime: x", volumes=[]), "spec cannot be"),
     "patch": (train(runtime_patches=[{"manager": "x"}]), "runtime_patches"),
     "closure": (function("closure"), "uses OUTSIDE from outside itself"),
     "argument that is no JSON": (function("argument"), "cannot be written as JSON"),
@@ -115,6 +118,59 @@ def test_a_wrong_literal_is_refused_when_the_dag_is_parsed(use: str) -> None:
     with DAG("wrong"), pytest.raises((TrainJobError, ValueError, TypeError), match=words) as raised:
         make()
     assert TOKEN not in str(raised.value)
+
+
+POD: dict[str, Any] = {
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+    "volume_mounts": [{"name": "data", "mountPath": "/data"}],
+    "node_selector": {"pool": "gpu"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "service_account_name": "trainer",
+    "image_pull_secrets": [{"name": "registry"}],
+    "security_context": {"runAsNonRoot": True},
+    "pod_labels": {"team": "vision"},
+    "pod_annotations": {"example.com/note": "x"},
+}
+
+
+def test_arguments_about_pods_become_a_patch_of_all_nodes() -> None:
+    own = {"manager": "example.com/me", "training_runtime_spec": {}}
+    with DAG("pods"):
+        task = TrainJobOperator(task_id="t", runtime="torch-distributed", runtime_patches=[own], **POD)
+        launcher = TrainJobOperator(task_id="m", runtime={"name": "deepspeed-distributed"}, node_selector={"a": "b"})
+    patches = TrainJobSpec.parse(task.spec_fields("k")).model_dump(by_alias=True, mode="json", exclude_none=True)[
+        "runtimePatches"
+    ]
+    assert [patch["manager"] for patch in patches] == ["example.com/me", "trainjob.dev/airflow"]
+    (job,) = patches[1]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    template = job["template"]["spec"]["template"]
+    assert template["metadata"] == {"labels": {"team": "vision"}, "annotations": {"example.com/note": "x"}}
+    pod = template["spec"]
+    assert (job["name"], pod["volumes"], pod["serviceAccountName"]) == ("node", POD["volumes"], "trainer")
+    assert pod["containers"] == [{"name": "node", "volumeMounts": POD["volume_mounts"]}]
+    assert (pod["nodeSelector"], pod["tolerations"]) == (POD["node_selector"], POD["tolerations"])
+    assert (pod["imagePullSecrets"], pod["securityContext"]) == ([{"name": "registry"}], {"runAsNonRoot": True})
+    (patch,) = TrainJobSpec.parse(launcher.spec_fields("k")).runtime_patches
+    names = [each["name"] for each in patch.api()["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]]
+    assert names == ["node", "launcher"]
+
+
+def test_models_of_the_kubernetes_package_are_taken() -> None:
+    class Claim:
+        attribute_map = {"claim_name": "claimName", "read_only": "readOnly"}  # noqa: RUF012 - as in that package
+        claim_name, read_only = "{{ params.claim }}", None
+
+    class Volume:
+        attribute_map = {"name": "name", "persistent_volume_claim": "persistentVolumeClaim"}  # noqa: RUF012 - likewise
+        name, persistent_volume_claim = "data", Claim()
+
+    with DAG("models", params={"claim": "digits"}):
+        task = TrainJobOperator(task_id="t", runtime="x", volumes=[Volume()])
+    assert task.volumes == [{"name": "data", "persistentVolumeClaim": {"claimName": "{{ params.claim }}"}}]
+    spec, missing = task.sample_spec()
+    assert missing == []
+    assert "digits" in str(spec)
 
 
 def test_templates_wait_until_they_are_rendered() -> None:

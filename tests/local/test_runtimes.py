@@ -122,8 +122,10 @@ def test_mpi(jobs: Jobs) -> None:
 def mpi_train() -> None:
     import os
     import sys
+    import time
 
-    print("rank", os.environ["OMPI_COMM_WORLD_RANK"])
+    print("rank", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
+    time.sleep(0.5)  # what a process wrote just before it failed can be lost: Open MPI ends at once (4.1)
     sys.exit(int(os.environ["OMPI_COMM_WORLD_RANK"]) * 3)
 
 

@@ -30,6 +30,18 @@ _SPEC_FIELDS = (
     *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
     *("active_deadline_seconds", "suspend", "managed_by"),
 )
+_MANAGER = "trainjob.dev/airflow"
+_POD = {
+    "volumes": "volumes",
+    "node_selector": "nodeSelector",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "service_account_name": "serviceAccountName",
+    "image_pull_secrets": "imagePullSecrets",
+    "security_context": "securityContext",
+}
+_POD_FIELDS = (*_POD, "volume_mounts", "pod_labels", "pod_annotations")
+"""Arguments that change the pods of all nodes, by one entry of ``runtimePatches``."""
 
 
 class TrainJobOperator(TrainJobTask):
@@ -68,6 +80,17 @@ class TrainJobOperator(TrainJobTask):
         trainjob_conn_id: Connection of type ``trainjob``. Where the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.
         deferrable: Wait in the triggerer, without a worker.
+        volumes: Volumes of the pods of all nodes. These and the next arguments become one of `runtime_patches`; like
+            those of `KubernetesPodOperator` they take mappings as in the API or models of the ``kubernetes`` package.
+        volume_mounts: Mounts of the training container.
+        node_selector: Labels that a node must have.
+        tolerations: Taints of nodes that are accepted.
+        affinity: See Kubernetes.
+        service_account_name: Service account of the pods.
+        image_pull_secrets: Secrets for image registries, as ``{"name": …}``.
+        security_context: Of the pods.
+        pod_labels: Labels of the pods.
+        pod_annotations: Annotations of the pods.
         queue_timeout: How long the job may wait for admission (Kueue); for ever if left out. ``timedelta`` or seconds.
         start_timeout: How long its ranks may take to start once it is admitted; for ever if left out.
         fail_fast: Fail at once, and without a retry, where the job waits for what only a person can change: a queue
@@ -103,7 +126,7 @@ class TrainJobOperator(TrainJobTask):
         TrainJobTimeout: A timeout ran out (retried likewise).
     """
 
-    template_fields: Sequence[str] = ("spec", *_SPEC_FIELDS, "namespace", "trainjob_conn_id")
+    template_fields: Sequence[str] = ("spec", *_SPEC_FIELDS, *_POD_FIELDS, "namespace", "trainjob_conn_id")
     template_fields_renderers = {  # noqa: RUF012 - as BaseOperator declares it
         "spec": "yaml",
         "env": "json",
@@ -138,6 +161,16 @@ class TrainJobOperator(TrainJobTask):
         active_deadline_seconds: int | str | None = None,
         suspend: bool | str | None = None,
         managed_by: str | None = None,
+        volumes: Sequence[Any] | None = None,
+        volume_mounts: Sequence[Any] | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Any] | None = None,
+        affinity: Any = None,
+        service_account_name: str | None = None,
+        image_pull_secrets: Sequence[Any] | None = None,
+        security_context: Any = None,
+        pod_labels: Mapping[str, str] | None = None,
+        pod_annotations: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -161,7 +194,17 @@ class TrainJobOperator(TrainJobTask):
         self.active_deadline_seconds = active_deadline_seconds
         self.suspend = suspend
         self.managed_by = managed_by
-        given = [name for name in _SPEC_FIELDS if getattr(self, name) is not None]
+        self.volumes = as_json(volumes)
+        self.volume_mounts = as_json(volume_mounts)
+        self.node_selector = node_selector
+        self.tolerations = as_json(tolerations)
+        self.affinity = as_json(affinity)
+        self.service_account_name = service_account_name
+        self.image_pull_secrets = as_json(image_pull_secrets)
+        self.security_context = as_json(security_context)
+        self.pod_labels = pod_labels
+        self.pod_annotations = pod_annotations
+        given = [name for name in (*_SPEC_FIELDS, *_POD_FIELDS) if getattr(self, name) is not None]
         if spec is not None and given:
             raise ValueError(f"spec cannot be combined with {', '.join(given)}: write them into it")
         if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
@@ -220,7 +263,25 @@ class TrainJobOperator(TrainJobTask):
 
     def literal_fields(self) -> dict[str, Any]:
         """The fields of the spec that were given, as they are written in the DAG."""
-        return {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
+        patch, others = self._pod_patch(), fields.get("runtime_patches", [])
+        if patch is None or is_open(others):
+            return fields
+        return fields | {"runtime_patches": [*others, patch]}
+
+    def _pod_patch(self) -> dict[str, Any] | None:
+        """The patch that the arguments about pods make; None if there are none."""
+        from trainjob.spec import for_every_node
+
+        pod = {name: value for field, name in _POD.items() if (value := getattr(self, field)) is not None}
+        if self.volume_mounts is not None:
+            pod["containers"] = [{"name": "node", "volumeMounts": self.volume_mounts}]
+        given = {"labels": self.pod_labels, "annotations": self.pod_annotations}
+        metadata = {name: value for name, value in given.items() if value}
+        if not pod and not metadata:
+            return None
+        runtime = self.runtime.get("name") if isinstance(self.runtime, Mapping) else self.runtime
+        return for_every_node(str(runtime), pod, _MANAGER, metadata)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The rendered fields of the spec that were given. Operators for one kind of job override it."""
@@ -266,6 +327,17 @@ class TrainJobOperator(TrainJobTask):
         sources = [each if isinstance(each, str) else (each or {}).get("storage_uri", "") for each in initializers]
         written = {**(self.outputs or {}), **told["outputs"]}
         return [*(self.inputs or {}).values(), *sources], [uri for uri in written.values() if "://" in str(uri)]
+
+
+def as_json(value: Any) -> Any:
+    """A model of the ``kubernetes`` package, or a list of such, as in the API: templates are rendered in texts."""
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    names = getattr(value, "attribute_map", None)
+    if names is None:
+        return value
+    parts = {name: as_json(getattr(value, field)) for field, name in names.items()}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _is_path(source: str | Path) -> bool:

@@ -18,16 +18,20 @@ _LAUNCHER_IS_A_NODE = ("deepspeed-distributed", "mlx-distributed")
 runtime under another name nothing is known, and Trainer's webhook refuses a patch of a Job that it does not have."""
 
 
-def for_every_node(runtime: str, pod: Mapping[str, Any], manager: str) -> dict[str, Any]:
+def for_every_node(
+    runtime: str, pod: Mapping[str, Any], manager: str, metadata: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """An entry of ``spec.runtimePatches`` that changes the pods of all nodes.
 
     Args:
         runtime: Name of the job's runtime.
         pod: What to change, a PodSpecPatch as in the API; the training's container is called ``node``.
         manager: Who asks for it, such as ``trainjob.dev/checkpoints``.
+        metadata: Labels and annotations to add to the pods.
     """
+    template = {**({"metadata": dict(metadata)} if metadata else {}), "spec": dict(pod)}
     names = ["node", "launcher"] if runtime in _LAUNCHER_IS_A_NODE else ["node"]
-    jobs = [{"name": name, "template": {"spec": {"template": {"spec": dict(pod)}}}} for name in names]
+    jobs = [{"name": name, "template": {"spec": {"template": template}}} for name in names]
     return {"manager": manager, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
 
 
