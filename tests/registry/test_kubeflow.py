@@ -110,6 +110,8 @@ def test_two_names_that_mysql_takes_for_the_same() -> None:
             register(fake, name="digits")
         assert at(fake).list("digits") == []
         assert len(at(fake).list("Digits")) == 1
+        with pytest.raises(ConfigurationError, match="cannot be the name of a model"):
+            at(fake).list("a/b")
         with pytest.raises(RegistryConflict, match="does not take the version"):
             register(fake, name="other", metrics={"acc": 0.5, "ACC": 0.5})
 

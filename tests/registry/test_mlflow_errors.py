@@ -10,7 +10,50 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2 as codes
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
-from trainjob.registry.mlflow import _METRIC, MlflowRegistry, _Locked, _version
+from trainjob.registry.base import ModelVersion, Promotion
+from trainjob.registry.claims import Claim
+from trainjob.registry.mlflow import _CLAIM, _METRIC, MlflowRegistry, _Locked, _version
+
+
+class Rivals(MlflowRegistry):
+    """Two versions that claim an alias at the same instant; the alias is at the first."""
+
+    def __init__(self, accuracies: tuple[float, float], metrics: tuple[str, str] = ("acc", "acc")) -> None:
+        self.holds = "1"
+        self.claims = [Claim(100 + i, metric) for i, metric in enumerate(metrics)]
+        self.accuracies = accuracies
+        self.set: list[str] = []
+
+    def list(self, name: str) -> list[ModelVersion]:
+        return [
+            ModelVersion(
+                name, str(i + 1), "u", metrics={"acc": accuracy, "loss": 1.0},
+                tags={f"{_CLAIM}best": str(self.claims[i])},
+                aliases=("best",) if self.holds == str(i + 1) else (),
+            )
+            for i, accuracy in enumerate(self.accuracies)
+        ]  # fmt: skip
+
+    def _set_alias(self, version: ModelVersion, alias: str) -> None:
+        self.set.append(version.version)
+        self.holds = version.version
+
+
+@pytest.mark.parametrize(
+    ("rivals", "sets", "promoted"),
+    [
+        (Rivals((0.8, 0.9)), ["2"], False),
+        (Rivals((0.9, 0.8)), [], True),
+        (Rivals((0.8, 0.9), ("acc", "loss")), [], True),
+    ],
+    ids=["a better rival gets it", "a worse rival does not", "another metric is another question"],
+)
+def test_of_promotions_at_the_same_instant_the_best_one_stays(rivals: Rivals, sets: list[str], promoted: bool) -> None:
+    """As the writer of the first version finds it afterwards."""
+    first = rivals.list("m")[0]
+    verdict = rivals._settled(first, "best", rivals.claims[0], Promotion(True, "first", None))
+    assert (rivals.set, verdict.promoted) == (sets, promoted)
+    assert ("went to version 2 at the same moment" in verdict.reason) is not promoted
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from trainjob.crashes import (
     warning,
 )
 from trainjob.diagnosis import Category, Evidence, diagnose
-from trainjob.errors import BackendUnavailable, RankCrashed
+from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.launch import CrashAction, give_up, given_up
 from trainjob.manifest import GIVEN_UP
 from trainjob.status import QUEUE_LABEL, Observation, observe
@@ -300,6 +300,13 @@ async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
     assert await give_up(backend, ref, diagnosis()) == (
         f"{ref} could not be stopped, and goes on: the API server is away"
     )
+
+    def gone(request: str) -> None:
+        if request == "patch":
+            raise NotFound("deleted between two requests")
+
+    backend.before = gone
+    assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
     backend.before = lambda _: None
     backend.requests.clear()
     assert await give_up(backend, replace(ref, uid="another"), diagnosis()) == f"{ref} has ended"

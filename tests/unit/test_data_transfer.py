@@ -108,6 +108,48 @@ def test_what_was_written_about_other_content_goes_with_it(source: Path, target:
     assert not (target / content.CARD).exists()
 
 
+def test_a_file_of_the_source_that_is_called_like_a_sidecar_is_content(source: Path, target: Path) -> None:
+    (source / content.CARD).write_bytes(b"of the author")
+    copy(str(source), str(target))
+    assert (target / content.CARD).read_bytes() == b"of the author"
+
+
+def test_what_is_moved_adds_up(source: Path, target: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    transfer.copy(str(source), str(target), moved=lambda done, total: seen.append((done, total)))
+    size = sum(map(len, FILES.values()))
+    assert seen[-1] == (size, size)
+    assert all(done <= total == size for done, total in seen)
+
+
+def test_a_copy_of_a_copy_sends_only_what_is_missing(source: Path, target: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    copy(str(source), str(first))
+    copy(str(first), str(target))
+    kept = {name: (target / name).stat().st_ino for name in (*FILES, content.NAME)}
+    copy(str(first), str(target))
+    assert {name: (target / name).stat().st_ino for name in kept} == kept, "it holds what is meant"
+    (target / "a.txt").write_bytes(b"longer")  # the first of them
+    (target / content.NAME).unlink()
+    copy(str(first), str(target))
+    assert files(target) == FILES
+    del kept["a.txt"], kept[content.NAME]
+    assert {name: (target / name).stat().st_ino for name in kept} == kept, "the others were right"
+
+
+def test_what_a_source_promises_is_checked_before_anything_is_written(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    copy(str(source), str(tmp_path / "first"))
+
+    def refuse(manifest: content.ContentManifest) -> None:
+        raise ChecksumMismatch(f"{len(manifest.files)} files are not signed")
+
+    with pytest.raises(ChecksumMismatch, match="4 files are not signed"):
+        transfer.copy(str(tmp_path / "first"), str(target), check=refuse)
+    assert not [path for path in target.rglob("*") if path.is_file() and path.name != "lock"]
+
+
 def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
     first = copy(str(source), str(target))
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}

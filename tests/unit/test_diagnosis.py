@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose, rank_of
+from trainjob.diagnosis.crashes import crashes_in
 from trainjob.errors import RetryVerdict
-from trainjob.status import Phase, observe
+from trainjob.status import Observation, Phase, observe
 
 
 def trainjob(reason: str = "FailedJobs", message: str = "jobset failed", **status: Any) -> dict[str, Any]:
@@ -169,6 +170,20 @@ def test_a_deadline_is_none_of_the_ranks_it_stopped() -> None:
 def test_deleted() -> None:
     found = diagnose(Evidence(None))
     assert (found.category, found.job) == (Category.DELETED, "?/?")
+    assert found.advice == "find out who deletes TrainJobs in this namespace, then run it again"
+    cancelled = diagnose(Evidence(None), Observation(Phase.DELETED, cancelled=True))
+    assert (cancelled.category, cancelled.retry) == (Category.DELETED, RetryVerdict.CONFIGURATION)
+    assert "its task or `trainjob cancel` ended it" in cancelled.advice
+
+
+@pytest.mark.parametrize(("code", "told", "crashes"), [(143, False, 1), (137, True, 1), (1, True, 1), (1, False, 2)])
+def test_a_container_of_a_pod_that_kubernetes_stopped(code: int, told: bool, crashes: int) -> None:
+    """Its end is a consequence if it was killed, or came after the pod was deleted."""
+    stopped = pod(0, code, second=9)
+    stopped["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    if told:
+        stopped["metadata"] |= {"deletionTimestamp": "2026-11-21T10:00:05Z", "deletionGracePeriodSeconds": 0}
+    assert len(crashes_in([stopped])) == crashes
 
 
 def test_a_final_observation_stands_though_the_object_is_gone_or_runs_again() -> None:

@@ -63,6 +63,16 @@ async def test_a_fresh_launch_is_one_request(backend: MemoryBackend) -> None:
     assert (ref.name, ref.namespace, ref.attempt) == (job_name("key", 1), "ns", 1)
 
 
+async def test_labels_of_the_origin_are_no_part_of_the_spec(backend: MemoryBackend) -> None:
+    asked = {"team": "vision", "dag_id": "theirs"}
+    origin = {"dag_id": "digits", "try_number": "1"}
+    ref = await launch(backend, options={"origin": origin}, labels=asked)
+    labels = backend.job(ref)["metadata"]["labels"]
+    assert ({"team": "vision"} | origin).items() <= labels.items()
+    assert await launch(backend, options={"origin": origin | {"try_number": "2"}}, labels=asked) == ref
+    assert backend.job(ref)["metadata"]["labels"] == labels, "it says who has launched it"
+
+
 @pytest.mark.parametrize("state", ["fresh", "running", "suspended", "complete"])
 async def test_what_goes_on_is_adopted(backend: MemoryBackend, state: str) -> None:
     ref = await launch(backend)

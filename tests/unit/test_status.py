@@ -135,7 +135,7 @@ def test_kueue_takes_a_job_back() -> None:
     assert queued.message == "preempted, waiting again in queue team-a"
     assert observe(job(suspend=True, queue="team-a")).message == "waiting for admission in queue team-a"
     restarting = observe(job(counts(active=1), conditions=[RESUMED_CONDITION], suspend=False, queue="team-a"), queued)
-    assert restarting.phase is Phase.RESTARTING
+    assert (restarting.phase, restarting.has_run) == (Phase.RESTARTING, True)
 
 
 def test_counters_of_zero_between_the_last_pod_and_the_verdict() -> None:
