@@ -10,6 +10,7 @@ from typing import Any, Literal
 from kfp import dsl
 from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
 from kfp.dsl.pipeline_channel import PipelineParameterChannel
+from kfp.dsl.pipeline_task import TaskState
 
 from trainjob_kfp.image import STEP_IMAGE
 from trainjob_kfp.literals import check_arguments
@@ -79,7 +80,7 @@ def _call(original: Callable[..., Any], *, own: bool) -> Callable[..., Any]:
         if own:
             check_arguments(self.name, kwargs)
         task = original(self, *args, **kwargs)
-        if own:
+        if own and task.state is TaskState.FUTURE:  # outside of a pipeline kfp.local has run it by now, without a cache
             task.set_caching_options(False)
         for name in NOT_IN_THE_CACHES_KEY:
             setattr(task, name, _warning(task, name))

@@ -18,6 +18,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from tests.airflow.conftest import Run, jobs, python
+from tests.airflow.versions import since
 from tests.processes import wait_until
 
 from trainjob import JobRef, TrainJobClient, TrainJobSpec
@@ -370,6 +371,7 @@ def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
         assert "node-0 exited with code 3" in str(ran.errors["train"])
 
 
+@since("3.1", "callbacks in the process of the task")
 @both
 @pytest.mark.parametrize(("code", "final"), [("raise ValueError('no labels')", False), ("import nosuch", True)])
 def test_callbacks_get_the_diagnosis(run: Run, deferrable: bool, code: str, final: bool) -> None:
@@ -442,7 +444,8 @@ def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None
             raise TaskDeferralError("Trigger failure")
 
     with DAG("unlucky") as dag:
-        Unlucky(task_id="train", runtime="trainjob-step", command=python(REPORT), deferrable=True)
+        code = f"import time; time.sleep(3)\n{REPORT}"  # else it may have ended before the task defers
+        Unlucky(task_id="train", runtime="trainjob-step", command=python(code), deferrable=True)
     ran = run(dag)
     assert ran.state == "success"
     assert "going on in this worker" in ran.log

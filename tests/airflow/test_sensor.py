@@ -30,7 +30,7 @@ def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
         code = "import time; from trainjob.progress import report; time.sleep(2); report(metrics={'loss': 0.5})"
         TrainJobSensor(task_id="wait", name=(name := job(code)), poke_interval=0.3, **how)
     ran = run(dag)
-    assert ran.state == "success"
+    assert ran.state == "success", ran.log[-4000:]
     assert "is Complete" in ran.log
     assert (ran.xcoms["wait"]["name"], ran.xcoms["wait"]["metrics"]) == (name, {"loss": 0.5})
 

@@ -108,7 +108,15 @@ def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPat
 def test_observations_travel_in_events() -> None:
     now = datetime(2026, 11, 21, 10, 0, 0, 123, tzinfo=UTC)
     for observation in (
-        Observation(Phase.COMPLETE, "JobsCompleted", "m", created=now, admitted=now, finished=now, metrics={"a": "1"}),
+        Observation(
+            Phase.COMPLETE,
+            "JobsCompleted",
+            "m",
+            created=now,
+            admitted=now,
+            finished=now,
+            metrics={"a": 1, "b": True, "c": "x"},
+        ),
         Observation(Phase.DELETED),
     ):
         packed = json.loads(json.dumps(events.pack(observation)))

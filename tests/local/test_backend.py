@@ -224,7 +224,7 @@ progress.report(progress=100, metrics={{"loss": 0.25}}, outputs={{"model": "s3:/
     ref = jobs.launch(command=[sys.executable, "-c", program], num_nodes=2)
     eventually(lambda: observe(jobs.client.get(ref)).progress == 40)
     observation = observe(jobs.client.get(ref))
-    assert (observation.metrics, observation.remaining_seconds) == ({"loss": "0.5"}, 9)
+    assert (observation.metrics, observation.remaining_seconds) == ({"loss": 0.5}, 9)
     (tmp_path / "go").touch()
     result = jobs.client.wait(ref)
     assert (result.metrics, result.outputs) == ({"loss": 0.25}, {"model": "s3://b/m"})

@@ -196,7 +196,7 @@ def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, rank: int) -> 
     assert ended.codes[1 - rank] not in {0, 7}
     assert f"rank {rank} fails at epoch 3 as asked, exit code 7" in ended.output[rank]
     assert not output.exists()
-    assert said(tmp_path / "log").metrics["epoch"] == "2"
+    assert said(tmp_path / "log").metrics["epoch"] == 2
 
 
 def test_a_location_elsewhere_says_what_to_do(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_torch_rank_that_dies_takes_the_other_with_it_and_the_next_run_resumes
     assert ended.codes == [0], ended.text
     assert sorted(re.findall(r"rank (\d) resumes after epoch 2\n", ended.text)) == ["0", "1"]
     assert re.findall(r"^epoch (\d)/4", ended.text, re.MULTILINE) == ["3", "4"]
-    assert said(tmp_path / "log").metrics["resumed_after_epoch"] == "2"
+    assert said(tmp_path / "log").metrics["resumed_after_epoch"] == 2
     ends = [sorted(re.findall(r"rank \d ends with weights \w+", each.text)) for each in (undisturbed, ended)]
     assert ends[0] == ends[1] != []
     assert not list((tmp_path / "checkpoints" / "of-this-work").iterdir())

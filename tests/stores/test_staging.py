@@ -69,7 +69,7 @@ report(progress=100, metrics={"accuracy": 0.5}, outputs={"model": (output / "mod
     said = read(message.read_text())
     assert said is not None
     assert said.outputs == {"model": f"{root}/run/model/model.txt", "note": "good"}
-    assert (said.progress, said.metrics) == (100, {"accuracy": "0.5"})
+    assert (said.progress, said.metrics) == (100, {"accuracy": 0.5})
     assert list(space.iterdir()) == []
 
 

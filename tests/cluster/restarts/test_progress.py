@@ -224,7 +224,7 @@ def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namesp
                 wait_until(f"the waiter sees {percent} %", lambda: percent in [each.progress for each in seen], 30)  # noqa: B023
         result = waiting.result(60)
     half = next(each for each in seen if each.progress == 50)
-    assert (half.phase, half.remaining_seconds, half.metrics["current_step"]) == (Phase.RUNNING, 7, "5")
+    assert (half.phase, half.remaining_seconds, half.metrics["current_step"]) == (Phase.RUNNING, 7, 5)
     assert result.metrics == {"loss": 0.25, "learning_rate": 0.0, "train_runtime": 14.2}
 
 
