@@ -11,6 +11,7 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from airflow.sdk import DAG
 from tests.airflow.conftest import Run, python
+from tests.airflow.versions import since
 
 from trainjob import TrainJobClient, TrainJobFailed
 from trainjob_airflow.exceptions import TrainJobFatal
@@ -23,7 +24,9 @@ def job(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=["poke", "reschedule", "deferrable"]
+    "how",
+    [{}, pytest.param({"mode": "reschedule"}, marks=since("3.1", "reschedules in dag.test()")), {"deferrable": True}],
+    ids=["poke", "reschedule", "deferrable"],
 )
 def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
     with DAG("waits") as dag:
