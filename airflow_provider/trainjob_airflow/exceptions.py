@@ -11,7 +11,18 @@ if TYPE_CHECKING:
     from trainjob.errors import RetryVerdict, TrainJobError
 
 
-class TrainJobFailure(AirflowException):
+class _Explained(AirflowException):
+    """An exception that says why a job failed."""
+
+    def __init__(
+        self, message: str = "", verdict: RetryVerdict | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.diagnosis = diagnosis
+
+
+class TrainJobFailure(_Explained):
     """It did not work, and another try may end differently: a node was lost, an outage, an exception of the training.
 
     Attributes:
@@ -21,32 +32,18 @@ class TrainJobFailure(AirflowException):
             timeout, an outage). For callbacks, which find the exception in their context.
     """
 
-    def __init__(
-        self, message: str = "", verdict: RetryVerdict | None = None, diagnosis: Diagnosis | None = None
-    ) -> None:
-        super().__init__(message)
-        self.verdict = verdict
-        self.diagnosis = diagnosis
-
 
 class TrainJobTimeout(TrainJobFailure):
     """``queue_timeout``, ``start_timeout`` or ``execution_timeout`` ran out."""
 
 
-class TrainJobFatal(AirflowFailException):
+class TrainJobFatal(_Explained, AirflowFailException):
     """It is certain not to work until a person changes something (code, spec, rights), so Airflow does not retry.
 
     Attributes:
         verdict: See `TrainJobFailure`.
         diagnosis: See `TrainJobFailure`; None also where the job was refused.
     """
-
-    def __init__(
-        self, message: str = "", verdict: RetryVerdict | None = None, diagnosis: Diagnosis | None = None
-    ) -> None:
-        super().__init__(message)
-        self.verdict = verdict
-        self.diagnosis = diagnosis
 
 
 def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowException:

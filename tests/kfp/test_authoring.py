@@ -40,7 +40,7 @@ def test_kfps_own_loader_loses_what_ours_keeps(tmp_path: Path) -> None:
     path = COMPILED / "train.yaml"
 
     def passed_on(component: Any) -> set[str]:
-        @dsl.pipeline(name="loaded")  # type: ignore[untyped-decorator]
+        @dsl.pipeline(name="loaded")  # type: ignore[untyped-decorator]  # KFP has no types
         def pipeline() -> None:
             component(runtime="torch-distributed").set_cpu_limit("4")
 
@@ -62,7 +62,7 @@ def test_a_component_without_a_job_keeps_its_settings(name: str) -> None:
 
 
 def test_everything_set_on_a_task_of_train_compiles(tmp_path: Path) -> None:
-    @dsl.pipeline(name="gpus")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="gpus")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         task = train(runtime="torch-distributed", num_nodes=2).set_caching_options(False)
         task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(2).set_env_variable("A", "b")
@@ -81,7 +81,7 @@ def test_everything_set_on_a_task_of_train_compiles(tmp_path: Path) -> None:
 
 
 def test_a_retried_training_may_take_a_month(tmp_path: Path) -> None:
-    @dsl.pipeline(name="patient")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="patient")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         retry(train(runtime="torch-distributed"), 3, pause=30)
 
@@ -111,7 +111,7 @@ def test_retry_policies_that_cannot_be(wrong: dict[str, int]) -> None:
 def test_what_the_cache_does_not_see_is_said(component: Any, name: str, arguments: tuple[Any, ...]) -> None:
     called = []
 
-    @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         with pytest.warns(UnseenByCache, match=rf"train\.{name}\(…\) is no part of the key of KFP's cache"):
             getattr(component(runtime="torch-distributed").set_caching_options(True), name)(*arguments)
@@ -129,7 +129,7 @@ def test_what_the_cache_does_not_see_is_said(component: Any, name: str, argument
 def test_a_resource_from_a_parameter_that_is_no_text_is_warned_of(name: str) -> None:
     called = []
 
-    @dsl.pipeline(name="lost")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="lost")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline(number: int, text: str) -> None:
         with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP does not pass on .* declare number as str"):
             getattr(train(runtime="x"), name)(number)
@@ -150,7 +150,7 @@ def test_nothing_is_taken_from_the_cache_unless_asked(origin: str, tmp_path: Pat
     if origin == "loaded":
         given = {name: load(COMPILED / f"{name}.yaml") for name in names}
 
-    @dsl.pipeline(name="retrain")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="retrain")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         given["initialize_dataset"](source="s3://b/d")
         given["initialize_model"](source="models:/m@champion", if_missing="fresh")
@@ -169,7 +169,7 @@ def test_nothing_is_taken_from_the_cache_unless_asked(origin: str, tmp_path: Pat
 # ---------------------------------------------------------------- distributed
 
 
-@dsl.component(base_image="trainer:1", packages_to_install=["numpy==2.0.0"])  # type: ignore[untyped-decorator]
+@dsl.component(base_image="trainer:1", packages_to_install=["numpy==2.0.0"])  # type: ignore[untyped-decorator]  # KFP has no types
 def fit(epochs: int, data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model]) -> float:
     return float(epochs)
 
@@ -177,7 +177,7 @@ def fit(epochs: int, data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model])
 def test_a_distributed_component_looks_the_same_and_runs_elsewhere(tmp_path: Path) -> None:
     made = distributed(fit, runtime="torch-distributed", num_nodes=2, resources_per_node={"gpu": 4})
 
-    @dsl.pipeline(name="around")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="around")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         data = dsl.importer(artifact_uri="s3://data", artifact_class=dsl.Dataset)
         retry(made(epochs=3, data=data.output), 2)
@@ -197,11 +197,11 @@ def test_a_distributed_component_looks_the_same_and_runs_elsewhere(tmp_path: Pat
 
 
 def test_what_cannot_be_distributed() -> None:
-    @dsl.container_component  # type: ignore[untyped-decorator]
+    @dsl.container_component  # type: ignore[untyped-decorator]  # KFP has no types
     def container() -> dsl.ContainerSpec:
         return dsl.ContainerSpec(image="x", command=["y"])
 
-    @dsl.component(base_image="x")  # type: ignore[untyped-decorator]
+    @dsl.component(base_image="x")  # type: ignore[untyped-decorator]  # KFP has no types
     def configured(task_config: dsl.TaskConfig = None) -> None: ...
 
     for what in (container, lambda: None):
@@ -212,7 +212,7 @@ def test_what_cannot_be_distributed() -> None:
 
 
 def test_cleanup_is_never_taken_from_the_cache(tmp_path: Path) -> None:
-    @dsl.pipeline(name="exits")  # type: ignore[untyped-decorator]
+    @dsl.pipeline(name="exits")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         with dsl.ExitHandler(cleanup(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)):
             train(runtime="torch-distributed")

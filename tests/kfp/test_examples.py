@@ -82,8 +82,8 @@ def test_the_documentation_knows_all_of_them() -> None:
 
 
 def test_what_the_compiler_forgets_to_pass_on_is_found(tmp_path: Path) -> None:
-    @dsl.pipeline  # type: ignore[untyped-decorator]
-    def around(gpus: str = "2"):  # type: ignore[no-untyped-def]
+    @dsl.pipeline  # type: ignore[untyped-decorator]  # KFP has no types
+    def around(gpus: str = "2"):  # type: ignore[no-untyped-def]  # KFP has no types
         with dsl.ExitHandler(cleanup(run_id="x")):
             task = train(runtime="torch-distributed")
             task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)

@@ -298,7 +298,7 @@ class TrainJobTask(StrictTemplates):
         if event["resumed"] >= _MAX_RESUMED:
             raise TrainJobFailure(message)
         self.log.warning("%s", message)
-        with suppress(TrainJobError):  # the outage goes on
+        with suppress(TrainJobError):  # the outage continues: defer again
             if running.has_ended():
                 return
         self._defer(context, ref, event["resumed"] + 1)

@@ -226,7 +226,7 @@ class TrainJobOperator(TrainJobTask):
         """The fields of the spec as they stand, wherever they are written; None where templates decide over them.
 
         Args:
-            context: To render a file of its own with; None: a file is not read.
+            context: Renders the spec's YAML file; None: the file is not read.
         """
         from trainjob import TrainJobSpec
         from trainjob.spec.trainjob import load
