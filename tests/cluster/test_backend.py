@@ -321,7 +321,7 @@ async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_n
         with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
             await wait(connected, ref, on_crash=crashes.append)
         assert (crashes[0].rank, crashes[0].exit_code) == ("node-1", 3)
-        assert crashes[0].log == ("ValueError: the answer is not 42",)
+        assert (crashes[0].log, crashes[0].unseen) == (("ValueError: the answer is not 42",), ())
         assert failed.value.diagnosis.category is Category.DEADLINE
         assert failed.value.diagnosis.log == ("ValueError: the answer is not 42",)
     await connected.aclose()

@@ -235,7 +235,7 @@ async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: W
                     if "answers again" in notice:
                         break
         assert notices[0].startswith("the API server does not answer; still waiting")
-        assert seconds < 3
+        assert seconds < 10, "the server is asked within the 2 s of `probe`, and not after the minute of the watch"
 
 
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:

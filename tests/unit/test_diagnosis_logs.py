@@ -184,3 +184,16 @@ async def test_a_run_that_is_removed_while_the_log_of_the_next_one_is_read() -> 
     client = Next(sys.maxsize, "ValueError: no labels")
     evidence = await gather(client, [pod(0)], None)
     assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
+
+
+async def test_a_first_run_that_was_removed_is_missed_until_a_later_one_has_ended() -> None:
+    """Two more have begun since the pod was seen, and the third had written nothing yet when it was read."""
+
+    class Later(Runs):
+        async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
+            async for line in super().lines(request, unended=unended):
+                if request.params.get("previous") == "true":
+                    yield line
+
+    evidence = await gather(Later(2, "ValueError: no labels"), [pod(0)], None)
+    assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -270,8 +270,22 @@ class Airflow:
             last.update(self.task(dag_id, run_id, task_id))
             return bool(last["state"] == state)
 
-        wait_until(f"{dag_id}.{task_id} is {state}", there, seconds, poll=0.2, ignore=httpx.HTTPError)
+        with self.explained(dag_id, run_id):
+            wait_until(f"{dag_id}.{task_id} is {state}", there, seconds, poll=0.2, ignore=httpx.HTTPError)
         return last
+
+    @contextmanager
+    def explained(self, dag_id: str, run_id: str) -> Iterator[None]:
+        """A wait for a run: if it takes too long, the error shows the unfinished tasks and the ends of their logs."""
+        try:
+            yield
+        except ComponentError as error:
+            with suppress(httpx.HTTPError):
+                for each in self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]:
+                    if each["state"] not in ("success", "failed", "skipped"):
+                        log = self.log(dag_id, run_id, each["task_id"], each["try_number"])
+                        error.add_note(f"{each['task_id']}, try {each['try_number']}: {each['state']}\n{log[-2000:]}")
+            raise
 
     def until_left(self, dag_id: str, run_id: str, task_id: str = "train", attempt: int = 1) -> None:
         """Wait until the scheduler knows that the worker has left a task which deferred.
@@ -293,19 +307,10 @@ class Airflow:
         def state() -> str:
             return str(self.get(f"dags/{dag_id}/dagRuns/{run_id}")["state"])
 
-        try:
+        with self.explained(dag_id, run_id):
             wait_until(
                 f"{dag_id} is over", lambda: state() in ("success", "failed"), seconds, poll=0.5, ignore=httpx.HTTPError
             )
-        except ComponentError as error:
-            tasks = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
-            log = "no log"
-            for each in tasks:
-                if each["state"] not in ("success", "failed", "skipped"):
-                    with suppress(httpx.HTTPError):
-                        log = self.log(dag_id, run_id, each["task_id"], each["try_number"])
-                    error.add_note(f"{each['task_id']}, try {each['try_number']}: {each['state']}\n{log[-2000:]}")
-            raise
         return state()
 
     def mark(self, state: str, dag_id: str, run_id: str, task_id: str = "train") -> None:

@@ -92,7 +92,8 @@ class Training:
             number = attempt or max(1, self.task["try_number"])
             return text in self.airflow.log(self.dag, self.run, attempt=number)
 
-        wait_until(f"{text!r} is in the log of {self.namespace}", logged, 240, poll=1, ignore=httpx.HTTPError)
+        with self.airflow.explained(self.dag, self.run):
+            wait_until(f"{text!r} is in the log of {self.namespace}", logged, 240, poll=1, ignore=httpx.HTTPError)
 
     def logged_at(self, event: str) -> datetime | None:
         """When the first try logged it first."""

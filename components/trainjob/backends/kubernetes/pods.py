@@ -25,7 +25,7 @@ MOST_TAILS = 64
 """Log tails that are read at most in one look: thousands more would say nothing new."""
 
 _PODS = 5000  # of a job in one list: 5 KB each
-_TAIL_SECONDS = 5.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
+_TAIL_SECONDS = 10.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
 _REMOVED = b"unable to retrieve container logs for"  # the kubelet's answer, as a success, where a run was removed
 _TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
 
@@ -195,7 +195,7 @@ class _Tails:
     async def _lines(self, pod: Mapping[str, Any], crash: Crash) -> list[LogLine] | None:
         """The last lines of the run that crashed; None where no run of the container has a log."""
         container = crash.container or training_container(pod)
-        latest = _ended_badly(pod, container)
+        latest, first = _run(pod, container)
         lines: list[LogLine] | None = None
         later: list[LogLine] = []
         removed: Transient | None = None
@@ -209,9 +209,9 @@ class _Tails:
             except (BadRequest, ObjectNotFound):  # there is no such run, or its pod is gone already
                 continue
             except RunRemoved as error:
-                if previous != latest:
+                if previous != latest or first:  # it was the first run, and there is one before the latest by now
                     removed = error
-                elif lines is not None and not again:
+                if previous == latest and lines is not None and not again:
                     # What had written nothing was the next run, and has ended since: that is why this one is gone.
                     turns, again = [not latest], True
                 continue
@@ -237,10 +237,11 @@ def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
 
 
-def _ended_badly(pod: Mapping[str, Any], container: str) -> bool:
-    """Whether the latest run of a container is the one that ended badly or is stopped, and not the one before."""
+def _run(pod: Mapping[str, Any], container: str) -> tuple[bool, bool]:
+    """Whether the run of a container that ended badly or is stopped is its latest one, and whether its first."""
     status = pod.get("status") or {}
     every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     state = next((each.get("state") or {} for each in every if each.get("name") == container), {})
     last = next((each.get("lastState") or {} for each in every if each.get("name") == container), {})
-    return bool((state.get("terminated") or {}).get("exitCode")) or not last.get("terminated")
+    first = not last.get("terminated")
+    return bool((state.get("terminated") or {}).get("exitCode")) or first, first
