@@ -176,14 +176,14 @@ async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAct
         await backend.delete(ref)
 
 
-def cancelling(trainjob: TrainJob, action: CancelAction) -> dict[str, Any] | None:
-    """The patch that stops `trainjob`; None if it has to be deleted.
+def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> dict[str, Any] | None:
+    """The patch that stops `trainjob`; None if it has to be deleted. `mark` is the value of its annotation.
 
     A job that Kueue manages is deleted also where it was to be suspended: Kueue starts an admitted job that somebody
     else suspends again (its reconciler: "start the job if the workload has been admitted").
     """
     if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
-        return {"metadata": {"annotations": {CANCELLED: "true"}}, "spec": {"suspend": True}}
+        return {"metadata": {"annotations": {CANCELLED: mark}}, "spec": {"suspend": True}}
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoints, claims
+from trainjob import checkpoints, claims, unattended
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -133,14 +133,15 @@ def render(
     else:
         body = _body(spec, f"{namespace}/{_work_name(key)}")
         labels, annotations = spec.labels, spec.annotations
+    policy_labels, policy_annotations = unattended.metadata_of(spec)
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {
             "name": job_name(key, attempt),
             "namespace": namespace,
-            "labels": {**labels, **(origin or {}), **labels_of(key), ATTEMPT: str(attempt)},
-            "annotations": {**annotations, KEY: key, SPEC_HASH: _hash(spec)},
+            "labels": {**labels, **(origin or {}), **policy_labels, **labels_of(key), ATTEMPT: str(attempt)},
+            "annotations": {**annotations, **policy_annotations, KEY: key, SPEC_HASH: _hash(spec)},
             **({"ownerReferences": [spec.owner_reference.api()]} if spec.owner_reference is not None else {}),
         },
         "spec": body,
@@ -216,8 +217,11 @@ def _literal(text: str) -> str:
 
 
 def _hash(spec: TrainJobSpec) -> str:
-    """Of what the author asked for, not of how this version renders it: an upgrade must not part a job from its key."""
-    asked = spec.model_dump(mode="json", exclude_defaults=True)
+    """Of what the author asked for, not of how this version renders it: an upgrade must not part a job from its key.
+
+    What becomes of the job when nobody waits for it is no part of what is trained.
+    """
+    asked = spec.model_dump(mode="json", exclude_defaults=True, exclude={"unattended", "unattended_after"})
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -199,7 +199,14 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
     if QUEUE_LABEL in labels:
         why = "preempted, waiting again" if common["has_run"] else "waiting for admission"
         return Observation(Phase.QUEUED, "WaitingInQueue", f"{why} in queue {labels[QUEUE_LABEL]}", **common)
-    by_us = "it was cancelled with trainjob; launch the same key again to resume it" if common["cancelled"] else ""
+    by_us = ""
+    if common["cancelled"]:
+        unattended = mapping(trainjob, "metadata", "annotations")[CANCELLED] == "unattended"
+        by_us = (
+            "nobody waited for it; who waits for it again or launches the same key resumes it"
+            if unattended
+            else "it was cancelled with trainjob; launch the same key again to resume it"
+        )
     message = by_us or _text(condition, "message") or "the TrainJob is suspended"
     return Observation(Phase.SUSPENDED, _text(condition, "reason") or "Suspended", message, **common)
 

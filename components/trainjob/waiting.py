@@ -16,13 +16,15 @@ from typing import Any
 
 import anyio
 
-from trainjob import claims, progress
-from trainjob.backends.base import Backend
+from trainjob import claims, progress, unattended
+from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, rank_of
 from trainjob.errors import (
     BackendUnavailable,
+    NotFound,
     QueueTimeout,
     RankCrashed,
+    Rejected,
     RunTimeout,
     StartTimeout,
     Stuck,
@@ -125,29 +127,53 @@ async def _changes(
     backend: Backend, ref: JobRef, budgets: Budgets, observation: Observation | None
 ) -> AsyncGenerator[tuple[Observation, str]]:
     """The same, given what is known of the job already."""
-    async with aclosing(backend.watch(ref)) as snapshots:
-        while True:
-            # The clock runs for one look only: it must not stay open over a yield. A cancel scope of anyio's would cost
-            # each waiter 2 KB.
-            try:
-                async with asyncio.timeout(_seconds_left(observation, budgets)) as clock:
-                    snapshot = await anext(snapshots, None)
-            except TimeoutError:
-                if observation is None or not clock.expired():
-                    raise
-                raise _timeout(ref, observation, budgets) from None
-            if snapshot is None:
-                raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
-            latest = observe(snapshot.trainjob, observation, snapshot.obstacle)
-            changed = latest != observation
-            observation = latest
-            if changed or snapshot.notice:
-                yield observation, snapshot.notice
-            if observation.phase.terminal:
-                return
-            if observation.stuck and budgets.fail_fast:
-                advice = f"\nwhat to do: {observation.advice}" if observation.advice else ""
-                raise Stuck(f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}{advice}")
+    attended = False
+    try:
+        async with aclosing(backend.watch(ref)) as snapshots:
+            while True:
+                # The clock runs for one look only: it must not stay open over a yield. A cancel scope of anyio's would
+                # cost each waiter 2 KB.
+                try:
+                    async with asyncio.timeout(_seconds_left(observation, budgets)) as clock:
+                        snapshot = await anext(snapshots, None)
+                except TimeoutError:
+                    if observation is None or not clock.expired():
+                        raise
+                    raise _timeout(ref, observation, budgets) from None
+                if snapshot is None:
+                    raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
+                notice = snapshot.notice
+                if snapshot.trainjob is not None and unattended.policy_of(snapshot.trainjob) is not None:
+                    if not attended:
+                        attended = True
+                        backend.attend(ref)
+                    notice = await _resumed(backend, ref, snapshot.trainjob) or notice
+                latest = observe(snapshot.trainjob, observation, snapshot.obstacle)
+                changed = latest != observation
+                observation = latest
+                if changed or notice:
+                    yield observation, notice
+                if observation.phase.terminal:
+                    return
+                if observation.stuck and budgets.fail_fast:
+                    advice = f"\nwhat to do: {observation.advice}" if observation.advice else ""
+                    raise Stuck(
+                        f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}{advice}"
+                    )
+    finally:
+        if attended:
+            backend.leave(ref, ended=observation is not None and observation.phase.terminal)
+
+
+async def _resumed(backend: Backend, ref: JobRef, trainjob: TrainJob) -> str:
+    """Let a job run again that was suspended because nobody waited for it; what was done, for people."""
+    if not unattended.was_suspended(trainjob):
+        return ""
+    try:
+        await backend.patch(ref, unattended.RESUME)
+    except (NotFound, Rejected) as error:
+        return f"it was suspended because nobody waited for it, and cannot be resumed: {error}"
+    return "it was suspended because nobody waited for it; it is resumed"
 
 
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -58,8 +59,9 @@ def test_every_file_is_printed_as_it_is() -> None:
     files = sorted(INSTALL.glob("*.yaml"))
     assert len(files) >= 3
     written = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    reaper = list(yaml.safe_load_all((INSTALL / "reaper.yaml").read_text()))
     found = printed()
-    assert found == [each for each in written if each["kind"] != "RoleBinding"]
+    assert found == [each for each in written if each["kind"] != "RoleBinding" and each not in reaper]
     assert printed("--only", "runtimes") + printed("--only", "rbac") == sorted(found, key=lambda e: e["kind"] == "Role")
     assert all(each["apiVersion"].startswith("trainer.kubeflow.org/") for each in printed("--only", "runtimes"))
     listed = json.loads(said("--json"))
@@ -114,6 +116,29 @@ def test_rights_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyP
     assert "namespace" not in unbound["metadata"]
     monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")
     assert printed("--only", "rbac")[0]["metadata"]["namespace"] == "ml"
+
+
+def test_the_reaper_has_an_account_of_its_own() -> None:
+    account, role, binding, reaper = printed(
+        "--only", "reaper", "-n", "training", "--image", "registry.example/steps:1"
+    )
+    assert {each["metadata"]["namespace"] for each in (account, role, binding, reaper)} == {"training"}
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "training"}
+    ]
+    pod = reaper["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert (container["image"], container["command"]) == ("registry.example/steps:1", ["trainjob", "reap"])
+    assert [each for each in printed("-n", "training") if each["kind"] == "CronJob"]
+
+
+def test_a_reaper_needs_a_namespace() -> None:
+    result = CliRunner().invoke(program, ["install"])
+    assert "left out: the reaper, which needs --namespace\n" in result.stderr
+    assert "CronJob" not in result.stdout
+    with pytest.raises(click.UsageError, match="say the namespace of the reaper"):
+        said("--only", "reaper")
 
 
 @pytest.mark.parametrize(

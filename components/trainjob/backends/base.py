@@ -93,6 +93,15 @@ class Backend(Protocol):
             tail: Give only that many of each rank's lines that are already there.
         """
 
+    def attend(self, ref: JobRef) -> None:
+        """Have it known, until `leave`, that this process waits for the job, see `trainjob.unattended`.
+
+        Returns at once and raises nothing: it is written down soon, and again for as long as it is true.
+        """
+
+    def leave(self, ref: JobRef, *, ended: bool) -> None:
+        """Take one `attend` back; `ended`: the job has ended, so that nobody has to wait for it any more."""
+
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """Merge `patch` into the object (JSON merge patch): suspend and resume, annotations.
 

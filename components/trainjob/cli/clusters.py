@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import textwrap
 from collections import Counter
@@ -40,7 +41,11 @@ async def install(
         raise click.UsageError(f"say the namespace of service account {unplaced[0]}: NAMESPACE:{unplaced[0]}")
     given = {field: name for field, name in names.items() if name}
     found = package.objects(only, namespace=namespace, service_accounts=accounts, **given)
-    if only != "rbac" and (trainer := given.get("trainer")):
+    if only in (None, "reaper") and not namespace:
+        if only is not None:
+            raise click.UsageError("say the namespace of the reaper: --namespace")
+        click.echo("left out: the reaper, which needs --namespace", err=True)
+    if only in (None, "runtimes") and (trainer := given.get("trainer")):
         for name, since in package.SINCE.items():
             if since > trainer:
                 click.echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
@@ -50,6 +55,22 @@ async def install(
     click.echo(f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -")
     for each in found:
         click.echo(f"---\n{texts.as_yaml(each)}")
+    return 0
+
+
+async def reap(commands: Commands) -> int:
+    """Print each job that is ended because nobody waits for it."""
+    if isinstance(commands.backend, LocalBackend):
+        raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
+    # httpx, which the local backend does without
+    from trainjob import reaper  # noqa: PLC0415
+    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
+
+    def show(reaped: reaper.Reaped) -> None:
+        click.echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))
+
+    if isinstance(commands.backend, KubernetesBackend):
+        await reaper.reap(commands.backend, commands.namespace, on_reaped=show)
     return 0
 
 

@@ -388,6 +388,20 @@ def install(
 
 
 @program.command(epilog=EXIT_CODES)
+@common_options
+@click.pass_obj
+def reap(target: Target, /) -> int:
+    """End the jobs of a namespace that nobody waits for, as their specs say: `unattended`, `unattended_after`.
+
+    One run: it returns at once where there are none, else after two minutes or so. `trainjob install --only reaper`
+    prints a CronJob that runs it. The local backend needs none: there each job does it by itself.
+    """
+    from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+    return target.do(clusters.reap)
+
+
+@program.command(epilog=EXIT_CODES)
 @click.option("--runtime", "runtimes", multiple=True, metavar="NAME", help="A runtime that has to be there.")
 @click.option("--queue", default="", metavar="NAME", help="LocalQueue of Kueue that jobs are to name.")
 @common_options

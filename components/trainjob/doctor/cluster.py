@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -18,12 +19,14 @@ from trainjob.doctor import admission, queues, rights, server
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, RetryVerdict, TrainJobError
 from trainjob.install import STEP_IMAGE
+from trainjob.reaper import REAPER
 from trainjob.spec import API_VERSION, KIND, RuntimeRef
-from trainjob.status import mapping, mappings
+from trainjob.status import mapping, mappings, parse_time
 
 # An API server waits 10 s for a webhook by default, and 30 at most. Nothing is asked twice: an outage is to be seen.
 _TIMINGS = Timings(connect=5, read=35, asking=(1, 0))
 _JOBSET = "jobset.x-k8s.io/v1alpha2"
+_FAILING = timedelta(minutes=30)  # without a run of the reaper that succeeds
 _SUPPORT = "trainer.kubeflow.org/support"
 _FRAMEWORK = "trainer.kubeflow.org/framework"
 _TRAINER = "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
@@ -98,7 +101,12 @@ class _Cluster:
         )
         async for finding in _all(*first):
             yield finding
-        second = (("rights", self._rights()), ("watch", self._watch()), ("queue", self._queues()))
+        second = (
+            ("rights", self._rights()),
+            ("watch", self._watch()),
+            ("queue", self._queues()),
+            ("reaper", self._reaper()),
+        )
         async for finding in _all(*second, *([("runtimes", self._runtimes())] if self.trainer else [])):
             yield finding
         async for finding in _all(*([("webhooks", self._trials())] if self.trainer else [])):
@@ -214,6 +222,28 @@ class _Cluster:
 
     async def _rights(self) -> list[Finding]:
         return await rights.check(self.client, self.namespace, self.user, queues=bool(self.kueue.version))
+
+    async def _reaper(self) -> list[Finding]:
+        """Whether jobs that nobody waits for are ended."""
+        path = f"/apis/batch/v1/namespaces/{self.namespace}/cronjobs/{REAPER}"
+        install = f"trainjob install --only reaper -n {self.namespace} --image <registry>/{STEP_IMAGE}"
+        advice = f"{install} | kubectl apply --server-side -f -"
+        message = "a job that nobody waits for is not ended"
+        try:
+            found = await self.client.send(Request("GET", path))
+        except ObjectNotFound:
+            return [Finding("reaper", Level.WARNING, f"there is no CronJob {REAPER}: {message}", advice)]
+        except Forbidden as error:
+            return [Finding("reaper", Level.SKIPPED, f"CronJob {REAPER} cannot be seen: {error.message}")]
+        if mapping(found, "spec").get("suspend"):
+            return [Finding("reaper", Level.WARNING, f"CronJob {REAPER} is suspended: {message}", "resume it")]
+        started, worked = (mapping(found, "status").get(f"last{name}Time") for name in ("Schedule", "Successful"))
+        tried, succeeded = parse_time(started), parse_time(worked)
+        if tried is not None and (succeeded is None or tried - succeeded > _FAILING):
+            last = f"the last one that succeeded was at {worked}" if worked else "none has succeeded"
+            advice = f"see why: kubectl logs -n {self.namespace} -l job-name --prefix"
+            return [Finding("reaper", Level.WARNING, f"the runs of CronJob {REAPER} fail: {last}; {message}", advice)]
+        return [Finding("reaper", Level.OK, f"CronJob {REAPER} ends jobs that nobody waits for")]
 
     async def _queues(self) -> list[Finding]:
         if not self.kueue.version:

@@ -35,6 +35,7 @@ GROUPS = {
     "trainjobs": "trainer.kubeflow.org",
     "trainingruntimes": "trainer.kubeflow.org",
     "workloads": "kueue.x-k8s.io",
+    "leases": "coordination.k8s.io",
 }
 
 RIGHTS = (
@@ -45,6 +46,9 @@ RIGHTS = (
     Right("trainjobs", "patch", "a job cannot be suspended or resumed, nor its result marked as delivered"),
     Right("trainjobs", "delete", "a job cannot be cancelled"),
     Right("trainingruntimes", "get", "nothing says that the runtime of a job that waits is gone", Level.WARNING),
+    Right("leases", "create", "a job that nobody waits for is kept: nobody can be seen to wait", Level.WARNING),
+    Right("leases", "patch", "a job that somebody waits for may be taken for unattended", Level.WARNING),
+    Right("leases", "delete", "the Leases of processes that waited are left", Level.WARNING),
     Right("pods", "list", "there are no logs and no diagnosis, and cancelling cannot tell when it is done"),
     Right("pods", "watch", "a crash is noticed up to 30 s late, when its log may be gone", Level.WARNING),
     Right("pods/log", "get", "there are no logs, and none in a diagnosis", Level.WARNING),

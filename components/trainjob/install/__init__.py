@@ -1,4 +1,4 @@
-"""What a cluster must have for this package: its runtimes, and the rights of who launches, waits and cancels.
+"""What a cluster must have for this package: runtimes, the rights of who launches and waits, and the reaper.
 
 The objects are the YAML files of this directory, each of them. Only names that differ from cluster to cluster are
 filled in.
@@ -14,13 +14,15 @@ import yaml
 
 from trainjob import __version__
 
-Part = Literal["runtimes", "rbac"]
+Part = Literal["runtimes", "rbac", "reaper"]
 
 STEP_IMAGE = f"trainjob-step:{__version__}"
 """The step image as the files name it: in no registry, since where images come from is each cluster's own."""
 
 STORAGE = "trainjob-storage"
 """ConfigMap and Secret with the addresses and keys of storage and registry, as the files name them."""
+
+_PARTS: dict[str, Part] = {"role.yaml": "rbac", "rolebinding.yaml": "rbac", "reaper.yaml": "reaper"}
 
 SINCE = {"jax-resilient": "2.2", "torch-initialized": "2.2"}
 """Runtime -> the release of Kubeflow Trainer that brought what it is made of (a policy, claims of a job's own), where
@@ -40,8 +42,9 @@ def objects(
     """The objects to apply, in the order of the files' names.
 
     Args:
-        only: Runtimes are there once a cluster, rights (``rbac``) once a namespace; both if None.
-        namespace: Where the Role and its binding are; wherever they are applied, if None.
+        only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None.
+        namespace: Where rights and reaper are. If None, the rights are wherever they are applied, and there is no
+            reaper, whose rights name the namespace of its account.
         service_accounts: Namespace and name of each account that gets the rights. Without any there is no binding.
         image: The step image.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
@@ -57,19 +60,22 @@ def objects(
     subjects = [{"kind": "ServiceAccount", "namespace": where, "name": name} for where, name in service_accounts]
     found = []
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
-        for each in yaml.safe_load_all(file.read_text()) if file.name.endswith(".yaml") else ():
-            rights = each["apiVersion"].startswith("rbac.authorization.k8s.io/")
-            if only not in (None, "rbac" if rights else "runtimes"):
-                continue
-            if each["kind"] == "RoleBinding" and not subjects:
+        part = _PARTS.get(file.name, "runtimes")
+        if not file.name.endswith(".yaml") or only not in (None, part) or (part == "reaper" and not namespace):
+            continue
+        for each in yaml.safe_load_all(file.read_text()):
+            bound = (
+                subjects if part == "rbac" else [{**who, "namespace": namespace} for who in each.get("subjects", ())]
+            )
+            if each["kind"] == "RoleBinding" and not bound:
                 continue
             if SINCE.get(each["metadata"]["name"], trainer) > trainer:
                 continue
             filled = _filled(each, names)
-            if rights and namespace:
+            if part != "runtimes" and namespace:
                 filled["metadata"] = {**filled["metadata"], "namespace": namespace}
             if each["kind"] == "RoleBinding":
-                filled["subjects"] = subjects
+                filled["subjects"] = bound
             found.append(filled)
     return found
 

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +33,7 @@ from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.torchtune import TorchTuneConfig
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
+SHORTEST_UNATTENDED, LONGEST_UNATTENDED = timedelta(minutes=1), timedelta(days=7)
 KIND = "TrainJob"
 
 _SHAPES: dict[str, type] = {
@@ -121,6 +123,15 @@ class TrainJobSpec(Part):
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
     """Which controller is in charge."""
 
+    unattended: Literal["keep", "suspend", "delete"] | None = None
+    """What happens to the job when nobody has waited for it for `unattended_after`: it is kept, suspended (whoever
+    waits for it again resumes it) or deleted. If left out, the jobs of Airflow tasks and KFP steps that wait are
+    suspended, and others are kept. On a cluster ``trainjob reap`` does it, see docs/unattended.md."""
+
+    unattended_after: Annotated[timedelta, Field(ge=SHORTEST_UNATTENDED, le=LONGEST_UNATTENDED)] | None = None
+    """One minute to seven days, as a number of seconds or ISO 8601 (``PT2H``); one hour if left out. The reaper that
+    `trainjob install` ships looks every ten minutes, so it may take twelve minutes longer."""
+
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the TrainJob (``kueue.x-k8s.io/queue-name``, …). Trainer does not pass them on to pods."""
 
@@ -169,7 +180,7 @@ class TrainJobSpec(Part):
 
     def _manifest_problems(self) -> Iterator[Problem]:
         manifest = self.manifest or {}
-        others = sorted(self.model_fields_set - {"manifest"})
+        others = sorted(self.model_fields_set - {"manifest", "unattended", "unattended_after"})
         if others:
             yield Problem(others[0], "cannot be combined with a whole manifest", "write it into the manifest")
         if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
@@ -208,6 +219,8 @@ class TrainJobSpec(Part):
             yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
 
     def _field_problems(self) -> Iterator[Problem]:
+        if self.unattended_after is not None and self.unattended == "keep":
+            yield Problem("unattended_after", "has no effect where unattended is keep")
         if self.runtime is None:
             yield Problem("runtime", "is missing", "name a ClusterTrainingRuntime such as torch-distributed")
         yield from self._func_problems()

@@ -8,15 +8,17 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes import pods
+from trainjob.backends.kubernetes import attendance, pods
+from trainjob.backends.kubernetes.attendance import Attendance, Waiter
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request, Timings
 from trainjob.backends.kubernetes.crashes import CrashHub
 from trainjob.backends.kubernetes.credentials import Credentials
@@ -50,6 +52,7 @@ from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
 from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import observe
+from trainjob.unattended import LABEL as UNATTENDED
 
 _REQUEST = RESERVED_PREFIX + "request"
 _LARGEST = 3 << 20  # bytes; beyond, a server hangs up in the middle of the request, which looks like an outage
@@ -80,6 +83,7 @@ class KubernetesBackend:
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}
         self._crash_hubs: dict[str, CrashHub] = {}
+        self._attendances: dict[str, Attendance] = {}
         self._told: dict[str, float] = {}  # UID -> when a job was told to end, until pods of it were seen since
 
     @property
@@ -234,6 +238,33 @@ class KubernetesBackend:
         finally:
             finish()
 
+    def attend(self, ref: JobRef) -> None:
+        """See `Backend.attend`. One Lease in each namespace, however many jobs this process waits for there."""
+        if ref.namespace not in self._attendances:
+            self._attendances[ref.namespace] = Attendance(self._client, ref.namespace, self._keep)
+        self._attendances[ref.namespace].attend(ref)
+
+    def leave(self, ref: JobRef, *, ended: bool) -> None:
+        """See `Backend.leave`."""
+        self._attendances[ref.namespace].leave(ref, ended=ended)
+
+    async def _keep(self, ref: JobRef) -> None:
+        """Have a job kept for which nobody can be seen to wait."""
+        await self.patch(ref, {"metadata": {"labels": {UNATTENDED: None}}})
+
+    async def waiters(self, namespace: str) -> list[Waiter]:
+        """The processes that wait for jobs of a namespace, or did, as far as Leases tell."""
+        return await self._insist(lambda: attendance.waiters(self._client, namespace))
+
+    async def forget(self, namespace: str, waiter: Waiter) -> None:
+        """Remove the Lease of a process that has ended."""
+        with suppress(ObjectNotFound):
+            await self._insist(lambda: self._client.send(attendance.removing(namespace, waiter.lease)))
+
+    def now(self) -> datetime:
+        """The present by the clock of the API server."""
+        return self._client.now()
+
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""
         try:
@@ -282,11 +313,12 @@ class KubernetesBackend:
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
-        hubs: list[WatchHub | CrashHub] = [*self._hubs.values(), *self._crash_hubs.values()]
-        for hub in hubs:
-            await hub.aclose()
+        kept: list[WatchHub | CrashHub | Attendance] = [*self._hubs.values(), *self._crash_hubs.values()]
+        for each in [*kept, *self._attendances.values()]:
+            await each.aclose()
         self._hubs.clear()
         self._crash_hubs.clear()
+        self._attendances.clear()
         await self._client.aclose()
 
     def _asking(self) -> Patience:

@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -76,6 +78,8 @@ class Timings:
             not at all if 0. It costs a second connection: for those who look at a terminal.
         settle: How long a job that was told to end may still get pods, if none were there: a controller that saw it go
             on a moment before is about to make them.
+        renew: How often a process writes down that it still waits for its jobs. While that fails it is tried three
+            times as often.
         waiting: Budgets of an outage, failures in a row and seconds, while a job is waited for: an upgrade of a control
             plane takes minutes.
         asking: The same while somebody waits for an answer.
@@ -89,6 +93,7 @@ class Timings:
     poll: tuple[float, float] = (10.0, 30.0)
     probe: float = 0.0
     settle: float = 3.0
+    renew: float = 30.0
     waiting: tuple[int, float] = (20, 900.0)
     asking: tuple[int, float] = (5, 60.0)
 
@@ -135,6 +140,18 @@ class ApiClient:
         self._token_stamp = 0
         self._failed_at = -_DOUBT
         self._lock = anyio.Lock()
+        self._heard: tuple[str, float] | None = None
+
+    def now(self) -> datetime:
+        """The present by the clock of the API server, to a second; by this machine's before the first reply."""
+        present = datetime.now(UTC)
+        if self._heard is None:
+            return present
+        date, at = self._heard
+        try:
+            return parsedate_to_datetime(date).astimezone(UTC) + timedelta(seconds=time.monotonic() - at)
+        except ValueError:
+            return present
 
     async def send(self, request: Request, decode: Callable[[bytes], Any] = msgspec.json.decode) -> dict[str, Any]:
         """The reply's JSON object; `decode` tells what of it.
@@ -248,6 +265,8 @@ class ApiClient:
                 ) from error
             self._failed_at = time.monotonic()
             raise _unreachable(request, error) from error
+        if date := response.headers.get("date"):
+            self._heard = (date, time.monotonic())
         if response.status_code >= 500:
             self._failed_at = time.monotonic()
         return response, access

@@ -26,6 +26,7 @@ from trainjob.backends.kubernetes.surroundings import Surroundings
 from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
 from trainjob.manifest import ATTEMPT, JobRef
 from trainjob.status import CANCELLED, QUEUE_LABEL, Obstacle, Phase, observe
+from trainjob.unattended import LABEL as UNATTENDED
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +54,10 @@ def projection(item: Mapping[str, Any]) -> TrainJob:
         "namespace": sys.intern(metadata["namespace"]),
         "uid": metadata["uid"],
         "creationTimestamp": sys.intern(metadata["creationTimestamp"]),
-        "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL)),
+        "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL), labels.get(UNATTENDED)),
     }
-    if CANCELLED in (metadata.get("annotations") or {}):
-        kept["annotations"] = {CANCELLED: ""}
+    if (cancelled := (metadata.get("annotations") or {}).get(CANCELLED)) is not None:
+        kept["annotations"] = {CANCELLED: cancelled}
     if "deletionTimestamp" in metadata:
         kept["deletionTimestamp"] = metadata["deletionTimestamp"]
     runtime = item["spec"].get("runtimeRef") or {}
@@ -73,8 +74,9 @@ def _spec(suspend: bool, kind: str | None, name: str | None) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1000)
-def _labels(attempt: str | None, queue: str | None) -> dict[str, str]:
-    return {name: value for name, value in ((ATTEMPT, attempt), (QUEUE_LABEL, queue)) if value is not None}
+def _labels(attempt: str | None, queue: str | None, unattended: str | None) -> dict[str, str]:
+    every = ((ATTEMPT, attempt), (QUEUE_LABEL, queue), (UNATTENDED, unattended))
+    return {name: value for name, value in every if value is not None}
 
 
 class _Waiter:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class LocalBackend:
         settings = Settings()
         self.home = (home or settings.home).expanduser().absolute()
         self.environments = settings.local_environments if environments is None else environments
+        self._waiting: dict[JobRef, list[int]] = {}
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. A job is refused here if this machine could never run it."""
@@ -183,6 +185,18 @@ class LocalBackend:
                 return
             await asyncio.sleep(2 * _POLL)
 
+    def attend(self, ref: JobRef) -> None:
+        """See `Backend.attend`. A lock that the job's supervisor looks at, and that ends with this process."""
+        lock = self._files(ref.namespace, ref.name).wait()
+        if lock is not None:
+            self._waiting.setdefault(ref, []).append(lock)
+
+    def leave(self, ref: JobRef, *, ended: bool) -> None:
+        """See `Backend.leave`."""
+        del ended
+        if locks := self._waiting.get(ref):
+            os.close(locks.pop())
+
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """See `Backend.patch`."""
         files = self._files(ref.namespace, ref.name)
@@ -216,6 +230,9 @@ class LocalBackend:
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
+        for lock in chain.from_iterable(self._waiting.values()):
+            os.close(lock)
+        self._waiting.clear()
 
 
 class _Reader:

@@ -9,6 +9,7 @@
         logs/           a CRI log file per rank
         termination/    a termination message per rank
         tmp/            TMPDIR of the ranks, while they run
+        waiters.lock    shared by the processes that wait for the job
         spare           room for the last status, or to cancel the job, when the disk is full
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
 
@@ -169,6 +170,33 @@ class JobFiles:
     def _cancelled(self) -> Path:
         tombstone = _tombstone(self.directory)
         return tombstone.with_name(f"{tombstone.name}~cancelled")
+
+    def wait(self) -> int | None:
+        """Become one of those who wait for the job: an open file descriptor to keep, or None if the job is gone."""
+        try:
+            descriptor = os.open(self._waiters, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:  # gone, or no room for a file: the job counts as unattended from now on
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # `waited_for` holds it for some microseconds
+        return descriptor
+
+    def waited_for(self) -> bool:
+        """Whether some process waits for the job."""
+        try:
+            descriptor = os.open(self._waiters, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @property
+    def _waiters(self) -> Path:
+        return self.directory / "waiters.lock"
 
     def supervise(self, *, wait_seconds: float = 0.0) -> int | None:
         """Become the one who may write `status`: an open file descriptor to keep, or None while another one is."""

@@ -22,10 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainjob import progress
+from trainjob import progress, unattended
 from trainjob.backends.local import runtimes
 from trainjob.backends.local.files import JobFiles, Stamp, now, read_json
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
+from trainjob.status import CANCELLED
 
 GRACE_SECONDS = 5.0
 """From SIGTERM to SIGKILL when a job is suspended, deleted or out of time. (A pod has 30 s by default; on one machine
@@ -33,6 +34,7 @@ the next job waits for the same processors.)"""
 
 _TICK = 0.05  # how soon a change of the object or of a termination message is seen
 _PATIENCE = 1.0  # seconds between two tries to write a status
+_LOOK = 1.0  # seconds between two looks whether somebody waits for the job
 
 SUSPENDED = ("Suspended", "True", "Suspended", "TrainJob is suspended")
 RESUMED = ("Suspended", "False", "Resumed", "TrainJob is resumed")
@@ -57,6 +59,9 @@ class Supervisor:
         self._over = False  # the verdict stands, though it may not be written yet
         self._unwritten = False
         self._next_try = 0.0
+        self._attended = time.monotonic()  # when somebody was last seen to wait for it
+        self._launched = self._attended
+        self._looked = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(_child_exits(), selectors.EVENT_READ)
 
@@ -71,6 +76,7 @@ class Supervisor:
             self._wait(_TICK)
             if self.ranks and not self._over:
                 self._judge()
+                self._reap()
         if deleted:
             self._stop()
             self.files.remove()
@@ -101,6 +107,7 @@ class Supervisor:
             self._launch()
 
     def _launch(self) -> None:
+        self._launched = time.monotonic()
         directory = self.files.directory
         if runtimes.framework_of(self.trainjob) == "mpi":
             runtimes.write_hostfile(self.trainjob, directory)
@@ -167,6 +174,33 @@ class Supervisor:
             self._write(DEADLINE)
         elif ended != before or self._trainer_status():
             self._write()
+
+    def _reap(self) -> None:
+        """Ask for the end of a job that nobody has waited for longer than its author said."""
+        policy, present = unattended.policy_of(self.trainjob), time.monotonic()
+        if policy is None or present < self._looked + _LOOK:
+            return
+        self._looked = present
+        if self.files.waited_for():
+            self._attended = present
+        if present - max(self._attended, self._launched) <= policy.after.total_seconds():
+            return
+        with suppress(OSError), self.files.editing():  # the disk may be full: the next look tries again
+            latest = self.files.read()
+            if latest is None or latest["spec"].get("suspend") or self.files.waited_for():
+                return
+            del latest["status"]
+            metadata = latest["metadata"]
+            annotations = {**(metadata.get("annotations") or {}), CANCELLED: unattended.MARK}
+            deleted = {"deletionTimestamp": now()} if policy.action == "delete" else {}
+            suspended = {"suspend": True} if policy.action == "suspend" else {}
+            self.files.write_object(
+                {
+                    **latest,
+                    "metadata": {**metadata, "annotations": annotations, **deleted},
+                    "spec": {**latest["spec"], **suspended},
+                }
+            )
 
     def _poll(self, rank: Rank) -> bool:
         descriptor = rank.output

@@ -1,0 +1,92 @@
+"""What happens to a job that nobody waits for: what its author asked for, and since when nobody has waited. Pure.
+
+A workflow's last try may be lost with its worker, and then a training keeps its GPUs with nobody to take its result.
+So whoever waits for a job is written down beside it, in a Lease of its process on a cluster (`Backend.attend`), and a
+reaper (`trainjob reap`; on one machine the job's supervisor) ends what nobody has waited for longer than the job's
+bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from trainjob.status import CANCELLED, mapping, mappings, observe, parse_time
+
+if TYPE_CHECKING:  # pydantic, which the local backend's supervisors do without
+    from trainjob.spec import TrainJobSpec
+
+Action = Literal["suspend", "delete"]
+
+LABEL = "trainjob.dev/unattended"
+"""Label of a job that is not kept when nobody waits for it: ``suspend`` or ``delete``."""
+AFTER = "trainjob.dev/unattended-after"
+"""Annotation: after so many seconds."""
+MARK = "unattended"
+"""Value of the annotation `trainjob.status.CANCELLED` of a job that was suspended because nobody waited for it."""
+
+DEFAULT_AFTER = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens to a job that nobody waits for.
+
+    Attributes:
+        action: ``suspend`` or ``delete``.
+        after: Once nobody has waited for so long.
+    """
+
+    action: Action
+    after: timedelta
+
+
+def metadata_of(spec: TrainJobSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations that say what `spec` asks for; none for what it leaves to whoever launches it."""
+    labels: dict[str, str] = {} if spec.unattended is None else {LABEL: spec.unattended}
+    after = spec.unattended_after
+    return labels, {} if after is None else {AFTER: f"{after.total_seconds():g}"}
+
+
+def policy_of(trainjob: Mapping[str, Any]) -> Policy | None:
+    """What is asked for a job; None if it is kept."""
+    action = mapping(trainjob, "metadata", "labels").get(LABEL)
+    if action not in ("suspend", "delete"):
+        return None
+    try:
+        after = timedelta(seconds=float(mapping(trainjob, "metadata", "annotations")[AFTER]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        after = DEFAULT_AFTER
+    return Policy(cast("Action", action), after)
+
+
+def was_suspended(trainjob: Mapping[str, Any]) -> bool:
+    """Whether a job is suspended because nobody waited for it. Whoever waits for it resumes it by `RESUME`."""
+    marked = mapping(trainjob, "metadata", "annotations").get(CANCELLED) == MARK
+    return marked and bool(mapping(trainjob, "spec").get("suspend"))
+
+
+RESUME: Mapping[str, Any] = {"metadata": {"annotations": {CANCELLED: None}}, "spec": {"suspend": False}}
+"""Patch of a job for which somebody waits again."""
+
+
+def runs(trainjob: Mapping[str, Any]) -> bool:
+    """Whether a job runs, or is about to: one that is paused, by Kueue or a person, costs nothing."""
+    paused = mapping(trainjob, "spec").get("suspend") or "deletionTimestamp" in mapping(trainjob, "metadata")
+    return not paused and not observe(trainjob).phase.terminal
+
+
+def unattended_for(trainjob: Mapping[str, Any], attended: datetime | None, now: datetime) -> timedelta:
+    """How long nobody has waited for a job that runs.
+
+    Args:
+        trainjob: The job. Its creation and its latest resume count as if somebody had waited at that moment: who
+            launched or resumed it may need time until somebody waits.
+        attended: When somebody last waited for it, as far as that is known.
+        now: The present, by the clock of the API server, as all times here.
+    """
+    created = parse_time(mapping(trainjob, "metadata").get("creationTimestamp"))
+    resumed = [parse_time(each.get("lastTransitionTime")) for each in mappings(trainjob, "status", "conditions")]
+    return now - max((each for each in (created, attended, *resumed) if each is not None), default=now)

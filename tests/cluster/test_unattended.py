@@ -1,0 +1,246 @@
+"""Jobs that nobody waits for are ended, and no other: Leases and the reaper, with a real API server and controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+from tests.cluster.waits import until, until_phase
+from tests.testcluster import kueue
+from tests.testcluster.access import RULES, TRAINER, Access
+from tests.testcluster.nodes import fate
+
+from trainjob import JobRef, Phase, TrainJobSpec
+from trainjob.backends.kubernetes.attendance import JOBS
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.client import Timings
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.launch import cancel, launch
+from trainjob.reaper import Reaped, reap
+from trainjob.status import CANCELLED
+from trainjob.unattended import AFTER, LABEL
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+LEASES = "coordination.k8s.io/v1"
+AFTER_SECONDS = 2
+GRACE, LOOK = 1.0, 0.3
+
+
+def spec(unattended: str = "suspend", **fields: Any) -> TrainJobSpec:
+    asked = {"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never"), "unattended": unattended}
+    return TrainJobSpec.parse(asked | fields)
+
+
+@asynccontextmanager
+async def opened(access: Access, kubeconfig: str = "") -> AsyncIterator[KubernetesBackend]:
+    """A process of its own, as far as Leases are concerned."""
+    backend = KubernetesBackend(
+        Credentials(kubeconfig=kubeconfig or str(access.kubeconfig)), timings=Timings(renew=0.3)
+    )
+    yield backend
+    await backend.aclose()
+
+
+async def launched(backend: KubernetesBackend, namespace: str, key: str, asked: TrainJobSpec | None = None) -> JobRef:
+    """A job that counts as unattended after `AFTER_SECONDS`, which no author may ask for."""
+    ref = await launch(backend, asked or spec(), key, namespace=namespace)
+    await backend.patch(ref, {"metadata": {"annotations": {AFTER: str(AFTER_SECONDS)}}})
+    return ref
+
+
+@asynccontextmanager
+async def waited_for(backend: KubernetesBackend, ref: JobRef) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait, backend, ref)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def reaped(backend: KubernetesBackend, namespace: str) -> list[Reaped]:
+    return await reap(backend, namespace, grace=GRACE, look=LOOK)
+
+
+async def until_unattended() -> None:
+    await anyio.sleep(AFTER_SECONDS + 1.5)  # the API server tells the time in whole seconds
+
+
+def leases(access: Access, namespace: str) -> dict[str, set[str]]:
+    """Lease -> UIDs of the jobs that it names."""
+    found = access.api.find(LEASES, "Lease", namespace)
+    return {each["metadata"]["name"]: set(json.loads(each["metadata"]["annotations"][JOBS])) for each in found}
+
+
+def job(access: Access, ref: JobRef) -> dict[str, Any]:
+    found = access.api.get(TRAINER, "TrainJob", ref.namespace, ref.name)
+    assert found is not None
+    return found
+
+
+async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as backend:
+        refs = [await launched(backend, namespace, key) for key in ("a", "b", "c")]
+        kept = await launch(backend, spec("keep"), "kept", namespace=namespace)
+        async with waited_for(backend, refs[0]), waited_for(backend, refs[1]), waited_for(backend, kept):
+            async with waited_for(backend, refs[2]):
+                await until(lambda: list(leases(cluster, namespace).values()) == [{ref.uid for ref in refs}])
+            (lease,) = cluster.api.find(LEASES, "Lease", namespace)
+            assert lease["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "trainjob"}
+            renewed = lease["spec"]["renewTime"]
+            await until(lambda: cluster.api.find(LEASES, "Lease", namespace)[0]["spec"]["renewTime"] > renewed)
+            # It was left while it runs, and the Lease says when.
+            await until(
+                lambda: (
+                    json.loads(cluster.api.find(LEASES, "Lease", namespace)[0]["metadata"]["annotations"][JOBS])[
+                        refs[2].uid
+                    ]
+                    is not None
+                )
+            )
+    assert len(leases(cluster, namespace)) == 1, "its jobs still run, and it says until when they were waited for"
+
+
+async def test_a_lease_goes_with_the_end_of_its_jobs(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as backend:
+        ref = await launched(backend, namespace, "a", spec(env=fate(run="2s")))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, backend, ref)
+            await until(lambda: list(leases(cluster, namespace).values()) == [{ref.uid}])
+            (lease,) = cluster.api.find(LEASES, "Lease", namespace)
+            assert [each["uid"] for each in lease["metadata"]["ownerReferences"]] == [ref.uid], "if it dies before"
+    assert leases(cluster, namespace) == {}
+
+
+async def test_a_job_that_nobody_waits_for_is_suspended_and_resumed_by_who_waits_again(
+    cluster: Access, namespace: str
+) -> None:
+    async with opened(cluster) as backend:
+        attended, left = [await launched(backend, namespace, key) for key in ("attended", "left")]
+        async with waited_for(backend, attended):
+            async with waited_for(backend, left):
+                await until_unattended()
+                assert await reaped(backend, namespace) == []
+            await until_unattended()
+            (done,) = await reaped(backend, namespace)
+        assert (done.job, done.done) == (str(left), "suspended")
+        assert timedelta(seconds=AFTER_SECONDS) < done.unattended < timedelta(seconds=60)
+        assert job(cluster, left)["metadata"]["annotations"][CANCELLED] == "unattended"
+        assert await reaped(backend, namespace) == [], "once is enough"
+        async with waited_for(backend, left):
+            await until_phase(backend, left, Phase.RUNNING)
+        assert CANCELLED not in job(cluster, left)["metadata"]["annotations"]
+        assert not job(cluster, attended)["spec"].get("suspend")
+
+
+async def test_who_launches_the_key_again_resumes_it(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as backend:
+        ref = await launched(backend, namespace, "a")
+        await until_unattended()
+        assert len(await reaped(backend, namespace)) == 1
+        assert await launch(backend, spec(), "a", namespace=namespace) == ref
+        await until_phase(backend, ref, Phase.RUNNING)
+        assert await reaped(backend, namespace) == [], "who launched it has time to wait for it"
+
+
+async def test_what_a_person_paused_is_left(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as backend:
+        paused, deleting = [
+            await launched(backend, namespace, key, spec(action))
+            for key, action in (("paused", "suspend"), ("deleting", "delete"))
+        ]
+        for ref in (paused, deleting):
+            await backend.patch(ref, {"spec": {"suspend": True}})
+        await until_unattended()
+        assert await reaped(backend, namespace) == []
+        await backend.patch(paused, {"spec": {"suspend": False}})
+        await until_phase(backend, paused, Phase.RUNNING)
+        assert await reaped(backend, namespace) == [], "it counts from the moment at which it was resumed"
+
+
+@pytest.mark.parametrize("why", ["asked", "kueue", "runtime-gone"])
+async def test_one_that_cannot_be_suspended_is_deleted(
+    cluster: Access, namespace: str, why: str, needs: Callable[[str], None]
+) -> None:
+    asked = spec("delete")
+    if why == "kueue":
+        needs("kueue")
+        asked = spec(labels={kueue.QUEUE_LABEL: "gpus"})
+    if why == "runtime-gone":
+        runtime = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "torch-distributed")
+        assert runtime is not None
+        own = {"name": "own", "namespace": namespace}
+        cluster.api.create(
+            {**runtime, "kind": "TrainingRuntime", "metadata": {**own, "labels": runtime["metadata"]["labels"]}}
+        )
+        asked = spec(runtime={"name": "own", "kind": "TrainingRuntime"})
+    async with opened(cluster) as backend:
+        ref = await launched(backend, namespace, "a", asked)
+        await until_phase(backend, ref, Phase.RUNNING)
+        if why == "runtime-gone":
+            cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
+        await until_unattended()
+        (done,) = await reaped(backend, namespace)
+        assert done.done == "deleted"
+        assert {"asked": "", "kueue": "Kueue would start it again", "runtime-gone": "could not be suspended"}[
+            why
+        ] in done.why
+        assert await backend.get(namespace, ref.name) is None
+
+
+async def test_who_may_have_no_lease_keeps_its_jobs(
+    cluster: Access, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubeconfig = cluster.kubeconfig_for(RULES, namespace)
+    async with opened(cluster, str(kubeconfig)) as backend, opened(cluster) as other:
+        ref = await launched(backend, namespace, "a")
+        with caplog.at_level(logging.WARNING):
+            async with waited_for(backend, ref):
+                await until(lambda: LABEL not in job(cluster, ref)["metadata"]["labels"])
+        assert "who waits for jobs cannot be written down, so they are kept" in caplog.text
+        await until_unattended()
+        assert await reaped(other, namespace) == []
+
+
+async def test_two_reapers_and_one_that_dies(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as first, opened(cluster) as second:
+        refs = [await launched(first, namespace, key) for key in "abcdef"]
+        await until_unattended()
+        dying = asyncio.create_task(reaped(first, namespace))
+        await anyio.sleep(GRACE + 2 * LOOK)
+        dying.cancel()
+        await asyncio.wait({dying})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reaped, first, namespace)
+            tasks.start_soon(reaped, second, namespace)
+        assert all(job(cluster, ref)["spec"]["suspend"] for ref in refs)
+        for ref in refs:
+            await cancel(first, ref)
+
+
+async def test_the_leases_of_processes_that_died_are_removed(cluster: Access, namespace: str) -> None:
+    async with opened(cluster) as backend:
+        ref = await launched(backend, namespace, "a")
+        old = {"acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z"}
+        for name, uid in (("forgotten", "0"), ("of-one-that-runs", ref.uid)):
+            labels = {"app.kubernetes.io/managed-by": "trainjob"}
+            metadata = {
+                "name": name,
+                "namespace": namespace,
+                "labels": labels,
+                "annotations": {JOBS: f'{{"{uid}": null}}'},
+            }
+            cluster.api.create({"apiVersion": LEASES, "kind": "Lease", "metadata": metadata, "spec": old})
+        someone = {"name": "another-program", "namespace": namespace}
+        cluster.api.create({"apiVersion": LEASES, "kind": "Lease", "metadata": someone, "spec": old})
+        assert await reaped(backend, namespace) == []
+        names = {each["metadata"]["name"] for each in cluster.api.find(LEASES, "Lease", namespace)}
+        assert names == {"of-one-that-runs", "another-program"}
