@@ -29,6 +29,9 @@ MARK = "unattended"
 
 DEFAULT_AFTER = timedelta(hours=1)
 
+SUSPEND: dict[str, str] = {LABEL: "suspend"}
+"""Label of a workflow's jobs, which its steps wait for; what a spec says has precedence."""
+
 
 @dataclass(frozen=True)
 class Policy:

@@ -25,6 +25,7 @@ from trainjob.launch import give_up
 from trainjob.manifest import JobRef
 from trainjob.report import page, rounded
 from trainjob.spec import OwnerReference
+from trainjob.unattended import SUSPEND
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import say
 from trainjob_kfp.stopping import StopWithStep, origin_of
@@ -62,7 +63,8 @@ def run_job(
         if parameters["owned_by_run"]:
             spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
         again = execution.after_failure(user_errors=bool(parameters.get("retry_user_errors", True)))
-        ref = client.launch(spec, execution.key, after_failure=again, origin=origin_of(execution))
+        origin = origin_of(execution) | (SUSPEND if parameters["on_kill_action"] != "keep" else {})
+        ref = client.launch(spec, execution.key, after_failure=again, origin=origin)
         stop.job = client.get(ref)
         client.start(stop.keep_ready)
         say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")

@@ -73,6 +73,7 @@ def test_a_job_says_which_try_of_which_task_it_is_for(run: Run, home: Path, tmp_
         }
         assert asked.items() <= labels.items()
         assert labels["run_id"].startswith("manual__")
+        assert labels["trainjob.dev/unattended"] == "suspend"
     assert len(found) == 2
 
 

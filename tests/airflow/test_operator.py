@@ -435,6 +435,9 @@ def test_a_task_that_only_launches(run: Run, home: Path, deferrable: bool) -> No
     assert ran.xcoms["wait"]["metrics"]["steps"] == 7
     assert ran.xcoms["wait"]["uid"] == ran.xcoms["launch"]["uid"]
     assert len(jobs(home)) == 1
+    with TrainJobClient("local") as client:
+        (job,) = client.list()
+    assert "trainjob.dev/unattended" not in job["metadata"]["labels"], "nobody has to wait for it"
 
 
 def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None:

@@ -39,6 +39,7 @@ LONGEST = (
     "workflows",
     "doctor",
     "fault_schedules",
+    "unattended_schedules",
     "stores",
     "recovery",
     "credentials",

@@ -88,12 +88,14 @@ async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
     def active() -> object:
         return condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
 
+    for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
+        cluster.api.apply(each)
     wait_until("Kueue has looked at the queue", active, 60)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
     assert {finding.level for finding in found} == {Level.OK}, found
     assert [finding.check for finding in found if finding.check != "rights"] == [
         *("credentials", "server", "kubernetes", "identity", "clock", "trainer", "jobset", "kueue"),
-        *("watch", "queue", "runtimes", "steps", "webhooks", "admission", "queueing"),
+        *("watch", "queue", "reaper", "runtimes", "steps", "webhooks", "admission", "queueing"),
     ]
     assert "torch-distributed (torch)" in of(found, "runtimes").message
     assert of(found, "steps").message == f"trainjob-step runs image {steps.IMAGE}"
@@ -109,13 +111,30 @@ async def test_what_a_launcher_may_not_see_is_said(cluster: Access, namespace: s
     found = await examined(narrow, namespace, ["torch-distributed"], kueue.QUEUE)
     assert failures(found) == []
     skipped = [finding.check for finding in found if finding.level is Level.SKIPPED]
-    assert skipped == ["queue", "runtimes", "runtimes"]
+    assert skipped == ["queue", "reaper", "runtimes", "runtimes"]
     assert of(found, "identity").message.startswith(f"you are system:serviceaccount:{namespace}:limited-")
     assert of(found, "admission").message.startswith("a job of ClusterTrainingRuntime torch-distributed would be acc")
     assert of(found, "queueing").level is Level.OK, "shown by a dry run"
     found = await examined(narrow, namespace, ["nosuch"])
     assert failures(found) == ["runtime"]
     assert of(found, "runtime").message == "there is no ClusterTrainingRuntime nosuch"
+
+
+async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, namespace: str) -> None:
+    missing = of(await examined(cluster.kubeconfig, namespace), "reaper")
+    assert missing.level is Level.WARNING
+    assert missing.message == "there is no CronJob trainjob-reaper: a job that nobody waits for is not ended"
+    assert missing.advice.startswith(f"trainjob install --only reaper -n {namespace} --image ")
+    for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
+        cluster.api.apply(each)
+    assert of(await examined(cluster.kubeconfig, namespace), "reaper").level is Level.OK
+    failing = {"lastScheduleTime": "2026-11-25T12:00:00Z", "lastSuccessfulTime": "2026-11-25T11:00:00Z"}
+    cluster.api.patch("batch/v1", "CronJob", namespace, "trainjob-reaper/status", {"status": failing})
+    found = of(await examined(cluster.kubeconfig, namespace), "reaper")
+    assert found.level is Level.WARNING
+    assert "the last one that succeeded was at 2026-11-25T11:00:00Z" in found.message
+    cluster.api.patch("batch/v1", "CronJob", namespace, "trainjob-reaper", {"spec": {"suspend": True}})
+    assert "is suspended" in of(await examined(cluster.kubeconfig, namespace), "reaper").message
 
 
 # ---------------------------------------------------------------- rights

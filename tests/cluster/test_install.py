@@ -6,19 +6,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import yaml
+from tests.cluster.waits import until
 from tests.testcluster import step_image as steps
-from tests.testcluster.access import TRAINER, Access
+from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.api import Api, write_kubeconfig
 
 from trainjob import Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.doctor.cluster import examine
 from trainjob.launch import cancel, launch, mark_delivered
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -94,10 +97,32 @@ async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) 
     assert {each["metadata"]["name"] for each in first if each["kind"] == "ClusterTrainingRuntime"} <= runtimes
 
 
+async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step_image: str) -> None:
+    """One run of its CronJob, by its own account; and `doctor` finds it."""
+    with real_node.namespace("reaper", real=True) as namespace:
+        restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+        real_node.api.patch("v1", "Namespace", "", namespace, restricted)
+        documents = printed("--only", "reaper", "-n", namespace, "--image", step_image)
+        cron = next(each for each in applied(real_node, documents) if each["kind"] == "CronJob")
+        run = {**cron["spec"]["jobTemplate"], "apiVersion": "batch/v1", "kind": "Job"}
+        real_node.api.create({**run, "metadata": {"name": "run", "namespace": namespace}})
+
+        def ended() -> Any:
+            job = real_node.api.get("batch/v1", "Job", namespace, "run")
+            return condition(job, "Complete") or condition(job, "Failed")
+
+        await until(ended, 120)
+        assert condition(real_node.api.get("batch/v1", "Job", namespace, "run"), "Complete")
+        credentials = Credentials(kubeconfig=str(real_node.kubeconfig))
+        async with aclosing(examine(credentials, namespace)) as found:
+            (finding,) = [each async for each in found if each.check == "reaper"]
+        assert finding.message == "CronJob trainjob-reaper ends jobs that nobody waits for"
+
+
 async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access, step_image: str) -> None:
     with real_node.namespace("installed", real=True) as namespace:
         words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)
-        role = next(each for each in applied(real_node, printed(*words)) if each["kind"] == "Role")
+        role = next(each for each in applied(real_node, printed("--only", "rbac", *words)) if each["kind"] == "Role")
         kubeconfig = account(real_node, namespace)
         others = rights(account(real_node, namespace, "nobody"), namespace)
         assert rights(kubeconfig, namespace) - others == expanded(role["rules"])

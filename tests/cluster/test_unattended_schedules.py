@@ -33,8 +33,8 @@ from trainjob.reaper import Reaped, reap
 from trainjob.unattended import AFTER
 from trainjob.waiting import wait
 
-RUNS = campaigns.runs(200, 12)
-AT_ONCE = 10
+RUNS = campaigns.runs(200, 8)
+AT_ONCE = 16
 TIMINGS = Timings(
     connect=2, read=1, watch_read=3, sound=1, poll=(0.2, 0.5), renew=0.5, waiting=(99, 99), asking=(99, 99)
 )
@@ -43,8 +43,8 @@ GRACE, LOOK = 4.0, 0.5
 CONNECTS, RETURNS = 2.0, 6.0
 """Seconds until a process that begins to wait is known, and until it has resumed a job that was ended before."""
 LATE = 12.0
-"""Seconds after a job's bound and the grace at which it must have ended: the API server tells whole seconds, the machine
-runs ten schedules at once, and reapers die."""
+"""Seconds after a job's bound and the grace at which it must have ended: the API server tells whole seconds, reapers
+die, and many schedules run at once."""
 
 LEASES = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "patch", "delete", "list"]}
 

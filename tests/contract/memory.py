@@ -46,6 +46,9 @@ class MemoryBackend:
         """UID -> the job as it was when it was deleted."""
         self.ran: set[str] = set()
         """UIDs of jobs of which pods or Events tell that they have been running."""
+        self.attending: list[JobRef] = []
+        self.left: list[tuple[JobRef, bool]] = []
+        """Who was waited for, and whether it had ended."""
 
     # ------------------------------------------------ what the cluster does
 
@@ -188,6 +191,13 @@ class MemoryBackend:
             if over or not follow:
                 return
             await anyio.sleep(0.001)
+
+    def attend(self, ref: JobRef) -> None:
+        self.attending.append(ref)
+
+    def leave(self, ref: JobRef, *, ended: bool) -> None:
+        self.attending.remove(ref)
+        self.left.append((ref, ended))
 
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         await self._request("patch")

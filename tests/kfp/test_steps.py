@@ -364,6 +364,7 @@ def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> N
     with steps.client() as client:
         other = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "of another run")
     (mine,) = [job for job in steps.jobs() if job["metadata"]["name"] != other.name]
+    assert "trainjob.dev/unattended" not in mine["metadata"]["labels"], "it is to be left alone"
     labels = {"pipeline/runid": RUN, "trainjob.dev/kfp-pipeline": "pipeline", "trainjob.dev/kfp-task": "train"}
     assert labels.items() <= mine["metadata"]["labels"].items()
 

@@ -196,7 +196,7 @@ class TrainJobTask(StrictTemplates):
         with self._busy(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
                 running.cancel("delete", _CANCEL_SECONDS)
-            ref = running.launch(spec, max(1, context["ti"].try_number), labels_of_task(context))
+            ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
             self.log.info("TrainJob %s (attempt %d, uid %s)", ref, ref.attempt, ref.uid)
             _stats().incr("trainjob.launched", tags=_tags(context))
             remember(context, ref)
@@ -223,6 +223,13 @@ class TrainJobTask(StrictTemplates):
             except DeadlineReached:
                 self._give_up(running, f"TrainJob {ref} did not end within execution_timeout")
             return self._deliver(context, result, ref)
+
+    def _origin(self, context: Context) -> dict[str, str]:
+        """Labels that say which task a job is for, and that it is suspended when no task waits for it any more."""
+        from trainjob.unattended import SUSPEND
+
+        waited_for = self.wait_for_completion and self.on_kill_action != "keep"
+        return labels_of_task(context) | (SUSPEND if waited_for else {})
 
     @contextmanager
     def _busy(

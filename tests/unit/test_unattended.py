@@ -1,0 +1,205 @@
+"""What is asked for a job that nobody waits for, since when nobody waits, and what a waiter does."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend
+
+from trainjob import Budgets, InvalidSpec, JobRef, Phase, TrainJobSpec
+from trainjob.errors import Rejected, StartTimeout
+from trainjob.launch import launch
+from trainjob.manifest import render, spec_hash
+from trainjob.status import CANCELLED, observe
+from trainjob.unattended import AFTER, LABEL, MARK, SUSPEND, Policy, policy_of, runs, unattended_for, was_suspended
+from trainjob.waiting import follow, wait
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+
+
+def job(**metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"creationTimestamp": "2026-11-25T12:00:00Z", **metadata}, "spec": {}, "status": {}}
+
+
+def rendered(origin: dict[str, str] | None = None, **asked: Any) -> dict[str, Any]:
+    return render(TrainJobSpec.parse({"runtime": "torch-distributed", **asked}), "a", 1, "ns", origin=origin)
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def test_jobs_are_kept_unless_something_else_is_asked() -> None:
+    assert policy_of(rendered()) is None
+    assert policy_of(rendered(unattended="keep")) is None
+    assert policy_of(rendered(unattended="delete")) == Policy("delete", timedelta(hours=1))
+    assert policy_of(rendered(unattended="suspend", unattended_after="PT2H")) == Policy("suspend", timedelta(hours=2))
+    assert policy_of(rendered(unattended="suspend", unattended_after=90)) == Policy("suspend", timedelta(seconds=90))
+
+
+def test_jobs_of_workflows_are_suspended_unless_the_spec_says_otherwise() -> None:
+    origin = dict(SUSPEND)
+    assert policy_of(rendered(origin)) == Policy("suspend", timedelta(hours=1))
+    assert policy_of(rendered(origin, unattended_after=600)) == Policy("suspend", timedelta(minutes=10))
+    assert policy_of(rendered(origin, unattended="keep")) is None
+    assert policy_of(rendered(origin, unattended="delete")) == Policy("delete", timedelta(hours=1))
+
+
+def test_a_whole_manifest_has_a_policy_too() -> None:
+    manifest = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "spec": {"runtimeRef": {"name": "x"}},
+    }
+    spec = TrainJobSpec.parse({"manifest": manifest, "unattended": "delete", "unattended_after": 120})
+    assert policy_of(render(spec, "a", 1, "ns")) == Policy("delete", timedelta(minutes=2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ({"unattended": "stop"}, "unattended"),
+        ({"unattended": "suspend", "unattended_after": 59}, "unattended_after"),
+        ({"unattended": "suspend", "unattended_after": 8 * 24 * 3600}, "unattended_after"),
+        ({"unattended": "keep", "unattended_after": 3600}, "unattended_after"),
+    ],
+)
+def test_what_cannot_be_asked(asked: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        TrainJobSpec.parse({"runtime": "torch-distributed", **asked})
+    assert [problem.path for problem in refused.value.problems] == [path]
+
+
+def test_another_policy_does_not_make_another_job() -> None:
+    assert spec_hash(rendered()) == spec_hash(rendered(unattended="delete", unattended_after=600))
+
+
+@pytest.mark.parametrize("after", ["", "soon", "1e999", None])
+def test_a_bound_that_somebody_has_changed_is_an_hour(after: object) -> None:
+    changed = job(labels={LABEL: "suspend"}, annotations={AFTER: after})
+    assert policy_of(changed) == Policy("suspend", timedelta(hours=1))
+
+
+# ---------------------------------------------------------------- since when
+
+
+def test_it_counts_from_who_waited_last_and_from_creation_and_resumption() -> None:
+    assert unattended_for(job(), None, NOON + timedelta(minutes=5)) == timedelta(minutes=5)
+    later = NOON + timedelta(hours=1)
+    assert unattended_for(job(), later, later + timedelta(minutes=2)) == timedelta(minutes=2)
+    assert unattended_for(job(), NOON - timedelta(hours=1), later) == timedelta(hours=1)
+    condition = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-25T12:30:00Z"}
+    resumed = {**job(), "status": {"conditions": [condition]}}
+    assert unattended_for(resumed, NOON, later) == timedelta(minutes=30)
+    assert unattended_for({"metadata": {}}, None, NOON) == timedelta(0), "nothing is known: it is not ended"
+
+
+def test_what_costs_nothing_is_left() -> None:
+    assert runs(job())
+    assert not runs({**job(), "spec": {"suspend": True}})
+    assert not runs(job(deletionTimestamp="2026-11-25T12:00:00Z"))
+    for kind in ("Complete", "Failed"):
+        assert not runs({**job(), "status": {"conditions": [{"type": kind, "status": "True"}]}})
+
+
+def test_a_person_who_suspends_is_told_apart() -> None:
+    assert was_suspended({**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}})
+    assert not was_suspended({**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}})
+    assert not was_suspended({**job(), "spec": {"suspend": True}})
+    assert not was_suspended(job(annotations={CANCELLED: MARK}))
+    suspended = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
+    assert "nobody waited for it" in observe(suspended).message
+    cancelled = {**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}}
+    assert "cancelled with trainjob" in observe(cancelled).message
+
+
+# ---------------------------------------------------------------- who waits
+
+
+pytestmark = pytest.mark.timeout(20)
+
+
+async def launched(backend: MemoryBackend, **asked: Any) -> JobRef:
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **asked})
+    return await launch(backend, spec, "a", namespace="ns")
+
+
+@pytest.mark.anyio
+async def test_a_waiter_is_known_while_it_waits() -> None:
+    backend = MemoryBackend()
+    ref = await launched(backend, unattended="suspend")
+    async with aclosing(follow(backend, ref)) as changes:
+        await anext(changes)
+        assert backend.attending == [ref]
+    assert (backend.attending, backend.left) == ([], [(ref, False)])
+    backend.end(ref)
+    await wait(backend, ref)
+    assert backend.left[1:] == [(ref, True)]
+
+
+@pytest.mark.anyio
+async def test_a_waiter_that_gives_up_is_no_waiter_any_more() -> None:
+    backend = MemoryBackend()
+    ref = await launched(backend, unattended="suspend")
+    with pytest.raises(StartTimeout):
+        await wait(backend, ref, Budgets(start=timedelta(seconds=0.1)))
+    assert backend.attending == []
+    assert backend.left[-1] == (ref, False)
+
+
+@pytest.mark.anyio
+async def test_nobody_is_noted_for_a_job_that_is_kept() -> None:
+    backend = MemoryBackend()
+    ref = await launched(backend)
+    backend.end(ref)
+    await wait(backend, ref)
+    assert backend.left == []
+
+
+@pytest.mark.anyio
+async def test_who_waits_again_resumes_the_job() -> None:
+    backend = MemoryBackend()
+    ref = await launched(backend, unattended="suspend")
+    stopped = {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}}
+    await backend.patch(ref, stopped)
+    notices = []
+    with anyio.move_on_after(5):
+        async with aclosing(follow(backend, ref)) as changes:
+            async for observation, notice in changes:
+                notices.append(notice)
+                if observation.phase is not Phase.SUSPENDED:
+                    break
+    assert "it was suspended because nobody waited for it; it is resumed" in notices
+    assert not backend.job(ref)["spec"]["suspend"]
+    assert CANCELLED not in backend.job(ref)["metadata"]["annotations"]
+
+
+@pytest.mark.anyio
+async def test_a_job_that_cannot_be_resumed_is_waited_for() -> None:
+    backend = MemoryBackend()
+    ref = await launched(backend, unattended="suspend")
+    await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}})
+
+    def refuse(request: str) -> None:
+        if request == "patch":
+            raise Rejected("its runtime is gone")
+
+    backend.before = refuse
+    async with aclosing(follow(backend, ref)) as changes:
+        observation, notice = await anext(changes)
+    assert observation.phase is Phase.SUSPENDED
+    assert notice == "it was suspended because nobody waited for it, and cannot be resumed: its runtime is gone"
+
+
+@pytest.mark.anyio
+async def test_what_a_person_suspended_is_left_to_that_person() -> None:
+    backend = MemoryBackend()
+    ref = await launched(backend, unattended="suspend")
+    await backend.patch(ref, {"spec": {"suspend": True}})
+    async with aclosing(follow(backend, ref)) as changes:
+        observation, _ = await anext(changes)
+    assert observation.phase is Phase.SUSPENDED
+    assert backend.job(ref)["spec"]["suspend"]
