@@ -105,6 +105,8 @@ async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step
         documents = printed("--only", "reaper", "-n", namespace, "--image", step_image)
         cron = next(each for each in applied(real_node, documents) if each["kind"] == "CronJob")
         run = {**cron["spec"]["jobTemplate"], "apiVersion": "batch/v1", "kind": "Job"}
+        # The Dockerfile's USER; the image of the tests has none.
+        run["spec"]["template"]["spec"]["securityContext"]["runAsUser"] = 65532
         real_node.api.create({**run, "metadata": {"name": "run", "namespace": namespace}})
 
         def ended() -> Any:

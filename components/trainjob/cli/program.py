@@ -354,8 +354,8 @@ def render(
 @program.command()
 @click.option(
     "--only",
-    type=click.Choice(["runtimes", "rbac"]),
-    help="Only the runtimes, which a cluster needs once, or only the rights, which each namespace needs.",
+    type=click.Choice(["runtimes", "rbac", "reaper"]),
+    help="Only the runtimes, which a cluster needs once, or only the rights or the reaper, which each namespace needs.",
 )
 @click.option(
     "--service-account",
