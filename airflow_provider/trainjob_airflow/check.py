@@ -57,10 +57,11 @@ def check_dags(folder: str | Path) -> Iterator[Checked]:
 
 def _check(where: str, task: Any) -> Iterator[Checked]:
     from trainjob_airflow.operators.base import TrainJobTask
+    from trainjob_airflow.operators.cancel import TrainJobCancelOperator
     from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
     kind = getattr(task, "operator_class", type(task))
-    if not isinstance(kind, type) or not issubclass(kind, TrainJobTask | TrainJobSensor):
+    if not isinstance(kind, type) or not issubclass(kind, TrainJobTask | TrainJobSensor | TrainJobCancelOperator):
         return
     if not task.is_mapped:
         yield _checked(where, lambda: task)

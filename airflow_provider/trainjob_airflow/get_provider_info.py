@@ -32,7 +32,11 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": _INTEGRATION,
-                "python-modules": ["trainjob_airflow.operators.trainjob", "trainjob_airflow.operators.data"],
+                "python-modules": [
+                    "trainjob_airflow.operators.trainjob",
+                    "trainjob_airflow.operators.data",
+                    "trainjob_airflow.operators.cancel",
+                ],
             }
         ],
         "sensors": [{"integration-name": _INTEGRATION, "python-modules": ["trainjob_airflow.sensors.trainjob"]}],

@@ -53,10 +53,30 @@ def _iteration(context: Context) -> str:
 def labels_of_task(context: Context) -> dict[str, str]:
     """Labels that say which try of which task this is, as Airflow's `KubernetesPodOperator` puts them on its pods."""
     ti = context["ti"]
-    values = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "try_number": str(ti.try_number)}
-    if ti.map_index is not None and ti.map_index >= 0:
-        values["map_index"] = str(ti.map_index)
+    return {**labels_of_instance(ti, ti.task_id, ti.map_index), "try_number": _label(str(ti.try_number))}
+
+
+def labels_of_instance(ti: Any, task_id: str, map_index: int | None) -> dict[str, str]:
+    """Labels of the jobs of all tries of a task in the run of `ti`.
+
+    Args:
+        ti: A task instance of that run.
+        task_id: The task.
+        map_index: Whose jobs of a mapped task; those of all map indexes if None.
+    """
+    values = {"dag_id": ti.dag_id, "task_id": task_id, "run_id": ti.run_id}
+    if map_index is not None and map_index >= 0:
+        values["map_index"] = str(map_index)
     return {name: _label(value) for name, value in values.items()}
+
+
+def is_of_this_deployment(key: str, context: Context) -> bool:
+    """Whether a key, see `key_of`, is that of a task of this run in this Airflow deployment.
+
+    The labels of a job do not tell two deployments apart whose DAGs and runs have the same names.
+    """
+    ti = context["ti"]
+    return key.startswith(f"airflow/{deployment()}/{ti.dag_id}/{ti.run_id}/")
 
 
 def _label(value: str) -> str:

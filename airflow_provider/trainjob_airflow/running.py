@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+
+from trainjob_airflow.exceptions import TrainJobFatal, airflow_error
+from trainjob_airflow.hooks.trainjob import TrainJobHook
 
 if TYPE_CHECKING:
     from trainjob import Budgets, Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
@@ -11,6 +18,24 @@ if TYPE_CHECKING:
     from trainjob_airflow.narrator import Log
 
 _REPLY_SECONDS = 1.0  # of the 5 that a killed task has left
+
+
+@contextmanager
+def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJobClient]:
+    """A client of the connection, with errors in Airflow's terms.
+
+    Raises:
+        TrainJobFatal, TrainJobFailure: See `airflow_error`.
+    """
+    from trainjob import TrainJobError
+
+    try:
+        with TrainJobHook(trainjob_conn_id).client(namespace) as client:
+            yield client
+    except AirflowNotFoundException as error:
+        raise TrainJobFatal(str(error)) from None
+    except TrainJobError as error:
+        raise airflow_error(error) from None
 
 
 class DeadlineReached(Exception):

@@ -82,8 +82,8 @@ class TrainJobTask(StrictTemplates):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
-        self.queue_timeout = _seconds("queue_timeout", queue_timeout)
-        self.start_timeout = _seconds("start_timeout", start_timeout)
+        self.queue_timeout = positive_seconds("queue_timeout", queue_timeout)
+        self.start_timeout = positive_seconds("start_timeout", start_timeout)
         self.fail_fast = fail_fast
         self.fail_on_first_crash = fail_on_first_crash
         if on_crash_action not in ("suspend", "cancel", "keep"):
@@ -476,7 +476,12 @@ def _earlier(late: BaseException) -> BaseException:
     return error or late
 
 
-def _seconds(name: str, value: Seconds) -> float | None:
+def positive_seconds(name: str, value: Seconds) -> float | None:
+    """An argument of type `Seconds` in seconds.
+
+    Raises:
+        ValueError: It is neither a duration nor left out.
+    """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise ValueError(f"{name} is a timedelta or a number of seconds above 0, not {value!r}")

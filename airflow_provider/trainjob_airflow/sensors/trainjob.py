@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.common.compat.sdk import (
-    AirflowNotFoundException,
     AirflowSkipException,
     BaseSensorOperator,
     PokeReturnValue,
     conf,
 )
 
-from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, airflow_error
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.running import connected
 from trainjob_airflow.states import Wanted, wanted
 from trainjob_airflow.templates import StrictTemplates, is_open
 
@@ -128,7 +127,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         from trainjob.status import observe
 
         sought = self._wanted()
-        with self._client(self.namespace) as client:
+        with connected(self.trainjob_conn_id, self.namespace) as client:
             trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
         if trainjob is None:
             self.log.info("there is no TrainJob %s yet", sought)
@@ -154,21 +153,8 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             ref = JobRef.of(trainjob)
             return result_of(ref, await client.backend.evidence(ref), observe(trainjob)).as_dict()
 
-        with self._client(namespace) as client:
+        with connected(self.trainjob_conn_id, namespace) as client:
             return client.call(lambda: look(client))
-
-    @contextmanager
-    def _client(self, namespace: str | None) -> Iterator[TrainJobClient]:
-        """A client, with errors in Airflow's terms."""
-        from trainjob.errors import TrainJobError
-
-        try:
-            with TrainJobHook(self.trainjob_conn_id).client(namespace) as client:
-                yield client
-        except AirflowNotFoundException as error:
-            raise TrainJobFatal(str(error)) from None
-        except TrainJobError as error:
-            raise airflow_error(error) from None
 
     def _fail(self, message: str) -> NoReturn:
         if self.soft_fail:

@@ -1,0 +1,222 @@
+"""`TrainJobCancelOperator`: stops the TrainJobs that another task of the same DAG run launched."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
+from trainjob_airflow.hooks.trainjob import TrainJobHook
+from trainjob_airflow.identity import is_of_this_deployment, labels_of_instance
+from trainjob_airflow.operators.base import TrainJobTask, positive_seconds
+from trainjob_airflow.running import connected
+from trainjob_airflow.templates import StrictTemplates, is_open
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from trainjob import TrainJobClient
+    from trainjob.backends.base import TrainJob
+    from trainjob.launch import CancelAction
+
+_ACTIONS = "delete", "suspend"
+
+_AT_ONCE = 16
+"""Jobs of a mapped task that are stopped at the same time: each asks the API server until its pods have ended."""
+
+
+class TrainJobCancelOperator(StrictTemplates):
+    """Stops the TrainJobs that a task of the same DAG run launched, and waits until their pods have ended.
+
+    All attempts of the task that run, wait or are suspended are stopped. Where none is left, as after the end of the
+    training or where none was launched, the operator succeeds and does nothing. In a mapped task group it stops the
+    jobs of its own map index; elsewhere those of all map indexes.
+
+    Use it as a teardown of a task with ``wait_for_completion=False``::
+
+        cancel.as_teardown(setups=train)
+
+    Airflow runs a teardown only if one of its setups succeeded. After a task that waits for its own job, use
+    ``trigger_rule="all_done"``.
+
+    Args:
+        launched_by: ID of the task that launched the jobs, or several.
+        action: ``delete`` deletes the jobs. ``suspend`` keeps them, and the next try of the task that launched them
+            resumes them; a job in a Kueue queue is deleted, since Kueue would start it again.
+        namespace: Namespace of the jobs; that of the task that launched them if left out.
+        trainjob_conn_id: Connection of type ``trainjob``; that of the task that launched them if left out.
+        stop_timeout: How long the pods of a job may take to end, as ``timedelta`` or seconds. The operator fails after
+            that, and the next try waits again.
+        **kwargs: Of `BaseOperator`.
+
+    Returns (XCom):
+        Names of the TrainJobs that were stopped.
+
+    Raises:
+        ValueError: An argument is wrong; when the DAG is parsed.
+        TrainJobFatal: The DAG has no task of that ID, or the task launches no TrainJob (no retry).
+        TrainJobFailure: The pods of a job did not end in time, or an outage.
+    """
+
+    template_fields: Sequence[str] = ("launched_by", "action", "namespace", "trainjob_conn_id")
+    ui_color = "#d7e8fc"
+
+    def __init__(
+        self,
+        *,
+        launched_by: str | Sequence[str],
+        action: str = "delete",
+        namespace: str | None = None,
+        trainjob_conn_id: str | None = None,
+        stop_timeout: timedelta | float = 60.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.launched_by = launched_by
+        self.action = action
+        self.namespace = namespace
+        self.trainjob_conn_id = trainjob_conn_id
+        self.stop_timeout = positive_seconds("stop_timeout", stop_timeout)
+        if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+            self.check_literals()
+
+    def check_literals(self) -> None:
+        """Check what is known when the DAG is parsed; templates are checked when they are rendered.
+
+        Raises:
+            ValueError: An argument is wrong.
+        """
+        if not is_open(self.action) and self.action not in _ACTIONS:
+            raise ValueError(f"action is 'delete' or 'suspend', not {self.action!r}")
+        if is_open(self.launched_by):
+            return
+        ids = self._ids()
+        if not ids or not all(isinstance(each, str) and each for each in ids):
+            raise ValueError(f"launched_by is the ID of a task, or a list of such, not {self.launched_by!r}")
+
+    def sample_spec(self) -> tuple[None, list[str]]:
+        """As that of `TrainJobTask`, which launches a job: check what a run of this moment would stop.
+
+        Raises:
+            TrainJobFatal: The DAG has no such task.
+        """
+        from trainjob_airflow.sample import left_open, rendered
+
+        made = rendered(self)
+        made.check_literals()
+        for task_id in made._ids():
+            if not is_open(task_id):
+                made._launcher(task_id)
+        return None, [*left_open({name: getattr(made, name) for name in made.template_fields})]
+
+    def execute(self, context: Context) -> list[str]:
+        """Find the jobs and stop them."""
+        try:
+            self.check_literals()
+        except ValueError as error:
+            raise TrainJobFatal(str(error)) from None
+        ti = context["ti"]
+        stopped: list[str] = []
+        for (conn_id, namespace), tasks in self._places(context).items():
+            labels = [labels_of_instance(ti, task.task_id, self._map_index(task, ti)) for task in tasks]
+            with connected(conn_id, namespace) as client:
+                stopped += client.call(partial(self._stop, client, labels, context))
+        if not stopped:
+            self.log.info("no TrainJob of %s is left to stop", ", ".join(self._ids()))
+        return sorted(stopped)
+
+    async def _stop(self, client: TrainJobClient, labels: Sequence[dict[str, str]], context: Context) -> list[str]:
+        import anyio
+
+        from trainjob import TrainJobError
+        from trainjob.launch import cancel
+        from trainjob.manifest import KEY, MANAGED_BY, JobRef
+        from trainjob.status import mapping, observe
+
+        backend, action = client.backend, cast("CancelAction", self.action)
+        left: list[str] = []
+        errors: list[TrainJobError] = []
+        limit = anyio.CapacityLimiter(_AT_ONCE)
+
+        async def stop(job: TrainJob) -> None:
+            ref = JobRef.of(job)
+            self.log.info("TrainJob %s (attempt %d) is %s: %s", ref, ref.attempt, observe(job).phase, self.action)
+            try:
+                async with limit:
+                    if not await cancel(backend, ref, action, timeout_seconds=self.stop_timeout or 0):
+                        left.append(str(ref))
+            except TrainJobError as error:  # the others are stopped all the same
+                errors.append(error)
+
+        found = [
+            job
+            for wanted in labels
+            for job in await backend.find(client.namespace, {MANAGED_BY: "trainjob", **wanted})
+            if not observe(job).phase.terminal
+            and is_of_this_deployment(str(mapping(job, "metadata", "annotations").get(KEY)), context)
+        ]
+        async with anyio.create_task_group() as group:
+            for job in found:
+                group.start_soon(stop, job)
+        if errors:
+            raise errors[0]
+        if left:
+            raise TrainJobFailure(
+                f"pods of TrainJob {', '.join(sorted(left))} have not ended {self.stop_timeout:g} s after the job was "
+                "stopped; the next try waits again (increase stop_timeout for pods with a long grace period)"
+            )
+        return [job["metadata"]["name"] for job in found]
+
+    def _places(self, context: Context) -> dict[tuple[str, str | None], list[Any]]:
+        """Connection and namespace -> the tasks that launch their jobs there."""
+        places: dict[tuple[str, str | None], list[Any]] = defaultdict(list)
+        for task in map(self._launcher, self._ids()):
+            conn_id = self.trainjob_conn_id or self._argument(task, "trainjob_conn_id", context)
+            namespace = self.namespace or self._argument(task, "namespace", context)
+            places[conn_id or TrainJobHook.default_conn_name, namespace].append(task)
+        return places
+
+    def _ids(self) -> list[str]:
+        return [self.launched_by] if isinstance(self.launched_by, str) else [*self.launched_by]
+
+    def _launcher(self, task_id: str) -> Any:
+        """The task of that ID.
+
+        Raises:
+            TrainJobFatal: There is none, or it launches no TrainJob.
+        """
+        dag = self.get_dag()
+        launchers = {task.task_id: task for task in (dag.tasks if dag is not None else ()) if _launches(task)}
+        if task_id not in launchers:
+            raise TrainJobFatal(
+                f"launched_by: DAG {self.dag_id} has no task {task_id!r} that launches a TrainJob; "
+                f"such tasks are: {', '.join(sorted(launchers)) or 'none'}"
+            )
+        return launchers[task_id]
+
+    def _argument(self, task: Any, name: str, context: Context) -> Any:
+        """An argument of another task, rendered for this one.
+
+        Raises:
+            TrainJobFatal: Each map index of the task has another.
+        """
+        if not task.is_mapped:
+            return self.render_template(getattr(task, name), context)
+        mapped = task._get_specified_expand_input().value
+        if any(name in each for each in ([mapped] if isinstance(mapped, dict) else mapped) if isinstance(each, dict)):
+            raise TrainJobFatal(f"{name} of task {task.task_id} is mapped: set {name} of {self.task_id}")
+        return self.render_template(task.partial_kwargs.get(name), context)
+
+    def _map_index(self, task: Any, ti: Any) -> int | None:
+        """Whose jobs to stop: of this map index, where both tasks are in the same mapped group; of all if None."""
+        ours, theirs = self.get_closest_mapped_task_group(), task.get_closest_mapped_task_group()
+        same = ours is not None and theirs is not None and ours.group_id == theirs.group_id
+        return int(ti.map_index) if same else None
+
+
+def _launches(task: Any) -> bool:
+    kind = getattr(task, "operator_class", type(task))
+    return isinstance(kind, type) and issubclass(kind, TrainJobTask)

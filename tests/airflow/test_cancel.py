@@ -1,0 +1,205 @@
+"""`TrainJobCancelOperator` in real task runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import AirflowSkipException
+from airflow.sdk import DAG, task, task_group
+from tests.airflow.conftest import Run, jobs, python
+from tests.processes import wait_until
+
+from trainjob import JobRef, Phase, TrainJobClient
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.status import observe
+from trainjob_airflow.check import check_dags
+from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
+from trainjob_airflow.operators.cancel import TrainJobCancelOperator
+from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def launched(task_id: str = "train", code: str = SLEEP, **arguments: Any) -> TrainJobOperator:
+    return TrainJobOperator(
+        task_id=task_id, runtime="trainjob-step", command=python(code), wait_for_completion=False, **arguments
+    )
+
+
+def phases(namespace: str = "default") -> dict[str, Phase]:
+    with TrainJobClient("local", namespace) as client:
+        return {job["metadata"]["name"]: observe(job).phase for job in client.list()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_a_test(home: Path) -> Iterator[None]:
+    yield
+    for namespace in ("default", "elsewhere"):
+        with TrainJobClient("local", namespace) as client:
+            for job in client.list():
+                client.cancel(JobRef.of(job))
+
+
+@pytest.mark.parametrize("action", ["delete", "suspend"])
+def test_a_teardown_stops_what_its_setup_launched(run: Run, home: Path, tmp_path: Path, action: str) -> None:
+    """Also where the work between the two fails, and with pods gone when it ends."""
+    running, pid = [], tmp_path / "pid"
+    write = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); "
+
+    with DAG("torn_down", params={"action": action}) as dag:
+
+        @task
+        def work() -> None:
+            (name,) = jobs(home)
+            wait_until("the job runs", lambda: pid.exists() and phases()[name] is Phase.RUNNING)
+            running.append(name)
+            raise ValueError("the work is broken")
+
+        train = launched(code=write + SLEEP)
+        cancel: Any = TrainJobCancelOperator(task_id="cancel", launched_by="train", action="{{ params.action }}")
+        train >> work() >> cancel.as_teardown(setups=train)
+    ran = run(dag)
+    assert ran.states == {"train": "success", "work": "failed", "cancel": "success"}, ran.log[-3000:]
+    assert ran.xcoms["cancel"] == running
+    assert f"default/{running[0]} (attempt 1) is Running: {action}" in ran.log
+    assert phases() == ({} if action == "delete" else {running[0]: Phase.SUSPENDED})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_nothing_to_stop_is_a_success(run: Run, home: Path) -> None:
+    with DAG("nothing_left") as dag:
+        ended = TrainJobOperator(task_id="ended", runtime="trainjob-step", command=["true"])
+        failed = TrainJobOperator(task_id="failed", runtime="trainjob-step", command=["false"])
+        never = launched("never", trigger_rule="all_skipped")
+        cancel = TrainJobCancelOperator(
+            task_id="cancel", launched_by=["ended", "failed", "never"], trigger_rule="all_done"
+        )
+        [ended, failed] >> never >> cancel
+    ran = run(dag)
+    assert ran.states["cancel"] == "success", ran.errors
+    assert ran.states["never"] == "skipped"
+    assert ran.xcoms["cancel"] == []
+    assert "no TrainJob of ended, failed, never is left to stop" in ran.log
+    assert sorted(phases().values()) == [Phase.COMPLETE, Phase.FAILED]
+
+
+def test_all_jobs_of_a_mapped_task(run: Run, home: Path) -> None:
+    with DAG("mapped", params={"place": "elsewhere"}) as dag:
+        train = TrainJobOperator.partial(
+            task_id="train", runtime="trainjob-step", wait_for_completion=False, namespace="{{ params.place }}"
+        ).expand(command=[python(SLEEP), python(SLEEP), ["true"]])
+        train >> TrainJobCancelOperator(task_id="cancel", launched_by="train")
+    ran = run(dag)
+    assert ran.states["cancel"] == "success", ran.errors
+    assert set(ran.xcoms["cancel"]) >= {ran.xcoms["train[0]"]["name"], ran.xcoms["train[1]"]["name"]}
+    assert set(phases("elsewhere").values()) <= {Phase.COMPLETE}
+
+
+def test_in_a_mapped_group_only_the_jobs_of_its_own_map_index(run: Run) -> None:
+    with DAG("grouped") as dag:
+
+        @task_group
+        def each(seconds: str) -> None:
+            train = launched(env={"SECONDS": seconds})
+
+            @task
+            def chosen(seconds: str) -> None:
+                if seconds == "2":
+                    raise AirflowSkipException
+
+            cancel = TrainJobCancelOperator(task_id="cancel", launched_by="each.train")
+            train >> chosen(seconds) >> cancel
+
+        each.expand(seconds=["1", "2"])
+    ran = run(dag)
+    assert ran.errors == {}, ran.errors
+    assert (ran.states["each.cancel[0]"], ran.states["each.cancel[1]"]) == ("success", "skipped")
+    stopped, left = (ran.xcoms[f"each.train[{index}]"]["name"] for index in (0, 1))
+    assert ran.xcoms["each.cancel[0]"] == [stopped]
+    assert set(phases()) == {left}
+
+
+def test_a_job_of_another_deployment_is_left_alone(
+    run: Run, airflow_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its labels can be the same: another Airflow in the same namespace, with a DAG and a run of the same names."""
+    with DAG("namesakes") as dag:
+
+        @task
+        def elsewhere(run_id: str | None = None) -> None:
+            with TrainJobClient("local") as client:
+                client.launch(
+                    {"runtime": "trainjob-step", "command": python(SLEEP)},
+                    f"airflow/http://another.test/namesakes/{run_id}/-1/train",
+                    origin=client.list()[0]["metadata"]["labels"],
+                )
+
+        launched() >> elsewhere() >> TrainJobCancelOperator(task_id="cancel", launched_by="train")
+    ran = run(dag)
+    assert ran.states["cancel"] == "success", ran.errors
+    assert ran.xcoms["cancel"] == [ran.xcoms["train"]["name"]]
+    assert len(phases()) == 1
+
+
+def test_pods_that_do_not_end_fail_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(self: LocalBackend, ref: JobRef) -> bool:
+        return False
+
+    monkeypatch.setattr(LocalBackend, "stopped", never)
+    with DAG("stuck") as dag:
+        launched() >> TrainJobCancelOperator(task_id="cancel", launched_by="train", stop_timeout=0.2)
+    error = run(dag).errors["cancel"]
+    assert isinstance(error, TrainJobFailure)
+    assert "have not ended 0.2 s after" in str(error)
+
+
+def test_wrong_arguments_are_found_when_the_dag_is_parsed() -> None:
+    with pytest.raises(ValueError, match="action is 'delete' or 'suspend', not 'stop'"):
+        TrainJobCancelOperator(task_id="cancel", launched_by="train", action="stop")
+    for wrong in ("", [], [launched("a")]):
+        with pytest.raises(ValueError, match="launched_by is the ID of a task"):
+            TrainJobCancelOperator(task_id="cancel", launched_by=wrong)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ValueError, match="stop_timeout"):
+        TrainJobCancelOperator(task_id="cancel", launched_by="train", stop_timeout=0)
+
+
+def test_what_only_the_run_knows_fails_without_a_retry(run: Run) -> None:
+    with DAG("wrong", params={"of": "trian"}) as dag:
+        launched(code="")
+        TrainJobOperator.partial(task_id="many", runtime="trainjob-step", command=["true"]).expand(namespace=["a", "b"])
+        TrainJobCancelOperator(task_id="typo", launched_by="{{ params.of }}", retries=2)
+        TrainJobCancelOperator(task_id="spread", launched_by="many")
+        TrainJobCancelOperator(task_id="verb", launched_by="train", action="{{ params.of }}")
+    errors = run(dag).errors
+    assert {type(error) for error in errors.values()} == {TrainJobFatal}
+    assert "has no task 'trian' that launches a TrainJob; such tasks are: many, train" in str(errors["typo"])
+    assert "namespace of task many is mapped: set namespace of spread" in str(errors["spread"])
+    assert "action is 'delete' or 'suspend'" in str(errors["verb"])
+
+
+def test_trainjob_check_knows_it(airflow_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "d.py").write_text(
+        textwrap.dedent("""
+        from airflow.sdk import DAG
+        from trainjob_airflow.operators.cancel import TrainJobCancelOperator
+        from trainjob_airflow.operators.trainjob import TrainJobOperator
+
+        with DAG("d"):
+            TrainJobOperator(task_id="train", runtime="x")
+            TrainJobCancelOperator(task_id="right", launched_by="train")
+            TrainJobCancelOperator(task_id="open", launched_by="{{ var.value.x }}")
+            TrainJobCancelOperator(task_id="wrong", launched_by="right")
+        """)
+    )
+    found = {each.where: each for each in check_dags(tmp_path)}
+    assert {where for where, each in found.items() if each.problem} == {"d.wrong"}
+    assert "has no task 'right' that launches a TrainJob" in found["d.wrong"].problem
+    assert found["d.open"].open == ("launched_by",)
+    assert json.dumps(found["d.right"].open) == "[]"
