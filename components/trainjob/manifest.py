@@ -7,13 +7,14 @@ the attempt ordinal alone, so that whoever comes later with the same key finds t
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoints, claims, unattended
+from trainjob import checkpoints, claims, returned, unattended
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -42,18 +43,22 @@ failed for as long as it is suspended: the same key launched again means "the ne
 # Trainer's torch and MPI plugins: a runtime's name says nothing.
 _BOOTSTRAP = """\
 import fcntl, json, os, subprocess, sys, tempfile
-source, options = sys.argv[1], json.loads(sys.argv[2])
+returned, source, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
     os.execvp("mpirun", ["mpirun", *sys.orig_argv])
 if options["packages"]:
     with open(os.path.join(tempfile.gettempdir(), "trainjob-pip.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", *options["packages"]])
-path = os.path.join(tempfile.mkdtemp(prefix="trainjob-"), options["name"] + ".py")
+folder = tempfile.mkdtemp(prefix="trainjob-")
+with open(os.path.join(folder, "_trainjob_returned.py"), "w", encoding="utf-8") as module:
+    module.write(returned)
+path = os.path.join(folder, options["name"] + ".py")
 with open(path, "w", encoding="utf-8") as script:
     script.write("from __future__ import annotations\\n\\n" + source + "\\n\\n")
-    script.write("if __name__ == '__main__':\\n    import json\\n")
-    script.write("    %s(**json.loads(%r))\\n" % (options["name"], json.dumps(options["args"])))
+    script.write("if __name__ == '__main__':\\n    import json\\n    import _trainjob_returned\\n")
+    call = "%s(**json.loads(%r))" % (options["name"], json.dumps(options["args"]))
+    script.write("    _trainjob_returned.report(%r, %s)\\n" % (options["name"], call))
 launcher = "torchrun" if "PET_NNODES" in os.environ else sys.executable
 os.execvp(launcher, [launcher, path])
 """
@@ -208,7 +213,8 @@ def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
         first, *others = spec.pip_index_urls
         packages = [f"--index-url={first}", *(f"--extra-index-url={url}" for url in others), *packages]
     options = {"name": spec.func.name, "args": spec.func_args, "packages": packages}
-    return ["python", "-c", _literal(_BOOTSTRAP)], [_literal(spec.func.source), _literal(json.dumps(options))]
+    command = ["python", "-c", _literal(_BOOTSTRAP), _literal(inspect.getsource(returned))]
+    return command, [_literal(spec.func.source), _literal(json.dumps(options))]
 
 
 def _literal(text: str) -> str:

@@ -26,6 +26,8 @@ The message is one JSON object of at most 4096 bytes. What is unknown is left ou
     {"trainjob": 1, "lastUpdatedTime": "2026-01-31T12:00:00Z", "progressPercentage": 40,
      "estimatedRemainingSeconds": 90, "metrics": [{"name": "loss", "value": "0.31"}],
      "outputs": {"model": "s3://models/digits/7", "promoted": true}}
+
+``returned``, any JSON value, is what a function trainer returned, see `trainjob.returned`.
 """
 
 from __future__ import annotations
@@ -74,26 +76,29 @@ class Report:
         metrics: Name to truth value, number or text; NaN and infinity are numbers.
         outputs: Name to URI, other short text, number or truth value; empty where there was nothing to make.
         updated: RFC 3339 time in UTC; empty if the writer left it out.
+        returned: What a function trainer returned, a JSON value; None if it returned nothing.
     """
 
-    __slots__ = ("metrics", "outputs", "progress", "remaining_seconds", "updated")
-    __match_args__ = ("progress", "remaining_seconds", "metrics", "outputs", "updated")
+    __slots__ = ("metrics", "outputs", "progress", "remaining_seconds", "returned", "updated")
+    __match_args__ = ("progress", "remaining_seconds", "metrics", "outputs", "updated", "returned")
 
     progress: int | None
     remaining_seconds: int | None
     metrics: dict[str, Value]
     outputs: dict[str, Value]
     updated: str
+    returned: Any
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - `__reduce__` gives them by position
         self,
         progress: int | None = None,
         remaining_seconds: int | None = None,
         metrics: dict[str, Value] | None = None,
         outputs: dict[str, Value] | None = None,
         updated: str = "",
+        returned: Any = None,
     ) -> None:
-        values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated)
+        values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated, returned)
         for name, value in zip(self.__match_args__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -141,6 +146,18 @@ def report(
     _reporter.report(_checked(progress, metrics, outputs, remaining_seconds))
 
 
+def report_returned(value: Any) -> None:
+    """Report what a function trainer returned; its launcher calls this, a training script does not need it.
+
+    Args:
+        value: JSON.
+
+    Raises:
+        ValueError: It does not fit beside the outputs. Nothing was changed.
+    """
+    _reporter.report_returned(value)
+
+
 def flush() -> None:
     """Send what the status API has not got yet. Happens by itself at interpreter exit; needed before ``os._exit``.
 
@@ -173,6 +190,7 @@ def read(text: str) -> Report | None:
         metrics=dict(_named(entry) for entry in metrics if _named(entry)[0]) if isinstance(metrics, list) else {},
         outputs={k: v for k, v in outputs.items() if _is_output(v)} if isinstance(outputs, dict) else {},
         updated=updated if isinstance(updated, str) else "",
+        returned=_strict(message.get("returned")),
     )
 
 
@@ -203,6 +221,17 @@ def _whole(value: object, top: int) -> int | None:
 
 def _is_output(value: object) -> bool:
     return isinstance(value, _TYPES) and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _strict(value: object) -> object:
+    """A value as it is; None if a NaN or an infinity is in it, which no other JSON parser takes."""
+    import json  # noqa: PLC0415
+
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return None
+    return value
 
 
 def _named(entry: object) -> tuple[str, Value]:
@@ -297,6 +326,7 @@ class _Reporter:
         # Name to (number of the call that set it, value), the longest unchanged first.
         self._metrics: dict[str, tuple[int, Value]] = {}
         self._outputs: dict[str, Value] = {}
+        self._returned: object = None
         self._warned: set[str] = set()
         self.poster = _Poster(self.warn)
 
@@ -305,7 +335,7 @@ class _Reporter:
             outputs = self._outputs | change.outputs
             if change.outputs:
                 # Against the longest header, so that a later call without outputs cannot run over the limit either.
-                size = len(_encode(_message(100, MAX_SECONDS, [], outputs)))
+                size = len(_encode(_message(100, MAX_SECONDS, [], outputs, self._returned)))
                 if size > MAX_BYTES:
                     raise ValueError(
                         f"outputs need {size} bytes; a termination message has {MAX_BYTES}. "
@@ -320,6 +350,16 @@ class _Reporter:
                 self._metrics[name] = (self._calls, value)
             for name in list(self._metrics)[:-MAX_METRICS]:
                 del self._metrics[name]
+            self._send()
+
+    def report_returned(self, value: object) -> None:
+        from trainjob.returned import too_large  # noqa: PLC0415
+
+        with self._lock:
+            size = len(_encode(_message(100, MAX_SECONDS, [], self._outputs, value)))
+            if size > MAX_BYTES:
+                raise ValueError(too_large(len(_encode(value)), size))
+            self._returned = value
             self._send()
 
     def _send(self) -> None:
@@ -338,7 +378,7 @@ class _Reporter:
 
     def _fitting(self) -> bytes:
         """The message of now, without the metrics that are too many."""
-        bare = _encode(_message(self._progress, self._remaining, [], self._outputs))
+        bare = _encode(_message(self._progress, self._remaining, [], self._outputs, self._returned))
         room = MAX_BYTES - len(bare) - len('"metrics":[],')
         kept = list(self._metrics)
         size = {
@@ -352,7 +392,7 @@ class _Reporter:
             kept.remove(name)
             total -= size[name]
         metrics = [(name, self._metrics[name][1]) for name in kept]
-        return _encode(_message(self._progress, self._remaining, metrics, self._outputs))
+        return _encode(_message(self._progress, self._remaining, metrics, self._outputs, self._returned))
 
     def warn(self, channel: str, error: object) -> None:
         if channel not in self._warned:
@@ -364,7 +404,11 @@ class _Reporter:
 
 
 def _message(
-    progress: int | None, remaining: int | None, metrics: list[tuple[str, Value]], outputs: Mapping[str, Value]
+    progress: int | None,
+    remaining: int | None,
+    metrics: list[tuple[str, Value]],
+    outputs: Mapping[str, Value],
+    returned: object = None,
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
         "trainjob": VERSION,
@@ -378,6 +422,8 @@ def _message(
         message["metrics"] = [{"name": name, "value": text_of(value)} for name, value in metrics]
     if outputs:
         message["outputs"] = outputs
+    if returned is not None:
+        message["returned"] = returned
     return message
 
 

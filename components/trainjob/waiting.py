@@ -76,6 +76,8 @@ class TrainJobResult:
         metrics: The training script's metrics: truth values, numbers, text.
         outputs: The script's outputs: name -> URI, other text, a number or a truth value.
         seconds: From creation to the end: ``queued``, ``total``.
+        returned: What a function trainer (`TrainJobSpec.func`) returned on rank 0, a JSON value; None if it returned
+            nothing.
     """
 
     namespace: str
@@ -85,14 +87,21 @@ class TrainJobResult:
     metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
     outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    returned: Any = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON and XCom, which know no NaN and no infinity: such metrics become text."""
+        """All of it, for JSON and XCom, which know no NaN and no infinity: such metrics become text.
+
+        ``returned`` is left out where there is none.
+        """
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else str(value)
             for name, value in self.metrics.items()
         }
-        return {**asdict(self), "metrics": finite}
+        values = {**asdict(self), "metrics": finite}
+        if self.returned is None:
+            del values["returned"]
+        return values
 
 
 async def follow(
@@ -365,6 +374,7 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
             name: claims.as_claim(value) if isinstance(value, str) else value for name, value in report.outputs.items()
         },
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
+        returned=report.returned,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from airflow.sdk import DAG, task
 from tests.airflow.conftest import Run
 
 from trainjob import InvalidSpec
+from trainjob_airflow.exceptions import TrainJobFatal
 
 
 def test_a_function_is_the_training(run: Run) -> None:
@@ -48,6 +51,60 @@ def test_a_function_takes_values_of_the_context(run: Run) -> None:
     outputs = ran.xcoms["train"]["outputs"]
     assert outputs["ds"] == outputs["when"][:10] != "None"
     assert (outputs["run_id"], outputs["epochs"]) == ("mine", 3)
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "deferred"])
+def test_what_the_function_returns_is_the_xcom(run: Run, deferrable: bool) -> None:
+    with DAG("returned") as dag:
+
+        @task.trainjob(runtime="jax-distributed", num_nodes=2, deferrable=deferrable)
+        def train(epochs: int) -> dict[str, float]:
+            import os
+
+            from trainjob.progress import report
+
+            report(metrics={"loss": 1 / epochs})
+            return {"epochs": epochs, "rank": int(os.environ["JAX_PROCESS_ID"])}
+
+        @task
+        def show(value: dict[str, float], epochs: int, result: dict[str, Any]) -> list[Any]:
+            return [value, epochs, result["metrics"], result["attempt"]]
+
+        trained: Any = train(4)
+        show(trained, trained["epochs"], trained["result"])
+    ran = run(dag)
+    assert ran.state == "success", ran.errors
+    value = {"epochs": 4, "rank": 0}
+    assert ran.xcoms == {"train": value, "show": [value, 4, {"loss": 0.25}, 1]}
+
+
+def test_without_a_value_the_result_is_there_under_both_keys(run: Run) -> None:
+    with DAG("nothing-returned") as dag:
+
+        @task.trainjob(runtime="trainjob-step")
+        def train() -> None:
+            pass
+
+        @task
+        def show(one: dict[str, Any], other: dict[str, Any]) -> bool:
+            return one == other and one["attempt"] == 1
+
+        trained: Any = train()
+        show(trained, trained["result"])
+    assert run(dag).xcoms["show"] is True
+
+
+def test_a_value_that_is_no_json_fails_without_a_retry(run: Run) -> None:
+    with DAG("no-json") as dag:
+
+        @task.trainjob(runtime="trainjob-step", retries=3)
+        def train() -> Any:
+            return {1, 2}
+
+        train()
+    error = run(dag).errors["train"]
+    assert isinstance(error, TrainJobFatal)
+    assert "the return value of train() cannot be written as JSON: Object of type set" in str(error)
 
 
 def test_mapped(run: Run) -> None:

@@ -68,6 +68,12 @@ progress.report(metrics={"world": world, "lost": losses.item()})
 """
 
 
+def rank_of() -> dict[str, str]:
+    import os
+
+    return {name: os.environ[name] for name in ("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX")}
+
+
 @dataclass
 class Ended:
     """A job of the real node.
@@ -112,6 +118,7 @@ def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str) -> dict[
             "command": ["python3", "-c", GREETING],
             "env": {"WHO": "a plain command"},
         },
+        "function": {"runtime": "jax-distributed", "image": step_image, "num_nodes": 2, "func": rank_of},
         "jax": {
             "runtime": "jax-distributed",
             "image": step_image,
@@ -157,6 +164,12 @@ def test_a_plain_command(client: TrainJobClient, jobs: dict[str, Ended]) -> None
     assert jobs["plain"].result
     assert jobs["plain"].result.metrics == {"answer": 42}
     assert jobs["plain"].result.outputs == {"model": "file:///tmp/model"}
+
+
+def test_what_a_function_returns_on_rank_0(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
+    end(client, jobs["function"])
+    assert jobs["function"].result
+    assert jobs["function"].result.returned == {"JAX_PROCESS_ID": "0", "JOB_COMPLETION_INDEX": "0"}
 
 
 def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(

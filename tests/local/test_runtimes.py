@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,11 @@ from trainjob import TrainJobClient, TrainJobResult
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.errors import Rejected
 
+TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
+needs_torch = pytest.mark.skipif(
+    not TORCH_PYTHON,
+    reason="PyTorch (about 5 GB) has an environment of its own; TRAINJOB_TORCH_PYTHON names its python",
+)
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
 
 
@@ -99,6 +105,29 @@ def test_a_function_on_every_node(jobs: Jobs) -> None:
     assert jobs.lines(result, "node-1") == [f"1 {text * 2}"]
 
 
+def give() -> dict[str, str]:
+    import os
+
+    names = "RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "rank"), [("jax-distributed", "JAX_PROCESS_ID"), ("trainjob-step", "JOB_COMPLETION_INDEX")]
+)
+def test_the_value_that_rank_0_returns(jobs: Jobs, runtime: str, rank: str) -> None:
+    result = jobs.run(runtime=runtime, func=give, num_nodes=1 if runtime == "trainjob-step" else 2)
+    assert result.returned[rank] == "0"
+    assert result.as_dict()["returned"] == result.returned
+
+
+@needs_torch
+def test_the_value_that_rank_0_of_torchrun_returns(home: Path) -> None:
+    with TrainJobClient(LocalBackend(environments={"torch-distributed": Path(TORCH_PYTHON).parents[1]})) as client:
+        result = Jobs(client, home).run(runtime="torch-distributed", func=give, num_nodes=2, num_proc_per_node=2)
+    assert result.returned["RANK"] == "0"
+
+
 # ---------------------------------------------------------------- MPI
 
 
@@ -127,6 +156,12 @@ def mpi_train() -> None:
     print("rank", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
     time.sleep(0.5)  # what a process wrote just before it failed can be lost: Open MPI ends at once (4.1)
     sys.exit(int(os.environ["OMPI_COMM_WORLD_RANK"]) * 3)
+
+
+@needs_mpirun
+def test_the_value_that_rank_0_of_mpirun_returns(jobs: Jobs) -> None:
+    result = jobs.run(runtime="deepspeed-distributed", func=give, num_nodes=2)
+    assert result.returned["OMPI_COMM_WORLD_RANK"] == "0"
 
 
 @needs_mpirun

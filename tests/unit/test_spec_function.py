@@ -12,14 +12,16 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob import InvalidSpec, TrainJobSpec
+from trainjob import InvalidSpec, TrainJobSpec, progress
 from trainjob.backends.local.ranks import expand
 from trainjob.manifest import _literal, render
+from trainjob.progress import Report
 from trainjob.spec import Function
 from trainjob.spec.checks import secret_texts
 
@@ -87,6 +89,147 @@ left
         print(repr(text))
 
     assert run(nested) == "'\\nleft\\n        right'\n"
+
+
+# ---------------------------------------------------------------- what a function returns
+
+
+def give(value: Any, report: bool = False) -> Any:
+    if report:
+        from trainjob import progress
+
+        progress.report(progress=50, metrics={"loss": 0.5}, outputs={"model": "file:///m"})
+    return value
+
+
+def message(tmp_path: Path, func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> Report | None:
+    """What a rank reports that runs `func`."""
+    path = tmp_path / "termination-log"
+    path.touch()
+    run(func, {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path), **(environment or {})}, **fields)
+    return progress.read(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "value", [0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"]], ids=repr
+)
+@pytest.mark.parametrize("report", [False, True], ids=["alone", "beside a report"])
+def test_what_a_function_returns_is_reported(tmp_path: Path, value: object, report: bool) -> None:
+    told = message(tmp_path, give, func_args={"value": value, "report": report})
+    assert told is not None
+    assert json.dumps(told.returned) == json.dumps(value), "0 is not False"
+    expected = (50, {"loss": 0.5}, {"model": "file:///m"}) if report else (None, {}, {})
+    assert (told.progress, told.metrics, told.outputs) == expected
+
+
+def test_none_is_no_value(tmp_path: Path) -> None:
+    assert message(tmp_path, give, func_args={"value": None}) is None
+
+
+@pytest.mark.parametrize("variable", ["RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"])
+def test_only_rank_0_reports_and_only_its_value_counts(tmp_path: Path, variable: str) -> None:
+    def unwritable() -> object:
+        return object()
+
+    assert message(tmp_path, unwritable, {variable: "1"}) is None
+    told = message(tmp_path, give, {variable: "0"}, func_args={"value": 7})
+    assert told is not None
+    assert told.returned == 7
+    # Of a process of torchrun on node 0 the number of the node says nothing.
+    (tmp_path / "termination-log").write_text("")
+    assert message(tmp_path, give, {"RANK": "3", "JOB_COMPLETION_INDEX": "0"}, func_args={"value": 7}) is None
+
+
+def without_the_package() -> dict[str, str]:
+    """Reports as a copy of `trainjob.progress` or another program does, where the package is not installed."""
+    import importlib.util
+    import json
+    import os
+    from pathlib import Path
+
+    metrics = [{"name": "m" * 50 + str(i), "value": str(i)} for i in range(40)]
+    report = json.dumps({"trainjob": 1, "metrics": metrics, "outputs": {"model": "file:///m"}})
+    Path(os.environ["TRAINJOB_TERMINATION_LOG"]).write_text(report + "}} rest")
+    return {"package": str(importlib.util.find_spec("trainjob")), "text": "é" * 300}
+
+
+def test_no_package_is_needed_in_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the value has its room: of the metrics, those go that changed first."""
+    monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]  # not in typeshed
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    monkeypatch.setattr(os, "environ", environment)
+    told = message(tmp_path, without_the_package)
+    assert told is not None
+    assert told.returned == {"package": "None", "text": "é" * 300}
+    assert told.outputs == {"model": "file:///m"}
+    assert 0 < len(told.metrics) < 40
+    assert f"{'m' * 50}39" in told.metrics
+    assert f"{'m' * 50}0" not in told.metrics
+
+
+def test_a_thread_that_still_reports_does_not_take_the_value_away(tmp_path: Path) -> None:
+    def train() -> str:
+        import atexit
+
+        from trainjob.progress import report
+
+        report(progress=1)
+        atexit.register(report, progress=100)
+        return "value"
+
+    assert message(tmp_path, train) == Report(100, returned="value", updated=mock.ANY)
+
+
+def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:
+    def train() -> object:
+        class Scalar:
+            ndim = 0
+
+            def item(self) -> float:
+                return 0.5
+
+        return {"loss": Scalar()}
+
+    told = message(tmp_path, train)
+    assert told is not None
+    assert told.returned == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("report", [False, True], ids=["alone", "beside a report"])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("float('nan')", "the return value of train() cannot be written as JSON: Out of range float"),
+        ("[train]", "the return value of train() cannot be written as JSON: Object of type function is not JSON"),
+        ("'x' * 5000", "the return value of train() is too large: it has 5002 bytes of JSON, and"),
+    ],
+)
+def test_a_value_that_cannot_be_reported_fails_the_function(
+    tmp_path: Path, value: str, reason: str, report: bool
+) -> None:
+    before = "    from trainjob.progress import report\n    report(progress=5)\n" if report else ""
+    source = f"def train():\n{before}    return {value}\n"
+    command = [sys.executable if word == "python" else word for word in parts({"name": "train", "source": source})]
+    path = tmp_path / "termination-log"
+    path.touch()
+    environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path)}
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1
+    assert reason in ended.stderr.splitlines()[-1]
+    if "5000" in value:
+        assert "the termination message of rank 0, which has 4096 bytes; write it to a file" in ended.stderr
+    assert (told := progress.read(path.read_text())) is None or told.returned is None
+
+
+def test_nothing_but_strict_json_is_read() -> None:
+    assert progress.read('{"trainjob": 1, "returned": {"a": [NaN]}}') == Report()
+
+
+def test_the_hash_of_a_spec_does_not_depend_on_the_program_that_runs_the_function() -> None:
+    spec = TrainJobSpec.parse({"runtime": "r", "func": {"name": "f", "source": "def f(): return 1\n"}})
+    annotations = render(spec, "key", 1, "ns")["metadata"]["annotations"]
+    recorded = "d55a2569056732dcfaf28a4b7736148bea162708ca88d7b8f88ffe50a8c6da84"
+    assert annotations["trainjob.dev/spec-hash"] == recorded, "jobs of an earlier version would not be found again"
 
 
 def logged(function: Callable[[], None]) -> Callable[[], None]:

@@ -22,8 +22,8 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
     A parameter that is called as a value of Airflow's context, such as ``ds`` or ``run_id``, gets that value unless it
     is given, as with other decorated tasks; times travel as ISO 8601 text.
 
-    What the function returns is lost: a job has many ranks. It reports by `trainjob.progress.report`, which becomes the
-    task's XCom as with `TrainJobOperator`.
+    What the function returns on rank 0 is the task's XCom; it has to be JSON of at most 4 KiB. Where it returns None,
+    the XCom is that of `TrainJobOperator`, which is the XCom ``result`` in any case.
     """
 
     template_fields: Sequence[str] = (
@@ -79,9 +79,15 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
         }
         return super().job_spec(key, context)
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """See `TrainJobTask`; not that of `DecoratedOperator`, which calls the function here."""
         return TrainJobOperator.execute(self, context)
+
+    def returned(self, context: Context, told: dict[str, Any]) -> Any:
+        """See `TrainJobTask`: what the function returned."""
+        if self.do_xcom_push:
+            context["ti"].xcom_push(key="result", value=told)
+        return told.get("returned", told)
 
 
 def trainjob_task(python_callable: Callable[..., object] | None = None, **kwargs: Any) -> TaskDecorator:

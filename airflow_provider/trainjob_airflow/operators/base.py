@@ -118,11 +118,11 @@ class TrainJobTask(StrictTemplates):
         """
         raise NotImplementedError
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """Launch or adopt the job, then wait here or in the triggerer."""
         return self._run(context, defer=self.deferrable)
 
-    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Go on after the trigger's event."""
         from trainjob import JobRef
         from trainjob.crashes import unpack_diagnosis, unpack_evidence
@@ -188,7 +188,7 @@ class TrainJobTask(StrictTemplates):
             manifest = render(spec, f"airflow/dry-run/{self.dag_id}/{self.task_id}", 1, self.namespace or "default")
             print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
 
-    def _run(self, context: Context, *, defer: bool) -> dict[str, Any]:
+    def _run(self, context: Context, *, defer: bool) -> Any:
         from trainjob import Budgets, TrainJobResult
 
         key = key_of(context)
@@ -343,7 +343,7 @@ class TrainJobTask(StrictTemplates):
         values = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "started": context["ti"].start_date}
         self.links = links.addresses(TrainJobHook(self.trainjob_conn_id).links(), values | more)
 
-    def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> dict[str, Any]:
+    def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
         """What `execute` returns. The job is marked once Airflow has it, see `_acknowledge`."""
         self._delivered = ref
         told = result.as_dict()
@@ -352,6 +352,16 @@ class TrainJobTask(StrictTemplates):
         assets.announce(context, self, told | {"metrics": self.metrics_of(told)})
         for name, seconds in told["seconds"].items():
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
+        return self.returned(context, told)
+
+    def returned(self, context: Context, told: dict[str, Any]) -> Any:
+        """The XCom ``return_value`` of a task whose job has ended.
+
+        Args:
+            context: Of the task.
+            told: The result of the job.
+        """
+        del context
         return told
 
     def declared_outputs(self, context: Context) -> Mapping[str, Any]:

@@ -69,7 +69,8 @@ class TrainJobSpec(Part):
     """Arguments of `command`, or of the runtime's entry point."""
 
     func: Annotated[Function | None, BeforeValidator(_function)] = None
-    """A Python function to run instead of a command."""
+    """A Python function to run instead of a command. What it returns on rank 0 is reported, see `TrainJobResult`; it
+    has to be JSON of at most 4 KiB, or None."""
 
     func_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of `func`; anything JSON can hold."""

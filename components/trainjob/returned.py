@@ -1,0 +1,81 @@
+"""Reports what a function trainer returned, in the termination message of rank 0.
+
+The source of this file travels with the function into images that know nothing of this package: standard library only.
+The message has the format of `trainjob.progress`, whose metrics and outputs it keeps.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
+_RANKS = "RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"
+
+
+def report(name: str, value: Any) -> None:
+    """Report the value that function `name` returned; only global rank 0 does, and None is no value.
+
+    Raises:
+        TypeError: The value is no JSON.
+        ValueError: It is too large.
+    """
+    rank = next((os.environ[each] for each in _RANKS if os.environ.get(each)), "0")
+    if value is None or (rank.isdecimal() and int(rank) != 0):
+        return
+    try:
+        value = json.loads(json.dumps(value, allow_nan=False, default=_scalar))
+    except (TypeError, ValueError, RecursionError) as error:
+        advice = "return finite numbers, text, truth values, lists and dicts of them; write anything else to a file"
+        raise TypeError(f"the return value of {name}() cannot be written as JSON: {error}; {advice}") from None
+    # Where the function has used that module: a thread of it may write the message once more.
+    write = getattr(sys.modules.get("trainjob.progress"), "report_returned", _merge)
+    try:
+        write(value)
+    except ValueError as error:
+        raise ValueError(f"the return value of {name}() is too large: {error}") from None
+
+
+def _scalar(value: Any) -> Any:
+    """A scalar of NumPy, JAX or Torch as a number of Python."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def _merge(value: Any) -> None:
+    """Add the value to the message that is there, for which metrics may have to go, those that changed first."""
+    path = os.environ.get("TRAINJOB_TERMINATION_LOG", "")
+    if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        path = "/dev/termination-log"
+    if not path or not os.path.exists(path):  # noqa: PTH110 - as cheap as `trainjob.progress`
+        return
+    with open(path, "r+b") as file:  # in place: kubelet bind-mounts the file  # noqa: PTH123 - likewise
+        try:
+            found, _ = json.JSONDecoder().raw_decode(file.read().decode("utf-8", "replace").lstrip())
+        except (ValueError, RecursionError):
+            found = None
+        known: Any = found if isinstance(found, dict) and found.get("trainjob") == 1 else {"trainjob": 1}
+        updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        message = {**known, "lastUpdatedTime": updated, "returned": value}
+        while len(_encode(message)) > MAX_BYTES and isinstance(message.get("metrics"), list) and message["metrics"]:
+            del message["metrics"][0]
+        if (size := len(_encode(message))) > MAX_BYTES:
+            raise ValueError(too_large(len(_encode(value)), size))
+        file.seek(0)
+        file.write(_encode(message))
+        file.truncate()
+
+
+def too_large(needed: int, size: int) -> str:
+    """What to say of a value of `needed` bytes that makes a message of `size` bytes."""
+    free = max(0, MAX_BYTES - size + needed)
+    return (
+        f"it has {needed} bytes of JSON, and {free} are free in the termination message of rank 0, which has "
+        f"{MAX_BYTES} bytes; write it to a file and return the URI of that file"
+    )
+
+
+def _encode(message: Any) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode("ascii")
