@@ -1,4 +1,4 @@
-"""Checks the TrainJob tasks of DAG files without running them, for CI: ``trainjob check DAGS``.
+"""Checks the TrainJob tasks of DAG files without running them, for CI: ``trainjob check [--cluster] DAGS``.
 
 In a test::
 
@@ -10,13 +10,23 @@ In a test::
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+
+from trainjob_airflow.templates import is_open
+
 if TYPE_CHECKING:
+    from trainjob import TrainJobSpec
+    from trainjob.backends.base import TrainJob
+    from trainjob.backends.kubernetes.credentials import Credentials
+    from trainjob.doctor import Finding
     from trainjob_airflow.operators.base import TrainJobTask
 
 _MAPPED = 20
@@ -32,30 +42,57 @@ class Checked:
         where: ``dag.task``, ``dag.task[2]`` for an element of a mapped task, or the path of a file.
         problem: What is wrong; empty if nothing is.
         open: Arguments that a run decides, which were not checked.
+        notes: What could not be checked on the cluster, and what matters less than a problem.
+        retryable: Whether the problem may go away by itself: the cluster could not be reached.
     """
 
     where: str
     problem: str = ""
     open: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    retryable: bool = False
 
 
-def check_dags(folder: str | Path) -> Iterator[Checked]:
+@dataclass(frozen=True)
+class _Job:
+    """A task that launches a job, as a run of this moment would.
+
+    Attributes:
+        checked: What is known without a cluster.
+        task: With its templates rendered; None where it launches no job or cannot.
+        spec: What is known of the job's spec.
+    """
+
+    checked: Checked
+    task: TrainJobTask | None = None
+    spec: TrainJobSpec | None = None
+
+
+def check_dags(folder: str | Path, *, cluster: bool = False) -> Iterator[Checked]:
     """Check all TrainJob tasks of a folder of DAG files, or of one file.
 
     Templates are rendered with sample values, and the specs that follow are checked as in a run.
 
     Args:
         folder: Of the DAG files.
+        cluster: Check also, on the cluster of each task's connection, that the runtime, LocalQueue and Secrets that the
+            task names exist, and that you may launch and wait in its namespace. There is one more result for each
+            namespace. Connections are read from ``AIRFLOW_CONN_<ID>``; without `trainjob_default`, ``TRAINJOB_*`` and
+            the kubeconfig decide. Nothing is created.
     """
     bag = _bag(Path(folder))
     for path, error in sorted(bag.import_errors.items()):
         yield Checked(str(path), _last_exception(error))
-    for dag_id, dag in sorted(bag.dags.items()):
-        for task in dag.tasks:
-            yield from _check(f"{dag_id}.{task.task_id}", task)
+    jobs = (
+        job
+        for dag_id, dag in sorted(bag.dags.items())
+        for task in dag.tasks
+        for job in _check(f"{dag_id}.{task.task_id}", task)
+    )
+    yield from _on_clusters([*jobs]) if cluster else (job.checked for job in jobs)
 
 
-def _check(where: str, task: Any) -> Iterator[Checked]:
+def _check(where: str, task: Any) -> Iterator[_Job]:
     from trainjob_airflow.operators.base import TrainJobTask
     from trainjob_airflow.operators.cancel import TrainJobCancelOperator
     from trainjob_airflow.sensors.trainjob import TrainJobSensor
@@ -72,15 +109,106 @@ def _check(where: str, task: Any) -> Iterator[Checked]:
         yield _checked(f"{where}[{number}]", lambda values=values: task.unmap(values))
 
 
-def _checked(where: str, make: Any) -> Checked:
+def _checked(where: str, make: Any) -> _Job:
     from trainjob import TrainJobError
     from trainjob_airflow.exceptions import TrainJobFatal
+    from trainjob_airflow.operators.base import TrainJobTask
+    from trainjob_airflow.sample import rendered
 
     try:
-        task: TrainJobTask = make()
-        return Checked(where, open=tuple(task.sample_spec()[1]))
+        task = make()
+        spec, missing = task.sample_spec()
+        launches = isinstance(task, TrainJobTask)
+        return _Job(Checked(where, open=tuple(missing)), rendered(task) if launches else None, spec)
     except (TrainJobError, TrainJobFatal, OSError, ValueError, TypeError) as error:
-        return Checked(where, str(error))
+        return _Job(Checked(where, str(error)))
+
+
+def _on_clusters(jobs: list[_Job]) -> Iterator[Checked]:
+    """All jobs with what their clusters say, after a result for each namespace of a cluster."""
+    from trainjob import TrainJobError
+
+    places: dict[tuple[Credentials, str], dict[str, TrainJob]] = {}
+    found: dict[str, list[Finding]] = {}
+    notes: dict[str, str] = {}
+    for job in jobs:
+        where = job.checked.where
+        try:
+            place = _place(job)
+        except (TrainJobError, AirflowNotFoundException) as error:
+            notes[where] = f"not checked on a cluster: {error}"
+            continue
+        if isinstance(place, str):
+            notes[where] = place
+        elif place is not None and job.spec is not None:
+            places.setdefault(place, {})[where] = _object(job, job.spec, place[1])
+    for (credentials, namespace), objects in places.items():
+        where = f"namespace {namespace}"
+        # Two clusters may have a namespace of the same name.
+        where += f" ({credentials.source()})" if len({each for each, _ in places}) > 1 else ""
+        of_place = asyncio.run(_examined(credentials, namespace, objects))
+        yield _with_findings(Checked(where), of_place.pop("", []))
+        found |= of_place
+    for job in jobs:
+        checked = _with_findings(job.checked, found.get(job.checked.where, []))
+        note = notes.get(job.checked.where)
+        yield replace(checked, notes=(*checked.notes, note)) if note else checked
+
+
+def _place(job: _Job) -> tuple[Credentials, str] | str | None:
+    """Where a job would run; why that cannot be checked; None where there is nothing to check.
+
+    Raises:
+        AirflowNotFoundException: The connection is not known here.
+        ConfigurationError: The connection is wrong, or there is no cluster.
+    """
+    from trainjob_airflow.hooks.trainjob import TrainJobHook
+
+    if job.task is None:
+        return None
+    if job.spec is None:
+        return "not checked on a cluster: the run decides about the whole spec"
+    task = job.task
+    if is_open(task.namespace) or is_open(task.trainjob_conn_id):
+        return "not checked on a cluster: the run decides where the job runs"
+    with TrainJobHook(task.trainjob_conn_id).client(task.namespace) as client:
+        credentials: Credentials | None = getattr(client.backend, "credentials", None)
+        if credentials is None:
+            return "not checked on a cluster: the job runs on the local backend"
+        return credentials, client.namespace
+
+
+def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
+    """The TrainJob object, without a runtime that only the run knows."""
+    from trainjob.manifest import render
+
+    made = render(spec, f"airflow/check/{job.checked.where}", 1, namespace)
+    if any(path.partition(".")[0] == "runtime" for path in job.checked.open):
+        del made["spec"]["runtimeRef"]
+    return made
+
+
+async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str, TrainJob]) -> dict[str, list[Finding]]:
+    from trainjob.doctor.cluster import examine_jobs
+
+    findings: dict[str, list[Finding]] = {}
+    async with aclosing(examine_jobs(credentials, namespace, jobs)) as examined:
+        async for where, finding in examined:
+            findings.setdefault(where, []).append(finding)
+    return findings
+
+
+def _with_findings(checked: Checked, findings: list[Finding]) -> Checked:
+    from trainjob.doctor import Level
+
+    texts: dict[Level, list[str]] = {level: [] for level in Level}
+    for each in findings:
+        texts[each.level].append(f"{each.message}; {each.advice}" if each.advice else each.message)
+    failures = [each for each in findings if each.level is Level.FAILURE]
+    problem = "\n".join(filter(None, [checked.problem, *dict.fromkeys(texts[Level.FAILURE])]))
+    notes = (*checked.notes, *dict.fromkeys(texts[Level.WARNING]), *dict.fromkeys(texts[Level.SKIPPED]))
+    retryable = bool(failures) and not checked.problem and all(each.retry.retryable for each in failures)
+    return replace(checked, problem=problem, notes=notes, retryable=retryable)
 
 
 def _elements(task: Any) -> Iterator[dict[str, Any]]:

@@ -419,12 +419,18 @@ def doctor(target: Target, /, *, runtimes: tuple[str, ...], queue: str) -> int:
 
 @program.command(epilog=EXIT_CODES)
 @click.argument("dags", type=click.Path(exists=True, path_type=Path))
+@click.option("--cluster", is_flag=True, help="Check also what each task needs on its cluster. Nothing is created.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def check(*, dags: Path, as_json: bool) -> int:
+def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
     """Check the TrainJob tasks in the DAG files of DAGS, a folder or a file, without running them.
 
     Renders each task's templates with sample values and checks its spec. Needs no cluster. Arguments that only a run
     knows (XComs, variables, the conf of a run) are listed and not checked. Exits with 2 if a task is wrong.
+
+    With --cluster, checks also that each task's runtime, LocalQueue and Secrets exist in its namespace, and that you
+    may launch and wait there. Secrets are checked by name, and their content is never read. The cluster is that of
+    the task's connection (AIRFLOW_CONN_<ID>), else of KUBECONFIG and TRAINJOB_NAMESPACE. Exits with 3 if nothing is
+    wrong but a cluster could not be reached.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
 
@@ -432,18 +438,27 @@ def check(*, dags: Path, as_json: bool) -> int:
     if not found:
         raise click.UsageError("Airflow's provider is not installed here: pip install 'trainjob[airflow]'")
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")  # its log goes to stdout
-    code = 0
-    for each in found[0].load()(dags):
-        code = USAGE if each.problem else code
+    codes = {0}
+    for each in found[0].load()(dags, cluster=cluster):
+        if each.problem:
+            codes.add(INFRASTRUCTURE if each.retryable else USAGE)
         if as_json:
-            click.echo(json.dumps({"where": each.where, "problem": each.problem, "open": each.open}))
-        elif each.problem:
+            click.echo(json.dumps(_checked(each, cluster=cluster)))
+            continue
+        if each.problem:
             first, *more = each.problem.splitlines()
             click.echo("\n".join([f"{click.style('failure', fg='red')}  {each.where}: {first}", *more]))
         else:
             note = f" (decided in the run: {', '.join(each.open)})" if each.open else ""
             click.echo(f"{click.style('ok', fg='green')}       {each.where}{note}")
-    return code
+        for note in each.notes:
+            click.echo(f"         {click.style('note', fg='yellow')}: {note}")
+    return USAGE if USAGE in codes else max(codes)
+
+
+def _checked(each: Any, *, cluster: bool) -> dict[str, Any]:
+    fields = {"where": each.where, "problem": each.problem, "open": each.open}
+    return fields | ({"notes": each.notes, "retryable": each.retryable} if cluster else {})
 
 
 @program.command("exec", cls=WithCommand)

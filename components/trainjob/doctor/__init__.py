@@ -8,6 +8,7 @@
     admission.py  whether TrainJobs would be let in, by dry runs
     rights.py     what may be done, and what does not work without it
     queues.py     Kueue
+    secrets.py    Secrets that jobs name
     local.py      the checks of this machine, for the local backend
 
 Nothing is created or changed, and no secret is in what is said.

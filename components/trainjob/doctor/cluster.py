@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
 from trainjob.backends.kubernetes.served import release_of, spec_schema
 from trainjob.data.program import STEP_RUNTIME
-from trainjob.doctor import admission, queues, rights, server
+from trainjob.doctor import admission, queues, rights, secrets, server
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, RetryVerdict, TrainJobError
 from trainjob.install import STEP_IMAGE
 from trainjob.reaper import REAPER
 from trainjob.spec import API_VERSION, KIND, RuntimeRef
-from trainjob.status import mapping, mappings, parse_time
+from trainjob.status import QUEUE_LABEL, mapping, mappings, parse_time
 
 # An API server waits 10 s for a webhook by default, and 30 at most. Nothing is asked twice: an outage is to be seen.
 _TIMINGS = Timings(connect=5, read=35, asking=(1, 0))
@@ -56,6 +57,66 @@ async def examine(
     finally:
         await client.aclose()
         await backend.aclose()
+
+
+async def examine_jobs(
+    credentials: Credentials, namespace: str, jobs: Mapping[str, TrainJob]
+) -> AsyncGenerator[tuple[str, Finding]]:
+    """What keeps jobs from running that are not launched yet: runtimes, queues, Secrets and permissions.
+
+    Args:
+        credentials: Where credentials come from.
+        namespace: Where the jobs are to run.
+        jobs: TrainJob objects, by names that are for the caller. What is not known yet may be left out of them.
+
+    Yields:
+        The name in `jobs` that a finding is about, empty for all of them, and the finding.
+    """
+    client, backend = ApiClient(credentials, _TIMINGS), KubernetesBackend(credentials, timings=_TIMINGS)
+    try:
+        reached, findings = await server.reach(client, credentials)
+        for finding in findings:
+            yield "", finding
+        if not reached:
+            return
+        place = _Cluster(client, backend, namespace, (), "")
+        for checks in (
+            (("identity", place._identity()), ("trainer", place._trainer()), ("kueue", place._kueue())),
+            (("rights", place._rights()),),
+        ):
+            async for finding in _all(*checks):
+                yield "", finding
+        if not place.trainer:
+            return
+        users: dict[Any, list[str]] = {}
+        for name, job in jobs.items():
+            for part in dict.fromkeys(_parts(job)):
+                users.setdefault(part, []).append(name)
+        # One after the other: dry runs of many jobs at once would keep Trainer's webhook from others.
+        for part, names in users.items():
+            for finding in await _guarded("job", place.part(part)):
+                for name in names:
+                    yield name, finding
+    finally:
+        await client.aclose()
+        await backend.aclose()
+
+
+@dataclass(frozen=True)
+class _Queue:
+    """A LocalQueue that a job names."""
+
+    name: str
+
+
+def _parts(job: TrainJob) -> Iterator[RuntimeRef | _Queue | secrets.Needed]:
+    """What a job names of its namespace and cluster."""
+    runtime = mapping(job, "spec", "runtimeRef")
+    if runtime.get("name"):
+        yield RuntimeRef.model_validate({name: runtime[name] for name in ("name", "kind") if runtime.get(name)})
+    if queue := mapping(job, "metadata", "labels").get(QUEUE_LABEL):
+        yield _Queue(str(queue))
+    yield from secrets.needed(mapping(job, "spec"))
 
 
 @dataclass
@@ -111,6 +172,16 @@ class _Cluster:
             yield finding
         async for finding in _all(*([("webhooks", self._trials())] if self.trainer else [])):
             yield finding
+
+    async def part(self, part: RuntimeRef | _Queue | secrets.Needed) -> list[Finding]:
+        """What a job names: whether it is there and can be used."""
+        if isinstance(part, RuntimeRef):
+            return [(await admission.acceptance(self.backend, self.namespace, part))[0]]
+        if isinstance(part, secrets.Needed):
+            return [await secrets.check(self.client, self.namespace, part)]
+        if not self.kueue.version:
+            return (await queues.look(self.client, part.name))[1]
+        return (await queues.local_queues(self.client, self.kueue, self.namespace, part.name))[1]
 
     async def _identity(self) -> list[Finding]:
         kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}

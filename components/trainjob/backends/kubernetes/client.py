@@ -110,6 +110,7 @@ class Request:
         content_type: Of `body`.
         read_seconds: How long the server may be silent; `Timings.read` if None.
         last: Nothing like it will be asked soon, so that the connection is not kept: a process that waits has one.
+        accept: Media type of the reply.
     """
 
     method: str
@@ -119,6 +120,7 @@ class Request:
     content_type: str = "application/json"
     read_seconds: float | None = None
     last: bool = False
+    accept: str = "application/json"
 
 
 class ApiClient:
@@ -235,7 +237,7 @@ class ApiClient:
 
     async def _open(self, request: Request, refused: Access | None = None) -> tuple[httpx.Response, Access]:
         http, access = await self._connect(refused)
-        headers = {"Accept": "application/json", "User-Agent": f"trainjob/{__version__}"}
+        headers = {"Accept": request.accept, "User-Agent": f"trainjob/{__version__}"}
         if access.authorization:
             headers["Authorization"] = access.authorization
         if request.last:
