@@ -17,9 +17,7 @@ _RANKS = "RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX
 def report(name: str, value: Any) -> None:
     """Report the value that function `name` returned; only global rank 0 does, and None is no value.
 
-    Raises:
-        TypeError: The value is no JSON.
-        ValueError: It is too large.
+    A value that is not JSON, or is too large, is a line in the log, and not the failure of a training that is done.
     """
     rank = next((os.environ[each] for each in _RANKS if os.environ.get(each)), "0")
     if value is None or (rank.isdecimal() and int(rank) != 0):
@@ -28,13 +26,18 @@ def report(name: str, value: Any) -> None:
         value = json.loads(json.dumps(value, allow_nan=False, default=_scalar))
     except (TypeError, ValueError, RecursionError) as error:
         advice = "return finite numbers, text, truth values, lists and dicts of them; write anything else to a file"
-        raise TypeError(f"the return value of {name}() cannot be written as JSON: {error}; {advice}") from None
+        _warn(f"the return value of {name}() is lost, it cannot be written as JSON: {error}; {advice}")
+        return
     # Where the function has used that module: a thread of it may write the message once more.
     write = getattr(sys.modules.get("trainjob.progress"), "report_returned", _merge)
     try:
         write(value)
     except ValueError as error:
-        raise ValueError(f"the return value of {name}() is too large: {error}") from None
+        _warn(f"the return value of {name}() is lost, it is too large: {error}")
+
+
+def _warn(message: str) -> None:
+    print(f"trainjob: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the log of the rank
 
 
 def _scalar(value: Any) -> Any:

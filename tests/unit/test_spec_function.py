@@ -199,12 +199,12 @@ def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("float('nan')", "the return value of train() cannot be written as JSON: Out of range float"),
-        ("[train]", "the return value of train() cannot be written as JSON: Object of type function is not JSON"),
-        ("'x' * 5000", "the return value of train() is too large: it has 5002 bytes of JSON, and"),
+        ("float('nan')", "the return value of train() is lost, it cannot be written as JSON: Out of range float"),
+        ("[train]", "the return value of train() is lost, it cannot be written as JSON: Object of type function"),
+        ("'x' * 5000", "the return value of train() is lost, it is too large: it has 5002 bytes of JSON, and"),
     ],
 )
-def test_a_value_that_cannot_be_reported_fails_the_function(
+def test_a_value_that_cannot_be_reported_does_not_fail_the_function(
     tmp_path: Path, value: str, reason: str, report: bool
 ) -> None:
     before = "    from trainjob.progress import report\n    report(progress=5)\n" if report else ""
@@ -214,7 +214,7 @@ def test_a_value_that_cannot_be_reported_fails_the_function(
     path.touch()
     environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path)}
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 1
+    assert ended.returncode == 0
     assert reason in ended.stderr.splitlines()[-1]
     if "5000" in value:
         assert "the termination message of rank 0, which has 4096 bytes; write it to a file" in ended.stderr

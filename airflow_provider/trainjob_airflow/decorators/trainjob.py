@@ -22,8 +22,8 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
     A parameter that is called as a value of Airflow's context, such as ``ds`` or ``run_id``, gets that value unless it
     is given, as with other decorated tasks; times travel as ISO 8601 text.
 
-    What the function returns on rank 0 is the task's XCom; it has to be JSON of at most 4 KiB. Where it returns None,
-    the XCom is that of `TrainJobOperator`, which is the XCom ``result`` in any case.
+    What the function returns on rank 0 is the task's XCom: JSON of at most 4 KiB. Where it returns None, or what cannot
+    be reported, which the log says, the XCom is that of `TrainJobOperator`; that is the XCom ``result`` in any case.
     """
 
     template_fields: Sequence[str] = (

@@ -125,15 +125,6 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             ),
         ),
         (
-            r"^(TypeError|ValueError): the return value of \w+\(\) (is too large|cannot be written as JSON): ",
-            Meaning(
-                Category.USER_CODE,
-                _USER,
-                "return JSON of at most 4 KiB; write anything else to a file, and report its URI as an output",
-                final="the return value of the function cannot be reported",
-            ),
-        ),
-        (
             r"^(SyntaxError|IndentationError|TabError)\b",
             Meaning(Category.USER_CODE, _USER, "fix the line shown in the log", final="the code has a syntax error"),
         ),
