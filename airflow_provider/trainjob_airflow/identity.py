@@ -89,10 +89,13 @@ def _label(value: str) -> str:
 
 
 def remember(context: Context, ref: JobRef) -> None:
-    """Show people in Airflow's UI which job the task has; nothing depends on it."""
+    """Show people in Airflow's UI, and other tasks, which job the task has; nothing of this task depends on it."""
+    job: Any = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": ref.attempt}
     store = _store(context)
     if store is not None:
-        store.set(_JOB, {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": ref.attempt})
+        store.set(_JOB, job)
+    if context["ti"].task.do_xcom_push:
+        context["ti"].xcom_push(key=_JOB, value=job)
 
 
 def begin_deferral(context: Context) -> None:

@@ -1,5 +1,7 @@
 """Links of a task: its job, the job's logs, the model's version. Their addresses are templates of the connection.
 
+Without ``job_url``, the link to the job leads to the task's own XComs, where the job's identity is from its launch on.
+
 Airflow asks for them at the end of each phase of a task, also when it is deferred; `push` gives them as soon as the job
 exists.
 """
@@ -10,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from airflow.providers.common.compat.sdk import BaseOperatorLink
+from airflow.providers.common.compat.sdk import BaseOperatorLink, conf
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import BaseOperator, Context
@@ -30,7 +32,7 @@ class _Link(BaseOperatorLink):
 
 
 class TrainJobLink(_Link):
-    """The TrainJob in a dashboard."""
+    """The TrainJob in a dashboard, else the XComs of the task."""
 
     name = "TrainJob"
     template = "job_url"
@@ -72,6 +74,17 @@ def addresses(templates: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
             except (KeyError, IndexError, ValueError):  # not known yet, or no such name: there is no link then
                 continue
     return found
+
+
+def xcom_page(ti: Any) -> str:
+    """Address of the XComs of a task instance in Airflow's UI; the same in Airflow 3.0 to 3.3.
+
+    Without ``[api] base_url`` it is a path, which browsers resolve.
+    """
+    base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    index = f"/mapped/{ti.map_index}" if ti.map_index is not None and ti.map_index >= 0 else ""
+    dag_id, run_id, task_id = (quote(value, safe="") for value in (ti.dag_id, ti.run_id, ti.task_id))
+    return f"{base}/dags/{dag_id}/runs/{run_id}/tasks/{task_id}{index}/xcom"
 
 
 def push(context: Context, operator: BaseOperator) -> None:

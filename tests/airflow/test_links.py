@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from airflow.sdk import DAG, Asset
@@ -53,6 +54,48 @@ def test_a_task_links_to_its_job(run: Run, deferrable: bool) -> None:
     state = stored(ran.run_id, "task_state_store")
     assert state["trainjob"] == {name: job[name] for name in ("namespace", "name", "uid", "attempt")}
     assert state["trainjob_key"] == f"airflow/http://airflow.test:8080/linked/{ran.run_id}/-1/t"
+
+
+@pytest.mark.parametrize("base_url", ["http://airflow.test:8080/sub/", ""], ids=["base_url", "none"])
+def test_without_configuration_the_link_leads_to_the_identity_of_the_job(
+    run: Run, monkeypatch: pytest.MonkeyPatch, base_url: str
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_TRAINJOB_DEFAULT")
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", base_url)
+    with DAG("unlinked") as dag:
+        quiet = TrainJobOperator(task_id="quiet", runtime="trainjob-step", command=["true"], do_xcom_push=False)
+        many = TrainJobOperator.partial(task_id="many", runtime="trainjob-step")
+        quiet >> many.expand(command=[["true"]])
+        TrainJobOperator(task_id="failed", runtime="trainjob-step", command=["false"])
+    ran = run(dag)
+    page = f"{base_url.rstrip('/')}/dags/unlinked/runs/{quote(ran.run_id, safe='')}/tasks"
+    assert links_of(ran.run_id, "_link_TrainJobLink") == {
+        "many": f"{page}/many/mapped/0/xcom",
+        "failed": f"{page}/failed/xcom",
+        "quiet": "",
+    }
+    job = {name: ran.xcoms["many[0]"][name] for name in ("namespace", "name", "uid", "attempt")}
+    identities = links_of(ran.run_id, "trainjob")
+    assert identities["many"] == job
+    assert identities["failed"]["name"].startswith("failed-"), "also of a task that returns nothing"
+    assert "quiet" not in identities
+
+
+def links_of(run_id: str, key: str) -> dict[str, Any]:
+    """The XComs of a run with that key, by task."""
+    from airflow.utils.session import create_session
+    from sqlalchemy import text
+
+    with create_session() as session:
+        query = "SELECT task_id, value FROM xcom WHERE run_id = :run AND key = :key"
+        rows = session.execute(text(query), {"run": run_id, "key": key})
+        return {task_id: _decoded(value) for task_id, value in rows}
+
+
+def _decoded(value: str) -> Any:
+    """A column of JSON; Airflow 3.0 puts text into it that is JSON itself."""
+    once = json.loads(value)
+    return json.loads(once) if isinstance(once, str) and once[:1] in {"{", '"'} else once
 
 
 def test_addresses_take_only_what_is_known() -> None:

@@ -342,6 +342,8 @@ class TrainJobTask(StrictTemplates):
         """Know the addresses of the links from here on."""
         values = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "started": context["ti"].start_date}
         self.links = links.addresses(TrainJobHook(self.trainjob_conn_id).links(), values | more)
+        if self.do_xcom_push:
+            self.links.setdefault(links.TrainJobLink.template, links.xcom_page(context["ti"]))
 
     def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
         """What `execute` returns. The job is marked once Airflow has it, see `_acknowledge`."""

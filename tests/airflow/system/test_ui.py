@@ -224,6 +224,15 @@ def test_a_task_in_a_browser(shown: Shown, page: Page) -> None:
     picture(page, "task-rendered-templates")
 
 
+def test_the_identity_of_a_job_in_a_browser(shown: Shown, page: Page) -> None:
+    """Where the link to the job leads without ``job_url``, while the job runs."""
+    wait_until("there is a link", lambda: shown.links("train").get("TrainJob"), 60)
+    page.goto(shown.page("train", "xcom"))
+    page.get_by_text("trainjob", exact=True).first.wait_for()
+    page.get_by_text(shown.job("train")["name"]).first.wait_for()
+    picture(page, "task-xcoms")
+
+
 def test_a_finished_export_in_a_browser(finished: Shown, page: Page) -> None:
     page.goto(finished.page("export", "details"))
     link = page.get_by_role("link", name="Model version", exact=True)
