@@ -150,6 +150,30 @@ def test_what_a_source_promises_is_checked_before_anything_is_written(
     assert not [path for path in target.rglob("*") if path.is_file() and path.name != "lock"]
 
 
+def test_a_complete_copy_is_checked_once_more(source: Path, target: Path) -> None:
+    """What a check accepts may have changed since the copy was made."""
+    first = copy(str(source), str(target))
+    checked: list[str] = []
+    assert transfer.copy(str(source), str(target), check=lambda manifest: checked.append(manifest.digest)) == first
+    assert checked == [first.digest]
+
+    def refuse(_: content.ContentManifest) -> None:
+        raise ChecksumMismatch("not signed")
+
+    with pytest.raises(ChecksumMismatch, match="not signed"):
+        transfer.copy(str(source), str(target), check=refuse)
+    assert files(target) == FILES, "another step may use it"
+
+
+def test_a_copy_follows_its_source_where_only_the_content_differs(source: Path, target: Path, tmp_path: Path) -> None:
+    copy(str(source), str(tmp_path / "first"))
+    copy(str(tmp_path / "first"), str(target))
+    (source / "a.txt").write_bytes(b"two")
+    copy(str(source), str(tmp_path / "first"))
+    copy(str(tmp_path / "first"), str(target))
+    assert files(target) == FILES | {"a.txt": b"two"}
+
+
 def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
     first = copy(str(source), str(target))
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
@@ -253,12 +277,12 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
             copy(str(source / "a.txt"), str(target), digest=wrong)
         assert files(target).keys() <= LEFT
     copy(str(source / "a.txt"), str(target))
-    with pytest.raises(ChecksumMismatch):
+    with pytest.raises(ChecksumMismatch, match=f"has digest {hashlib.sha256(b'one').hexdigest()}, not 0000"):
         copy(str(source / "a.txt"), str(target), digest="0" * 64)
 
 
 def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> None:
-    with pytest.raises(ChecksumMismatch):
+    with pytest.raises(ChecksumMismatch, match=f"has digest {scan(str(source)).digest}, not sha256:0000"):
         copy(str(source), str(target), digest="sha256:" + "0" * 64)
     assert files(target).keys() <= LEFT
     copy(str(source), str(target))
