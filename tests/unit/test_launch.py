@@ -151,6 +151,12 @@ async def test_a_name_is_not_used_again_after_deletion(backend: MemoryBackend) -
         await backend.delete(ref)
 
 
+async def test_the_name_of_a_deleted_attempt_is_skipped_beside_one_that_failed(backend: MemoryBackend) -> None:
+    backend.end(await launch(backend), 3)
+    await backend.delete(await launch(backend))
+    assert (await launch(backend)).attempt == 3
+
+
 async def test_a_job_that_is_being_deleted_is_not_adopted(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.job(ref)["metadata"]["deletionTimestamp"] = ago(0)
@@ -159,6 +165,8 @@ async def test_a_job_that_is_being_deleted_is_not_adopted(backend: MemoryBackend
 
 async def test_callers_that_count_their_tries(backend: MemoryBackend) -> None:
     """Airflow's try_number: never a name of an earlier try, yet whatever goes on is adopted."""
+    first = await launch(backend, "other", options={"first_attempt": 1})
+    assert await launch(backend, "other", options={"first_attempt": 2}) == first
     third = await launch(backend, options={"first_attempt": 3})
     assert third.attempt == 3
     assert await launch(backend, options={"first_attempt": 4}) == third
@@ -233,8 +241,12 @@ async def test_refusals_pass_through(backend: MemoryBackend, spec: dict[str, Any
 
 
 async def test_a_spec_built_by_hand_is_checked_before_anything_is_sent(backend: MemoryBackend) -> None:
-    with pytest.raises(InvalidSpec, match="runtime: is missing"):
-        await flow.launch(backend, TrainJobSpec(), "key", namespace="ns")
+    odd = TrainJobSpec.parse(SPEC).model_copy(update={"func_args": {"lr": 0.1}})
+    for spec, words in ((TrainJobSpec(), "runtime: is missing"), (odd, "func_args: needs func")):
+        with pytest.raises(InvalidSpec, match=words):
+            await flow.launch(backend, spec, "key", namespace="ns")
+        with pytest.raises(InvalidSpec, match=words):
+            await flow.dry_run(backend, spec, "key", namespace="ns")
     assert backend.requests == []
 
 
@@ -497,8 +509,14 @@ async def test_a_new_waiter_does_not_take_a_job_that_has_run_for_one_that_starts
 async def test_a_dry_run_creates_nothing_and_minds_no_job_of_the_same_key(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     stored = await flow.dry_run(backend, TrainJobSpec.parse(SPEC), "key", namespace="ns")
-    assert stored["metadata"]["name"] == ref.name
     assert [*backend.jobs] == [("ns", ref.name)]
+    theirs = {"uid", "creationTimestamp"}
+    launched = {name: value for name, value in backend.job(ref).items() if name != "status"}
+    assert {name: value for name, value in stored["metadata"].items() if name not in theirs} == {
+        name: value for name, value in launched["metadata"].items() if name not in theirs
+    }
+    assert stored["metadata"].keys() >= theirs, "the server's defaults are shown"
+    assert {**stored, "metadata": None} == {**launched, "metadata": None}
 
 
 async def test_a_job_that_reports_progress_has_run(backend: MemoryBackend) -> None:

@@ -92,6 +92,53 @@ def test_metadata() -> None:
     assert metadata["annotations"] == {"note": "y", KEY: "a/b"}
 
 
+def test_the_object_as_it_is_sent() -> None:
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
+    spec = TrainJobSpec.parse(
+        {
+            **TRAIN,
+            "image": "i:1",
+            "args": ["--lr", "0.1"],
+            "env": {"A": "1"},
+            "num_proc_per_node": 4,
+            "resources_per_node": {"cpu": 1},
+            "labels": {"team": "x", "dag_id": "theirs"},
+            "annotations": {"note": "y"},
+            "owner_reference": owner,
+            "suspend": True,
+            "active_deadline_seconds": 60,
+            "managed_by": "kueue.x-k8s.io/multikueue",
+        }
+    )
+    sent = render(spec, "a/b", 3, "ns", origin={"dag_id": "digits"})
+    assert sent == {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": job_name("a/b", 3),
+            "namespace": "ns",
+            "labels": {"team": "x", "dag_id": "digits", MANAGED_BY: "trainjob", KEY: key_hash("a/b"), ATTEMPT: "3"},
+            "annotations": {"note": "y", KEY: "a/b", SPEC_HASH: spec_hash(sent)},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "runtimeRef": spec.runtime.api() if spec.runtime else {},
+            "trainer": {
+                "numNodes": 2,
+                "image": "i:1",
+                "command": ["train"],
+                "args": ["--lr", "0.1"],
+                "env": [{"name": "A", "value": "1"}],
+                "resourcesPerNode": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
+                "numProcPerNode": 4,
+            },
+            "suspend": True,
+            "activeDeadlineSeconds": 60,
+            "managedBy": "kueue.x-k8s.io/multikueue",
+        },
+    }
+
+
 def test_a_job_without_a_runtime_is_refused_also_here() -> None:
     with pytest.raises(InvalidSpec, match="runtime: is missing"):
         render(TrainJobSpec(), "k", 1, "ns")
@@ -182,6 +229,10 @@ def test_long_values_are_cut() -> None:
     (line,) = differences(rendered(image="i" * 300), rendered())
     assert line.startswith('spec.trainer.image: (nothing) -> "iii')
     assert len(line) < 130
+    (line,) = differences(rendered(image="i" * 78), rendered())
+    assert line.endswith(f'-> "{"i" * 78}"'), "80 characters are shown, quotes included"
+    (line,) = differences(rendered(image="i" * 79), rendered())
+    assert line.endswith(f'-> "{"i" * 76}…')
 
 
 def test_rendering_has_no_part_in_the_spec() -> None:
