@@ -124,6 +124,17 @@ def test_an_older_server_that_knows_no_filters() -> None:
         assert [version.uri for version in at(fake).list("a_b")] == ["s3://b/1", "s3://b/2"]
 
 
+def test_an_older_server_lists_only_what_is_complete() -> None:
+    """It sends all artifacts, of whatever kind and state."""
+    with FakeRegistry(("v1alpha3",), store=Store(filters=False)) as fake:
+        register(fake, 1)
+        card = {"artifactType": "doc-artifact", "name": "card", "uri": "s3://b/card"}
+        fake.call("POST", "model_versions/2/artifacts", card)
+        register(fake, 2)
+        fake.call("PATCH", "model_artifacts/3", {"artifactType": "model-artifact", "state": "PENDING"})
+        assert [version.uri for version in at(fake).list("m")] == ["s3://b/1"]
+
+
 def test_many_versions_take_few_requests(fake: FakeRegistry) -> None:
     model = fake.call("POST", "registered_models", {"name": "m"})["id"]
     register(fake)
@@ -244,7 +255,7 @@ def test_another_promotion_at_the_same_moment(
     fake.fault = between
     verdict = at(fake).promote("m", "2", alias="champion", metric=metric)
     assert (verdict.promoted, verdict.previous) == (promoted, "1")
-    assert ("at the same moment" in verdict.reason) is not promoted
+    assert ("went to version 3 at the same moment" in verdict.reason) is not promoted
     assert at(fake).resolve("m", "champion").version == holds
 
 

@@ -15,6 +15,7 @@ import pytest
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import Registry, connect
 from trainjob.registry.mlflow import MlflowRegistry
+from trainjob.registry.quiet import calm
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -180,6 +181,19 @@ def test_mlflow_is_left_as_it_was(registry: Registry, monkeypatch: pytest.Monkey
     assert logging.getLogger("mlflow").level == level
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_mlflow_is_quiet_and_impatient_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    with calm():
+        for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+            assert not logging.getLogger(name).isEnabledFor(logging.CRITICAL)
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7", "the user's own limit wins"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7"
 
 
 def test_without_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainjob.errors import ConfigurationError
 from trainjob.registry import Mode, ModelVersion, Promotion, connect
-from trainjob.registry.base import check_alias, check_metrics, check_name, compare
+from trainjob.registry.base import check_alias, check_metrics, check_name, check_promotion, compare
 
 
 def _version(number: int, **metrics: float) -> ModelVersion:
@@ -78,6 +78,23 @@ def test_names_that_no_registry_holds(name: str) -> None:
 def test_aliases_that_no_registry_holds(alias: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot be an alias"):
         check_alias(alias)
+
+
+@pytest.mark.parametrize(
+    ("alias", "metric", "words"),
+    [
+        ("latest", None, "'latest' cannot be an alias"),
+        (None, "acc", "no alias is given"),
+        ("champion", "acc", "metric 'acc' is to decide over 'champion', but the metrics given are: f1, loss"),
+    ],
+)
+def test_a_promotion_that_would_fail_is_refused_before_the_upload(
+    alias: str | None, metric: str | None, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        check_promotion({"loss": 0.1, "f1": 0.9}, alias, metric)
+    check_promotion({"loss": 0.1}, "champion", "loss")
+    check_promotion({}, None, None)
 
 
 def test_metrics() -> None:

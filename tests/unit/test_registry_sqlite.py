@@ -35,6 +35,11 @@ def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
     thread.join(10)
 
 
+def test_directories_on_the_way_to_the_database_are_created(tmp_path: Path) -> None:
+    with locked(tmp_path / "some" / "where" / "mlflow.db", 1):
+        assert (tmp_path / "some" / "where" / "mlflow.db.lock").exists()
+
+
 def test_a_database_that_cannot_be_written_to(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
