@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob.diagnosis import Category
-from trainjob.diagnosis.tails import Tail, read
+from trainjob.diagnosis.tails import TAIL_LINES, Tail, excerpt, read
 
 TRACE = "Traceback (most recent call last):\n  x\n"
 CHAIN = "The above exception was the direct cause of the following exception:"
@@ -101,6 +101,8 @@ def test_mpirun() -> None:
         ("Traceback (most recent call last):\n  x", ""),
         ("terminate called after throwing an instance of 'std::runtime_error'\n  what():  no device",
          "std::runtime_error: no device"),
+        ("epoch 3\nterminate called after throwing an instance of 'std::runtime_error'\n  what():  no device\nAborted",
+         "std::runtime_error: no device"),
         ("terminate called after throwing an instance of 'int'", "int"),
         ("usage: train.py [-h]\ntrain.py: error: no such thing: --eopchs", "train.py: error: no such thing: --eopchs"),
         ("1 of 2 files\nerror: nothing is at s3://b/x", "error: nothing is at s3://b/x"),
@@ -180,6 +182,26 @@ def test_errors_that_mean_something(error: str, category: Category) -> None:
 def test_an_error_of_no_special_meaning() -> None:
     assert of("epoch 1: No space left on device, trying another" + "\nepoch" * 30).meaning is None
     assert of(f"{TRACE}ValueError: no").meaning is None
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "left_out"),
+    [
+        (-1, 80, 0),  # no exception
+        (80, 80, 0),
+        (79, 68, 13),
+        (50, 39, 42),
+        (3, 0, 89),
+        (0, 0, 92),
+    ],
+)
+def test_the_excerpt_shows_an_exception_and_the_end(line: int, first: int, left_out: int) -> None:
+    lines = [f"line {number}" for number in range(100)]
+    shown = list(excerpt(lines, Tail(line=line)))
+    cut = [*lines[first : line + 1], f"[… {left_out} lines …]", *lines[-7:]]
+    assert shown == (cut if left_out else lines[first:])
+    assert len(shown) <= TAIL_LINES
+    assert list(excerpt(lines, Tail(survived=line))) == shown
 
 
 @given(st.lists(st.text() | st.sampled_from(TORCHRUN.split("\n")), max_size=30))
