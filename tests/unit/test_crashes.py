@@ -183,6 +183,24 @@ async def test_the_root_cause_may_be_the_crash_that_is_reported_last(backend: Me
 
 
 @pytest.mark.anyio
+async def test_a_bounded_number_of_crashes_is_kept_and_each_is_reported(backend: MemoryBackend) -> None:
+    """A job of thousands of ranks that restarts all day must not fill the memory of its waiter."""
+    ref = await running(backend)
+    backend.crashed[ref.uid] = [Evidence(None, [crashed(rank=rank)]) for rank in range(40)]
+    reported: list[Diagnosis] = []
+
+    def note(diagnosis: Diagnosis) -> None:
+        reported.append(diagnosis)
+        if len(reported) == 40:
+            backend.end(ref)
+
+    _, kept = await waiting.attend(backend, ref, on_crash=note)
+    assert kept is not None
+    assert len(kept.pods) == 32
+    assert {diagnosis.job for diagnosis in reported} == {str(ref)}
+
+
+@pytest.mark.anyio
 async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBackend) -> None:
     ref = await running(backend)
     backend.crashed.clear()

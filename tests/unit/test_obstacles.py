@@ -141,7 +141,7 @@ def test_of_several_the_one_that_lasts() -> None:
 
 # --- what becomes of it
 
-OBSTACLE = Obstacle("Pending", "no GPUs", lasting=True)
+OBSTACLE = Obstacle("Pending", "no GPUs", lasting=True, advice="ask for fewer GPUs")
 
 
 def test_an_obstacle_is_the_message_of_a_phase_that_should_end() -> None:
@@ -149,6 +149,7 @@ def test_an_obstacle_is_the_message_of_a_phase_that_should_end() -> None:
     seen = observe(queued, None, OBSTACLE)
     assert (seen.phase, seen.reason, seen.stuck) == (Phase.QUEUED, "Pending", True)
     assert seen.message == "waiting for admission in queue q: no GPUs"
+    assert seen.advice == "ask for fewer GPUs"
     starting = observe({"spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}, None, OBSTACLE)
     assert (starting.phase, starting.message) == (Phase.STARTING, "no GPUs")
 

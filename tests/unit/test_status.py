@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.status import QUEUE_LABEL, Observation, Obstacle, Phase, observe, parse_time
+from trainjob.status import CANCELLED, QUEUE_LABEL, Observation, Obstacle, Phase, observe, parse_time
 
 CREATED, QUEUED, RESUMED, ENDED = (f"2026-11-21T{hour}:00:00Z" for hour in ("10", "11", "12", "13"))
 
@@ -193,6 +193,13 @@ def test_a_pod_that_was_replaced_and_cannot_start() -> None:
     assert observe(job(READY), restarting).phase is Phase.RUNNING
 
 
+def test_a_job_that_starts_again_downloads_its_data_again() -> None:
+    running = observe(job(counts("dataset-initializer", succeeded=1), counts(ready=1)))
+    initializing = observe(job(counts("dataset-initializer", active=1), counts()), running)
+    assert (initializing.phase, initializing.has_run) == (Phase.INITIALIZING, True)
+    assert observe(job(counts("dataset-initializer", active=1), counts())).has_run is False
+
+
 def test_the_first_final_phase_stays() -> None:
     """Trainer up to 2.3 takes Failed back when the JobSet is gone, and trains again (kubeflow/trainer#3891)."""
     failed = observe(job(conditions=[FAILED]))
@@ -204,6 +211,15 @@ def test_deletion_keeps_what_was_known() -> None:
     running = observe(job(counts(ready=1), trainerStatus={"progressPercentage": 40}))
     gone = observe(None, running)
     assert (gone.phase, gone.reason, gone.progress, gone.created) == (Phase.DELETED, "Deleted", 40, at(10))
+    assert gone.message == "the TrainJob was deleted while it was waited for"
+
+
+def test_a_deletion_that_a_cancel_announced() -> None:
+    cancelled = job(counts(ready=1))
+    cancelled["metadata"]["annotations"] = {CANCELLED: "true"}
+    gone = observe(None, observe(cancelled))
+    assert (gone.phase, gone.reason) == (Phase.DELETED, "Cancelled")
+    assert gone.message == "the TrainJob was cancelled with trainjob while it was waited for"
 
 
 def test_what_the_script_reported() -> None:
@@ -216,7 +232,8 @@ def test_what_the_script_reported() -> None:
     running = observe(job(counts(ready=1), trainerStatus=status))
     assert (running.progress, running.remaining_seconds) == (40, 90)
     assert running.metrics == {"loss": 0.5, "epoch": 3}
-    assert observe(job(conditions=[COMPLETE]), running).metrics == running.metrics
+    ended = observe(job(conditions=[COMPLETE]), running)
+    assert (ended.progress, ended.remaining_seconds, ended.metrics) == (40, 90, running.metrics)
     assert observe(job(counts(ready=1))).progress is None
 
 
