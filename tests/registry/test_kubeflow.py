@@ -90,6 +90,8 @@ def test_provenance(fake: FakeRegistry, tags: dict[str, str], source: dict[str, 
     assert {name: value for name, value in artifact.items() if name.startswith("modelSource")} == {
         f"modelSource{name}": value for name, value in source.items()
     }
+    authors = {"kfp": "Kubeflow Pipelines", "airflow": "Apache Airflow"}
+    assert fake.call("GET", "model_versions/2")["author"] == authors.get(source.get("Kind", ""), "trainjob")
 
 
 def test_a_tag_that_the_database_cannot_hold(fake: FakeRegistry) -> None:

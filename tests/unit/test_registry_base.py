@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainjob.errors import ConfigurationError
 from trainjob.registry import Mode, ModelVersion, Promotion, connect
-from trainjob.registry.base import check_alias, check_metrics, check_name, check_promotion, compare
+from trainjob.registry.base import check_alias, check_metrics, check_name, check_promotion, check_rule, compare
 
 
 def _version(number: int, **metrics: float) -> ModelVersion:
@@ -45,6 +45,39 @@ def test_only_the_better_one_takes_over(new: float, old: float, mode: Mode, gain
     verdict = _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain)
     assert (verdict.promoted, verdict.previous) == (promoted, "1")
     assert verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "mode", "gain", "reason"),
+    [
+        (0.9, 0.8, "max", 0.0, "'champion' moves: acc 0.9 of version 2, 0.8 of version 1"),
+        (0.7, 0.8, "max", 0.0, "'champion' stays: acc 0.7 of version 2, 0.8 of version 1; more is needed"),
+        (0.9, 0.8, "min", 0.0, "'champion' stays: acc 0.9 of version 2, 0.8 of version 1; less is needed"),
+        (0.74, 0.5, "max", 0.25, "'champion' stays: acc 0.74 of version 2, 0.5 of version 1; a gain of 0.25 is needed"),
+        (math.nan, 0.8, "max", 0.0, "acc of version 2 is not a number"),
+        (
+            0.9,
+            math.nan,
+            "max",
+            0.0,
+            "version 1, which holds 'champion', has no acc to compare with; move it by hand once",
+        ),
+    ],
+)
+def test_the_reason_names_what_was_compared(new: float, old: float, mode: Mode, gain: float, reason: str) -> None:
+    assert _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain).reason == reason
+
+
+def test_rules_that_cannot_decide() -> None:
+    assert check_rule("acc", "max", "0.25") == 0.25
+    assert check_rule(None, "min", 0) == 0
+    with pytest.raises(ConfigurationError, match="mode is 'max' or 'min', not 'best'"):
+        check_rule("acc", "best", 0)
+    for wrong in ("much", math.inf, -0.1):
+        with pytest.raises(ConfigurationError, match=f"0 or more, in units of the metric, not {wrong!r}"):
+            check_rule("acc", "max", wrong)
+    with pytest.raises(ConfigurationError, match=r"min_improvement=0\.1 is about a metric"):
+        check_rule("", "max", 0.1)
 
 
 def test_without_a_holder_or_a_metric() -> None:

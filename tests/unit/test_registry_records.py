@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from trainjob.registry.records import METRIC, double, read, text
+from typing import Any
+
+import pytest
+
+from trainjob.registry.records import METRIC, double, plain, read, text
 
 
 def test_what_others_have_edited_hides_nothing_else() -> None:
@@ -17,3 +21,20 @@ def test_what_others_have_edited_hides_nothing_else() -> None:
     assert version.metrics == {"b": 0.5, "recall": 0.25}, "ours win"
     assert version.tags == {"stage": "trial"}
     assert version.created == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"string_value": "a"}, "a"),
+        ({"int_value": "7"}, "7"),
+        ({"struct_value": "eyJhIjogMX0="}, "eyJhIjogMX0="),
+        ({"double_value": 1}, "1.0"),
+        ({"bool_value": True}, "true"),
+        ({}, ""),
+    ],
+)
+def test_properties_of_every_kind_are_tags(value: dict[str, Any], expected: str) -> None:
+    assert plain(value) == expected
+    if "double_value" not in value:
+        assert read("m", {"name": "1", "customProperties": {"note": value}}).version.tags == {"note": expected}
