@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -254,8 +255,6 @@ async def test_a_spec_built_by_hand_is_checked_before_anything_is_sent(backend: 
 
 
 def report(**fields: Any) -> str:
-    import json
-
     return json.dumps({"trainjob": 1, **fields})
 
 
@@ -271,7 +270,18 @@ async def test_the_result_of_a_job(backend: MemoryBackend) -> None:
     assert result.outputs == {"model": "s3://b/m"}
     assert result.seconds["queued"] == 0
     assert 0 <= result.seconds["total"] < 10
-    assert result.as_dict()["outputs"] == {"model": "s3://b/m"}
+    packed = result.as_dict()
+    json.dumps(packed, allow_nan=False)
+    assert packed["seconds"].keys() == {"queued", "total"}
+    assert packed | {"seconds": {}} == {
+        "namespace": "ns",
+        "name": ref.name,
+        "uid": ref.uid,
+        "attempt": 1,
+        "metrics": {"loss": 0.25, "best": "epoch 3", "early": 1.0, "bad": "nan"},
+        "outputs": {"model": "s3://b/m"},
+        "seconds": {},
+    }
 
 
 async def test_waiting_costs_one_watch(backend: MemoryBackend) -> None:
@@ -480,6 +490,33 @@ async def test_start_and_run_budgets_count_from_admission(backend: MemoryBackend
     assert await budget_of(backend, ref, start=SECOND, run=SECOND) is RunTimeout
 
 
+@pytest.mark.parametrize(
+    ("spec", "budgets", "words"),
+    [
+        (
+            {"suspend": True, "labels": {QUEUE_LABEL: "q"}},
+            Budgets(queue=SECOND),
+            "is Queued: waiting for admission in queue q; it was not admitted within queue_timeout of 0:00:01",
+        ),
+        (
+            {"suspend": True},
+            Budgets(queue=SECOND),
+            "is Suspended: the TrainJob is suspended; it was not resumed within queue_timeout of 0:00:01",
+        ),
+        ({}, Budgets(start=SECOND), "is NotStarted; no rank was running within start_timeout of 0:00:01"),
+        ({}, Budgets(run=SECOND, start=HOUR), "is NotStarted; it did not end within run_timeout of 0:00:01"),
+    ],
+)
+async def test_the_error_names_the_budget_and_where_the_job_stands(
+    backend: MemoryBackend, spec: dict[str, Any], budgets: Budgets, words: str
+) -> None:
+    ref = await launch(backend, **spec)
+    backend.job(ref)["metadata"]["creationTimestamp"] = ago(10)
+    with pytest.raises(TimedOut) as caught:
+        await waiting.wait(backend, ref, budgets)
+    assert str(caught.value) == f"TrainJob {ref} {words}"
+
+
 async def test_a_budget_runs_out_while_waiting(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     began = anyio.current_time()
@@ -639,6 +676,9 @@ async def test_delivered_is_noted(backend: MemoryBackend) -> None:
     assert backend.job(ref)["metadata"]["annotations"][DELIVERED] == "true"
 
 
+OBSTACLE = Obstacle("Inadmissible", "no such queue", lasting=True, advice="create the queue")
+
+
 async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = await launch(backend)
     watch = backend.watch
@@ -646,11 +686,16 @@ async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch
     async def watched(ref: JobRef) -> AsyncGenerator[Snapshot]:
         async with aclosing(watch(ref)) as snapshots:
             async for snapshot in snapshots:
-                yield Snapshot(snapshot.trainjob, obstacle=Obstacle("Inadmissible", "no such queue", lasting=True))
+                yield Snapshot(snapshot.trainjob, obstacle=OBSTACLE)
 
     monkeypatch.setattr(backend, "watch", watched)
     assert await budget_of(backend, ref) is None, "waited for, unless asked otherwise"
     assert await budget_of(backend, ref, fail_fast=True) is Stuck
+    with pytest.raises(Stuck) as caught:
+        await waiting.wait(backend, ref, Budgets(fail_fast=True))
+    assert str(caught.value) == (
+        f"TrainJob {ref} is NotStarted and will stay so: no such queue\nwhat to do: create the queue"
+    )
 
 
 class Unchangeable(MemoryBackend):

@@ -67,6 +67,16 @@ def test_the_message_is_believed_and_the_status_adds_what_is_missing_there() -> 
     assert both.outputs == {"model": "s3://m"}
 
 
+def test_outputs_on_a_volume_claim_are_named_as_outside_the_pod() -> None:
+    outputs = {"model": "/mnt/trainjob-claims/models/digits", "card": "s3://b/card", "epochs": 3}
+    left = result(pod(json.dumps({"trainjob": 1, "outputs": outputs})))
+    assert left.outputs == {"model": "pvc://models/digits", "card": "s3://b/card", "epochs": 3}
+
+
+def test_times_of_the_result() -> None:
+    assert result(pod("")).seconds == {"queued": 0.0, "total": 60.0}
+
+
 def test_of_several_pods_of_rank_0_the_latest_counts() -> None:
     pods = [pod(said(loss=n), created=n) for n in (11, 13, 12)]
     assert result(*pods).metrics == {"loss": 13.0}
