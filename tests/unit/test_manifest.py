@@ -193,6 +193,8 @@ def test_the_hash_tells_specs_apart(one: dict[str, Any], other: dict[str, Any]) 
 def test_the_hash_of_yesterday_is_that_of_today() -> None:
     """An upgrade must not part a running job from its key."""
     assert spec_hash(rendered()) == "31ab4e7f71ed3a05e1a26d73f5f2caebe36a988b20809f8196d5046f4b0b2571"
+    beyond_ascii = rendered(env={"CITY": "Zürich"}, args=["日本"])
+    assert spec_hash(beyond_ascii) == "946dade30dc7d2e81a9695cd39c9dd5963f849a54d287b7d422e00a6823782a2"
 
 
 def test_a_default_that_is_written_out_changes_nothing() -> None:
@@ -223,6 +225,10 @@ def test_what_a_cluster_adds_is_no_difference() -> None:
     present["spec"] |= {"suspend": True, "managedBy": "x", "runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}
     present["spec"]["runtimeRef"]["more"] = 1
     assert differences(wanted, present) == []
+
+
+def test_differences_are_readable_beyond_ascii() -> None:
+    assert differences(rendered(args=["日本"]), rendered()) == ['spec.trainer.args: (nothing) -> ["日本"]']
 
 
 def test_long_values_are_cut() -> None:
