@@ -94,6 +94,14 @@ def test_phase(trainjob: dict[str, Any] | None, phase: Phase) -> None:
     assert observe(trainjob).phase is phase
 
 
+def test_a_suspension_has_the_reason_and_words_of_its_condition() -> None:
+    early = observe(job(suspend=True))
+    assert (early.reason, early.message) == ("Suspended", "the TrainJob is suspended")
+    by_hand = condition("Suspended", "True", "ByHand", "until Monday", QUEUED)
+    later = observe(job(suspend=True, conditions=[by_hand]))
+    assert (later.reason, later.message) == ("ByHand", "until Monday")
+
+
 def test_which_phases_are_final() -> None:
     assert {phase for phase in Phase if phase.terminal} == {Phase.COMPLETE, Phase.FAILED, Phase.DELETED}
 
