@@ -14,6 +14,7 @@ from tests.trees import files, tree
 from tests.unit.measured import COPY, peak
 
 from trainjob.data import content, copy, read_manifest, transfer
+from trainjob.data.stores.files import FileStore
 from trainjob.data.transfer import scan
 from trainjob.errors import (
     ChecksumMismatch,
@@ -279,6 +280,42 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
     copy(str(source / "a.txt"), str(target))
     with pytest.raises(ChecksumMismatch, match=f"has digest {hashlib.sha256(b'one').hexdigest()}, not 0000"):
         copy(str(source / "a.txt"), str(target), digest="0" * 64)
+
+
+def test_a_file_of_a_wrong_digest_has_its_name_at_no_time(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that waits for the file must not read it."""
+    named: list[str] = []
+    replace = os.replace
+
+    def note(old: str, new: str, **places: int) -> None:
+        named.append(Path(new).name)
+        replace(old, new, **places)
+
+    monkeypatch.setattr(os, "replace", note)
+    with pytest.raises(ChecksumMismatch):
+        copy(str(source / "a.txt"), str(target), digest="0" * 64)
+    assert "a.txt" not in named
+    copy(str(source / "a.txt"), str(target))
+    assert "a.txt" in named
+
+
+def test_only_large_files_are_written_so_that_they_can_be_resumed(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumable: list[str] = []
+    write_on = FileStore.write_on
+
+    def note(store: FileStore, path: str, identity: str, stream: Any) -> None:
+        resumable.append(path)
+        write_on(store, path, identity, stream)
+
+    monkeypatch.setattr(FileStore, "write_on", note)
+    monkeypatch.setattr(transfer, "_RESUMED", len(FILES["sub/b.bin"]))
+    copy(str(source), str(target))
+    assert resumable == ["sub/b.bin"]
+    assert files(target) == FILES
 
 
 def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> None:
