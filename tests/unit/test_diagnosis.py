@@ -278,6 +278,17 @@ def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> 
         (stopped("DeletionByTaintManager"), "node lost", "infrastructure", "lost its node"),
         (stopped("DeletionByPodGC", code=None), "node lost", "infrastructure", "it is gone"),
         (stopped("EvictionByEvictionAPI"), "node lost", "infrastructure", "drained"),
+        (
+            stopped(
+                "PreemptionByScheduler",
+                phase="Failed",
+                reason="Evicted",
+                message="The node was low on resource: memory.",
+            ),
+            "preempted",
+            "preempted",
+            "had to make room",
+        ),
         (stopped("NewInKubernetes9"), "unknown", "infrastructure", "was stopped: NewInKubernetes9"),
         (
             stopped(
@@ -487,6 +498,7 @@ def test_a_deadline_says_what_was_in_the_way() -> None:
     pulls = starting(containerStatuses=[{"name": "node", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
     found = diagnosed(pulls, job=trainjob("DeadlineExceeded", "over"))
     assert found.summary == ("it ran longer than its deadline allows (over); pod x-node-0-0-abcde: ImagePullBackOff: ")
+    assert found.advice == "raise active_deadline_seconds, or make the training shorter"
     crashed = diagnosed(pod(0, 3), job=trainjob("DeadlineExceeded", "over"))
     assert crashed.summary.endswith("; before that, node-0 exited with code 3")
 

@@ -231,6 +231,13 @@ def test_more_processes_than_nodes(joined: str, retry: RetryVerdict, says: str) 
     assert says in found.advice
 
 
+def test_more_processes_than_the_only_node() -> None:
+    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format("1/2")]
+    alone = {**FAILED, "spec": {"trainer": {"numNodes": 1}}}
+    found = diagnosed([pod(last=ended(1))], job=alone, logs={"x-node-0-0-abcde": log})
+    assert "it waits for 2 processes, and the job has 1 nodes" in found.advice
+
+
 # ---------------------------------------------------------------- nodes
 
 

@@ -98,6 +98,7 @@ def test_mpirun() -> None:
          "F: 2 (caused by E)"),
         (f"{TRACE}E: 1\nrecovered\n{TRACE}F: 2", "F: 2"),
         (f"{TRACE}% not an exception", ""),
+        (f"{TRACE}E: 1\n{TRACE}% not an exception", ""),
         ("Traceback (most recent call last):\n  x", ""),
         ("terminate called after throwing an instance of 'std::runtime_error'\n  what():  no device",
          "std::runtime_error: no device"),
@@ -145,6 +146,15 @@ def test_peers_that_are_lost(line: str) -> None:
     assert of(f"{TRACE}{line}").lost_peer
     wrapped = f"{TRACE}OSError: y\n{line}\n{CHAIN}\n{TRACE}F: 2"
     assert not of(wrapped).lost_peer, "it raised something else"
+
+
+def test_peers_that_are_lost_by_what_stands_after_the_last_words() -> None:
+    """Native code explains its error in further lines; libraries write much at exit."""
+    fatal = "F1121 10:00:00.1 7 client.cc:80] Terminating process."
+    more = ["coordination service error", *["wandb: line"] * 30]
+    assert read([fatal, *more]).lost_peer
+    assert read([fatal, *["x"] * 5, *more]).lost_peer
+    assert not read([fatal, *["x"] * 6, *more]).lost_peer, "other lines do not explain it"
 
 
 @pytest.mark.parametrize(

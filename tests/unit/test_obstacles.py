@@ -40,6 +40,13 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
             Obstacle("Pending", f"{NO_QUOTA} (before: Preempted to accommodate a workload)"),
         ),
         (
+            workload(
+                ("QuotaReserved", "False", "Pending", NO_QUOTA),
+                admissionChecks=[{"name": "budget", "state": "Pending", "message": "asking"}],
+            ),
+            Obstacle("Pending", NO_QUOTA),
+        ),
+        (
             workload(RESERVED, admissionChecks=[{"name": "budget", "state": "Pending", "message": "asking"}]),
             Obstacle("AdmissionCheck", "admission check budget is Pending: asking"),
         ),
