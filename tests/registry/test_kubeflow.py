@@ -52,6 +52,8 @@ def test_the_order_of_requests(fake: FakeRegistry) -> None:
     ]  # fmt: skip
     artifact, live = (request.body for request in fake.requests if "artifacts" in request.path and request.body)
     assert artifact["state"] == "PENDING"
+    (created,) = (request.body for request in fake.requests if request.path == "model_versions" and request.body)
+    assert (created["name"], created["state"], created["author"]) == ("1", "LIVE", "trainjob")
     assert live == {"artifactType": "model-artifact", "state": "LIVE"}
     version = fake.call("GET", "model_versions/2")
     assert version["customProperties"]["trainjob.bytes"] == text(str(7 << 40))

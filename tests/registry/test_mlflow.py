@@ -94,6 +94,14 @@ def test_promote(registry: Registry) -> None:
         registry.promote("m", "1", alias="champion", metric="loss")
 
 
+def test_a_promotion_in_a_file_needs_no_claim(registry: Registry) -> None:
+    """Writers of a file take turns, so nothing has to be settled afterwards."""
+    registry.register("m", "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
+    before = registry.resolve("m", "1").tags
+    assert registry.promote("m", "1", alias="champion", metric="acc").promoted
+    assert registry.resolve("m", "champion").tags == before
+
+
 def test_doubles_are_healed(registry: Registry, database: Path) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -21,6 +21,7 @@ def test_what_others_have_edited_hides_nothing_else() -> None:
     assert version.metrics == {"b": 0.5, "recall": 0.25}, "ours win"
     assert version.tags == {"stage": "trial"}
     assert version.created == 1.0
+    assert read("digits", {"name": "1"}).version.created == 0.0
 
 
 @pytest.mark.parametrize(
