@@ -272,8 +272,9 @@ async def test_what_becomes_of_the_job(
 @pytest.mark.anyio
 async def test_a_job_that_was_given_up_keeps_why_and_counts_as_failed(backend: MemoryBackend) -> None:
     ref = await running(backend)
-    final = diagnosis(retry=RetryVerdict.USER)
+    final = diagnosis(retry=RetryVerdict.USER, log=("ValueError: Größe",))
     await give_up(backend, ref, final)
+    assert "Größe" in backend.job(ref)["metadata"]["annotations"][GIVEN_UP], "people read it with kubectl"
     assert given_up(backend.job(ref)) == final
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
