@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import Registry, connect
+from trainjob.registry.claims import Claim
 from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.registry.quiet import calm
 
@@ -100,6 +102,17 @@ def test_a_promotion_in_a_file_needs_no_claim(registry: Registry) -> None:
     before = registry.resolve("m", "1").tags
     assert registry.promote("m", "1", alias="champion", metric="acc").promoted
     assert registry.resolve("m", "champion").tags == before
+
+
+def test_a_promotion_on_a_server_leaves_a_claim(mlflow_url: str) -> None:
+    """Promotions at the same instant find each other by it."""
+    registry, name = connect(mlflow_url), f"claims {random.getrandbits(40):x}"
+    registry.register(name, "s3://b/1", export_id="a", digest=DIGEST, metrics={"acc": 0.5})
+    assert registry.promote(name, "1", alias="champion", metric="acc").promoted
+    claim = Claim.parse(registry.resolve(name, "champion").tags["trainjob.claim.champion"])
+    assert (claim.metric, claim.mode) == ("acc", "max")
+    assert abs(claim.order - time.time()) < 60
+    assert registry.promote(name, "1", alias="champion", metric="acc").promoted, "a retry"
 
 
 def test_doubles_are_healed(registry: Registry, database: Path) -> None:
