@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, cast
@@ -13,11 +15,13 @@ import pytest
 
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Access
+from trainjob.backends.kubernetes.pods import disruption
 from trainjob.backends.kubernetes.urgent import Urgent
 
 pytestmark = pytest.mark.anyio
 
 BODY = {"metadata": {"uid": "u"}, "spec": {"suspend": True}}
+DELETE = Request("DELETE", "/apis/jobs/a", body={"preconditions": {"uid": "u"}})
 PATCH = Request("PATCH", "/apis/jobs/a", {"fieldManager": "trainjob"}, body=BODY, content_type=MERGE_PATCH)
 
 
@@ -26,7 +30,10 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[str, int], str, str, dict[str, str], bytes]] = []
+        self.reply = b"{}"
         self.status = 200
+        self.statuses: dict[str, int] = {}  # by method
+        self.seconds: dict[str, float] = {}
         self.hangs_up = False
         noting = self
 
@@ -35,12 +42,15 @@ class Server:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                dry = "dryRun" in self.path
+                time.sleep(noting.seconds.get("dry run" if dry else self.command, 0))
                 noting.asked.append((self.client_address, self.command, self.path, dict(self.headers), body))
                 self.close_connection = noting.hangs_up  # before the client has its answer, and changes that
-                self.send_response(noting.status)
-                self.send_header("Content-Length", "2")
+                self.send_response(noting.statuses.get(self.command, noting.status))
+                self.send_header("Content-Length", str(len(noting.reply)))
                 self.end_headers()
-                self.wfile.write(b"{}")
+                with suppress(OSError):  # the client has not waited
+                    self.wfile.write(noting.reply)
 
             do_GET = do_PATCH = do_DELETE = answer  # noqa: N815 - http.server's names
 
@@ -49,6 +59,11 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    @property
+    def methods(self) -> list[str]:
+        """What was asked, without the requests that keep connections open."""
+        return [method for _, method, path, *_ in self.asked if method != "GET" and "dryRun" not in path]
 
     def urgent(self, request: Request = PATCH, token: str = "t") -> Urgent:
         access = Access(f"{self.url}/behind", ssl.create_default_context(), f"Bearer {token}", None, None, ())
@@ -76,18 +91,122 @@ def server() -> Iterator[Server]:
 async def test_it_goes_over_the_connection_that_is_open(server: Server) -> None:
     urgent = server.urgent()
     await urgent.warm()
-    assert urgent.send()
     await urgent.warm()
-    (one, get, path, _, _), (two, patch, sent, headers, body), (three, *_) = server.asked
+    assert urgent.send()
+    (one, *_), (two, rehearsal, rehearsed, _, _), (three, patch, sent, headers, body) = server.asked
     assert one == two == three, "one connection"
-    assert (get, path, patch, sent) == (
-        "GET",
-        "/behind/apis/jobs/a",
-        "PATCH",
-        "/behind/apis/jobs/a?fieldManager=trainjob",
-    )
+    path = "/behind/apis/jobs/a?fieldManager=trainjob"
+    assert (rehearsal, rehearsed, patch, sent) == ("PATCH", f"{path}&dryRun=All", "PATCH", path)
     assert (headers["Authorization"], headers["Content-Type"]) == ("Bearer t", MERGE_PATCH)
     assert json.loads(body) == BODY
+    urgent.close()
+
+
+async def test_a_deletion_is_kept_ready_by_reading(server: Server) -> None:
+    urgent = server.urgent(DELETE)
+    await urgent.warm()
+    assert urgent.send()
+    assert [method for _, method, *_ in server.asked] == ["GET", "DELETE"]
+    assert urgent.took is None
+    urgent.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "statuses", "sent", "asked"),
+    [
+        ({}, {}, "PATCH", ["PATCH"]),
+        ({"PATCH": 0.4}, {}, "DELETE", ["DELETE"]),  # the PATCH is still in a webhook
+        ({"PATCH": 0.4, "dry run": 0.4}, {}, "DELETE", ["DELETE"]),
+        ({}, {"PATCH": 403}, "DELETE", ["PATCH", "DELETE"]),
+        ({"PATCH": 0.4}, {"DELETE": 403}, "PATCH", ["DELETE", "PATCH"]),
+        ({}, {"PATCH": 403, "DELETE": 403}, None, ["PATCH", "DELETE"]),
+    ],
+    ids=["in time", "late", "known to be late", "refused", "late and no deletion", "both refused"],
+)
+async def test_a_patch_that_is_not_answered_in_time_becomes_a_deletion(
+    server: Server, seconds: dict[str, float], statuses: dict[str, int], sent: str | None, asked: list[str]
+) -> None:
+    patch, delete = server.urgent(), server.urgent(DELETE)
+    server.seconds, server.statuses = seconds, statuses
+    await patch.warm()
+    await delete.warm()
+    began = time.monotonic()
+    found = patch.send_or(delete, 0.1)
+    took = time.monotonic() - began
+    assert (found and {id(patch): "PATCH", id(delete): "DELETE"}[id(found)]) == sent
+    assert server.methods == asked
+    if sent == "DELETE":
+        assert took < (0.1 if "dry run" in seconds else 0.3)
+    patch.close()
+    delete.close()
+
+
+def pod(*conditions: dict[str, str]) -> bytes:
+    return json.dumps({"kind": "PodList", "items": [{"status": {"conditions": list(conditions)}}]}).encode()
+
+
+DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (pod({"type": "Ready", "status": "True"}, DRAINED), "EvictionByEvictionAPI"),
+        (pod({**DRAINED, "status": "False"}), ""),  # it was not carried out
+        (pod(), ""),
+        (b'{"kind": "PodList", "items": null}', ""),
+        (b'{"kind": "PodList", "items": [{"metadata": {"deletionTimestamp": "2026-11-25T14:00:00Z"}}]}', ""),
+    ],
+    ids=["drained", "not any more", "running", "gone", "deleted"],
+)
+async def test_a_pod_is_read(server: Server, reply: bytes, reason: str) -> None:
+    urgent = server.urgent(Request("GET", "/api/pods", {"fieldSelector": "metadata.name=a"}))
+    server.reply = reply
+    await urgent.warm()
+    assert disruption(urgent.read(5) or b"") == reason
+    one, two = server.asked
+    assert one[:3] == two[:3] == (one[0], "GET", "/behind/api/pods?fieldSelector=metadata.name%3Da"), "one connection"
+    urgent.close()
+
+
+async def test_a_pod_that_cannot_be_read_in_time_is_unknown(server: Server) -> None:
+    urgent = server.urgent(Request("GET", "/api/pods"))
+    assert urgent.read(0.1) is None, "there is no connection"
+    await urgent.warm()
+    server.seconds = {"GET": 0.4}
+    began = time.monotonic()
+    assert urgent.read(0.1) is None
+    assert time.monotonic() - began < 0.3
+    server.seconds, server.status = {}, 403
+    await urgent.warm()
+    assert urgent.forbidden
+    assert urgent.read(5) is None
+    urgent.close()
+
+
+async def test_a_dry_run_shows_how_long_a_patch_takes(server: Server) -> None:
+    urgent = server.urgent()
+    server.seconds = {"dry run": 0.2}
+    await urgent.warm()
+    assert urgent.took is not None
+    assert urgent.took >= 0.2
+    server.seconds = {}
+    await urgent.warm()
+    assert urgent.took < 0.2, "a busy moment"
+    server.seconds = {"dry run": 0.2}
+    for _ in range(3):
+        await urgent.warm()
+    assert urgent.took >= 0.2
+    urgent.close()
+
+
+async def test_a_dry_run_that_is_refused_shows_nothing(server: Server) -> None:
+    urgent = server.urgent()
+    server.status = 400  # a webhook with side effects
+    await urgent.warm()
+    assert urgent.took is None
+    server.status = 200
+    assert urgent.send()
     urgent.close()
 
 
@@ -104,7 +223,7 @@ async def test_a_connection_that_was_closed_is_opened_again(server: Server) -> N
 
 @pytest.mark.parametrize(("status", "done"), [(200, True), (202, True), (404, True), (403, False), (503, False)])
 async def test_what_is_answered(server: Server, status: int, done: bool) -> None:
-    urgent = server.urgent(Request("DELETE", "/apis/jobs/a", body={"preconditions": {"uid": "u"}}))
+    urgent = server.urgent(DELETE)
     await urgent.warm()
     server.status = status
     assert urgent.send() is done

@@ -301,14 +301,18 @@ class KubernetesBackend:
 
     async def urgent(self, ref: JobRef, patch: Mapping[str, Any] | None) -> Urgent | None:
         """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None behind a proxy."""
-        if (await self._client.access()).proxy is not None:
-            return None
-        return Urgent(self._client, _deleting(ref) if patch is None else _patching(ref, patch))
+        return await self._urgent(_deleting(ref) if patch is None else _patching(ref, patch))
+
+    async def urgent_pod(self, namespace: str, name: str) -> Urgent | None:
+        """The same for a read of a pod, by the right to list pods."""
+        return await self._urgent(Request("GET", pods.collection(namespace, "pods"), _named(name)))
+
+    async def _urgent(self, request: Request) -> Urgent | None:
+        return None if (await self._client.access()).proxy is not None else Urgent(self._client, request)
 
     async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
         """``ownerReferences`` of a pod, by the right to list pods; none where it is not there."""
-        params = {"fieldSelector": f"metadata.name={name}"}
-        found = await self._insist(lambda: self._client.items(pods.collection(namespace, "pods"), params))
+        found = await self._insist(lambda: self._client.items(pods.collection(namespace, "pods"), _named(name)))
         return [owner for pod in found for owner in pod["metadata"].get("ownerReferences") or []]
 
     async def aclose(self) -> None:
@@ -347,6 +351,10 @@ class KubernetesBackend:
                     await anyio.sleep(patience.pause(error))
         finally:
             slow.cancel()
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"fieldSelector": f"metadata.name={name}"}
 
 
 def _patching(ref: JobRef, patch: Mapping[str, Any]) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -235,6 +236,20 @@ def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
     """
     found = [crash for crash in of_pod(pod) if not crash.stopped]
     return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
+
+
+def disruption(reply: bytes) -> str:
+    """Why the cluster is ending the only pod of a list, e.g. ``EvictionByEvictionAPI``; empty if it is not.
+
+    Reasons are those of the condition ``DisruptionTarget`` (Kubernetes 1.26): eviction, as by a drain, a taint,
+    preemption, and what a kubelet ends by itself. It is set before the pod is deleted. A pod that a person deletes, or
+    that goes with its owner, has none.
+    """
+    for pod in json.loads(reply).get("items") or []:
+        for condition in (pod.get("status") or {}).get("conditions") or []:
+            if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+                return condition.get("reason") or "DisruptionTarget"
+    return ""
 
 
 def _run(pod: Mapping[str, Any], container: str) -> tuple[bool, bool]:

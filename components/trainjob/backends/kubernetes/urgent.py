@@ -1,11 +1,15 @@
-"""One request that is ready to go, over a connection of its own that is open: for a process with milliseconds left."""
+"""Requests that are ready to go, each over an open connection of its own: for a process with milliseconds left."""
 
 from __future__ import annotations
 
 import json
+import select
 import socket
 import ssl
+import time
+from collections import deque
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from threading import Lock
 from urllib.parse import urlencode, urlsplit
@@ -15,6 +19,10 @@ import anyio.to_thread
 from trainjob import __version__
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Access
+
+_READ = 4096  # bytes
+_DRY_RUNS = 3
+_BUSY_SECONDS = 1.0  # for a request that keeps the connection open; they are small
 
 
 class Urgent:
@@ -26,17 +34,30 @@ class Urgent:
     Args:
         client: Where credentials come from.
         request: What to send.
+
+    Attributes:
+        took: Seconds that dry runs of a PATCH take, webhooks included: the shortest of the last ones, since a busy
+            moment proves nothing. None before the first, if the server refuses them, and for other methods.
+        forbidden: Whether the credentials do not allow the last request that kept the connection open.
     """
 
     def __init__(self, client: ApiClient, request: Request) -> None:
+        self.took: float | None = None
+        self.forbidden = False
+        self._dry_runs: deque[float] = deque(maxlen=_DRY_RUNS)
         self._client = client
         self._request = request
         self._connection: HTTPConnection | None = None
         self._bytes = b""
         self._lock = Lock()
+        self._sent: HTTPConnection | None = None
+        self._answer = b""
 
     async def warm(self) -> None:
-        """Open the connection, or keep it open by asking for the object; with the credentials as they are now.
+        """Open the connection, or keep it open by a request; with the credentials as they are now.
+
+        A PATCH is sent as a dry run, which takes as long as the PATCH itself would. A GET is sent as it is. For a
+        DELETE the object is read.
 
         Raises:
             OSError, HTTPException: it cannot be done; `send` answers False then.
@@ -49,18 +70,33 @@ class Urgent:
         headers = {"Host": url.netloc, "User-Agent": f"trainjob/{__version__}", "Accept": "application/json"}
         if access.authorization:
             headers["Authorization"] = access.authorization
+        rehearsal = Request("GET", self._request.path) if self._request.method == "DELETE" else self._request
+        if self._request.method == "PATCH":
+            rehearsal = replace(self._request, params={**self._request.params, "dryRun": "All"})
         with self._lock:
             self._bytes = _bytes(self._request, url.path, headers)
             for again in (True, False):
                 try:
                     self._connection = self._connection or _connect(access, self._client.timings.connect)
-                    self._connection.request("GET", url.path + self._request.path, headers=headers)
-                    self._connection.getresponse().read()
+                    self._rehearse(self._connection, rehearsal, url.path, headers)
                     return
                 except (OSError, HTTPException):  # the server has closed what was idle
                     self._close()
                     if not again:
                         raise
+
+    def _rehearse(self, connection: HTTPConnection, request: Request, prefix: str, headers: dict[str, str]) -> None:
+        body = None
+        if request.method == "PATCH":
+            body, headers = json.dumps(request.body), {**headers, "Content-Type": request.content_type}
+        began = time.monotonic()
+        connection.request(request.method, f"{prefix}{request.path}{_query(request)}", body, headers)
+        response = connection.getresponse()
+        response.read()
+        self.forbidden = response.status == 403
+        if request.method == "PATCH" and response.status < 300:
+            self._dry_runs.append(time.monotonic() - began)
+            self.took = min(self._dry_runs)
 
     def send(self) -> bool:
         """Send the request and wait for the answer, from any thread and from a signal's handler.
@@ -68,26 +104,119 @@ class Urgent:
         Returns:
             False if it could not be sent, or was refused: to be asked again in the usual way.
         """
-        if not self._lock.acquire(blocking=False):
+        return self._write(_BUSY_SECONDS) and self._done(time.monotonic() + self._client.timings.connect)
+
+    def read(self, seconds: float) -> bytes | None:
+        """Send the request and return the content of the answer; for signal handlers.
+
+        Args:
+            seconds: How long to wait for it.
+
+        Returns:
+            None if there is none in time, or the request was refused.
+        """
+        until = time.monotonic() + seconds
+        if not self._write(seconds):
+            return None
+        opened = self._sent.sock if self._sent is not None else None
+        if opened is None:
+            return None
+        try:
+            opened.settimeout(max(0.001, until - time.monotonic()))  # TimeoutError is an OSError
+            with closing(HTTPResponse(opened, method="GET")) as response:
+                response.begin()
+                return response.read() if response.status == 200 else None
+        except (OSError, HTTPException):
+            return None
+
+    def send_or(self, other: Urgent, seconds: float) -> Urgent | None:
+        """Send the request, and `other` as well unless the answer comes in time; for signal handlers.
+
+        The API server cancels a request whose connection closes before it was answered, so a process that may end at
+        any moment cannot wait for an answer that takes long. If dry runs take longer than `seconds`, only `other` is
+        sent, and at once.
+
+        Args:
+            other: What to send instead.
+            seconds: How long the answer is waited for before `other` is sent.
+
+        Returns:
+            The request that was carried out, `other` if both may have been; None if neither was.
+        """
+        began = time.monotonic()
+        slow = self.took is not None and self.took > seconds
+        sent = not slow and self._write(seconds)
+        if sent and self._done(began + seconds):
+            return self
+        if other.send():
+            return other
+        return self if sent and self._done(began + self._client.timings.connect) else None
+
+    def _write(self, seconds: float) -> bool:
+        """Send the request, without waiting for the answer.
+
+        Args:
+            seconds: How long to wait for a `warm` that is under way.
+
+        Returns:
+            False if there is no open connection.
+        """
+        if not self._lock.acquire(timeout=seconds):
             return False
         try:
-            connection = self._connection
+            connection, self._connection = self._connection, None  # its answer is read up to the status only
             if connection is None or connection.sock is None:
                 return False
+            self._forget()
+            self._answer, self._sent = b"", connection
             connection.sock.sendall(self._bytes)
-            with closing(HTTPResponse(connection.sock, method=self._request.method)) as response:
-                response.begin()
-                response.read()
-            return response.status < 300 or response.status == 404  # it is gone
-        except (OSError, HTTPException):
+            connection.sock.setblocking(False)
+        except OSError:
             return False
+        else:
+            return True
         finally:
             self._lock.release()
+
+    def _done(self, until: float) -> bool:
+        """Whether the request that `_write` has sent was carried out, by an answer that came before `until`."""
+        opened = self._sent.sock if self._sent is not None else None
+        if opened is None:
+            return False
+        poll = select.poll()
+        poll.register(opened, select.POLLIN)
+        while (status := self._status(opened)) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(1000 * left)
+        return 0 < status < 300 or status == 404  # it is gone
+
+    def _status(self, opened: socket.socket) -> int | None:
+        """The status of the answer; None as long as there is none, 0 if there will be none."""
+        try:
+            while b"\r\n" not in self._answer:
+                received = opened.recv(_READ)
+                if not received:
+                    return 0
+                self._answer += received
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+        except OSError:
+            return 0
+        words = self._answer.split(maxsplit=2)
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
             self._close()
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._sent is not None:
+            self._sent.close()
+            self._sent = None
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -98,9 +227,12 @@ class Urgent:
 def _bytes(request: Request, prefix: str, headers: dict[str, str]) -> bytes:
     body = json.dumps(request.body).encode()
     every = {**headers, "Content-Type": request.content_type, "Content-Length": str(len(body))}
-    query = f"?{urlencode(request.params)}" if request.params else ""
-    lines = [f"{request.method} {prefix}{request.path}{query} HTTP/1.1", *(f"{k}: {v}" for k, v in every.items())]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+    first = f"{request.method} {prefix}{request.path}{_query(request)} HTTP/1.1"
+    return "\r\n".join([first, *(f"{k}: {v}" for k, v in every.items()), "", ""]).encode("latin-1") + body
+
+
+def _query(request: Request) -> str:
+    return f"?{urlencode(request.params)}" if request.params else ""
 
 
 def _connect(access: Access, seconds: float) -> HTTPConnection:
