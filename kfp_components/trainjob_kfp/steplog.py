@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from trainjob import TrainJobError, TrainJobFailed
 
@@ -32,22 +33,39 @@ def failures_explained() -> Iterator[None]:
         text = str(error) if isinstance(error, TrainJobFailed) else f"error: {error}"
         if missing := _missing_right(text):
             text += f"\nwhat to do: {_GRANT.format(*missing)}"
-        _terminate_with(text)
+        try:
+            leave_message(text)
+        except OSError as refused:
+            say(f"cannot write the termination message: {refused}")
         say(text)
         sys.exit(1)  # a traceback would show our frames, which are not to blame, below the reason
 
 
-def _terminate_with(text: str) -> None:
-    """Leave `text` as the container's termination message, the only text of a failed step that reaches the Workflow."""
+def end_process(line: str, code: int) -> NoReturn:
+    """End this process from a signal's handler, with `line` as the termination message and as the log's last line.
+
+    On a KFP backend only the message arrives after Terminate: KFP's launcher, which reads stdout, is dead by then.
+    """
+    try:
+        leave_message(line)
+    finally:
+        try:
+            # Past Python's buffers, which whoever was interrupted may be holding.
+            os.write(1, f"{line}\n".encode())
+        finally:  # also where nobody reads stdout any more (EPIPE)
+            os._exit(code)
+
+
+def leave_message(text: str) -> None:
+    """Leave `text` as the container's termination message, the only text of a failed step that reaches the Workflow.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     given = os.environ.get("TRAINJOB_TERMINATION_LOG")
     path = Path(given or "/dev/termination-log")
-    if not given and not ("KUBERNETES_SERVICE_HOST" in os.environ and path.exists()):
-        return
-    message = text.encode()[:_MAX_MESSAGE].decode("utf-8", "ignore")
-    try:
-        path.write_text(message, encoding="utf-8")
-    except OSError as error:
-        say(f"cannot write {path}: {error}")
+    if given or ("KUBERNETES_SERVICE_HOST" in os.environ and path.exists()):
+        path.write_text(text.encode()[:_MAX_MESSAGE].decode("utf-8", "ignore"), encoding="utf-8")
 
 
 _GRANT = (

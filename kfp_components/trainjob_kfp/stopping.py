@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import suppress
 from http.client import HTTPException
+from itertools import chain, repeat
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -20,7 +21,7 @@ from trainjob.launch import CancelAction, cancelling, request_cancel
 from trainjob.manifest import JobRef, key_hash, labels_of
 from trainjob.status import observe
 from trainjob_kfp.execution import Execution
-from trainjob_kfp.steplog import say
+from trainjob_kfp.steplog import end_process, say
 
 if TYPE_CHECKING:
     from trainjob.backends.kubernetes.urgent import Urgent
@@ -32,45 +33,72 @@ PIPELINE, TASK = "trainjob.dev/kfp-pipeline", "trainjob.dev/kfp-task"
 
 _LABEL_VALUE = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
-_CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.03 to 1.7 s
+_CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.02 to 3 s
 _WARM_SECONDS = 20.0  # between two requests that keep a connection open: some load balancers cut what is idle for 30 s
+_FIRST_SECONDS = (1.0, 2.0)  # how long a PATCH takes is known sooner
+_POD_SECONDS = 0.1  # a read takes 2 to 10 ms
+_SUSPEND_SECONDS = (
+    0.03  # from SIGTERM on: a PATCH takes 8 to 26 ms on a quiet control plane, a DELETE 3 to 11 ms on any
+)
+
+_DELETED = 'the TrainJob was deleted, and "Retry run" starts another one, from its checkpoints if it has any'
 
 
 class StopWithStep:
     """While it is entered, SIGTERM and Ctrl-C stop the TrainJob before they end the process.
 
-    After Terminate, Python has 0.03 to 1.7 s on a KFP backend (its parent dies at once and takes the container along).
-    So the request is prepared beforehand, on a connection that is open, and goes out before anything else.
+    Not where the cluster ends the step's pod, as by a drain: the job keeps running, and the next pod adopts it. SIGTERM
+    is all that a process hears of Terminate, of a drain and of the deletion of the run, so it reads its pod first.
+
+    After Terminate, Python has 0.02 to 3 s on a KFP backend (its parent dies at once and takes the container along),
+    and the API server drops a request whose client is gone. So the requests are prepared beforehand, each on an open
+    connection, and are sent before anything else. A PATCH waits for the webhooks of TrainJobs, a DELETE has none: a
+    suspend that is not answered in time, or is known to take longer, becomes a deletion.
     """
 
     def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
         self._client, self._key, self._action = client, key, action
         self.job: TrainJob | None = None
-        self._urgent: Urgent | None = None
+        self._suspend: Urgent | None = None
+        self._delete: Urgent | None = None
+        self._pod: Urgent | None = None
 
     @property
     def _how(self) -> CancelAction:
         return "suspend" if self._action == "suspend" else "delete"
 
     async def keep_ready(self) -> None:
-        """Have the request ready, and its connection open, until the client is closed."""
+        """Have the requests ready, and their connections open, until the client is closed."""
         from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - an extra
 
         backend = self._client.backend
         if self._action == "keep" or self.job is None or not isinstance(backend, KubernetesBackend):
             return
-        urgent = await backend.urgent(JobRef.of(self.job), cancelling(self.job, self._how))
-        if urgent is None:
-            return
+        ref, patch = JobRef.of(self.job), cancelling(self.job, self._how)
+        self._delete = await backend.urgent(ref, None)
+        if patch is not None:
+            self._suspend = await backend.urgent(ref, patch)
+        if pod := os.environ.get("KFP_POD_NAME", ""):
+            self._pod = await backend.urgent_pod(backend.default_namespace, pod)
+        requests = [each for each in (self._delete, self._suspend, self._pod) if each is not None]
         try:
-            while True:
-                with suppress(TrainJobError, OSError, HTTPException):  # the usual way is still there
-                    await urgent.warm()
-                    self._urgent = urgent
-                await anyio.sleep(_WARM_SECONDS)
+            async with anyio.create_task_group() as tasks:
+                for each in requests:
+                    tasks.start_soon(_keep_warm, each)
+                tasks.start_soon(self._say_what_a_drain_does, pod)
         finally:
-            self._urgent = None
-            urgent.close()
+            self._delete = self._suspend = self._pod = None
+            for each in requests:
+                each.close()
+
+    async def _say_what_a_drain_does(self, pod: str) -> None:
+        """Say so where this step may not read its pod."""
+        if self._pod is None:
+            return
+        with suppress(TrainJobError, OSError, HTTPException):
+            await self._pod.warm()
+        if self._pod.forbidden:
+            say(f"pods may not be listed, so a drain that evicts pod {pod} stops the TrainJob as Terminate does")
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -82,18 +110,42 @@ class StopWithStep:
 
     def _stop(self, number: int, frame: FrameType | None) -> NoReturn:
         del frame
-        outcome = "the TrainJob goes on"
+        outcome = "the TrainJob keeps running"
         try:
             if self._action != "keep":
-                if self._urgent is None or not self._urgent.send():
-                    self._client.start(self.request).result(_CANCEL_SECONDS)
-                outcome = f"the TrainJob was asked to stop ({self._action})"
+                outcome = self._stop_job(time.monotonic() + _SUSPEND_SECONDS)
         except Exception as error:  # noqa: BLE001 - whatever it is, the process ends now
-            outcome = f"the TrainJob could not be asked to stop and may go on: {error!r}"
+            outcome = f"the TrainJob could not be asked to stop and may keep running: {error!r}"
         finally:
-            # Past Python's buffers, which whoever was interrupted may be holding.
-            os.write(1, f"{signal.Signals(number).name}: {outcome}\n".encode())
-            os._exit(128 + number)
+            end_process(f"{signal.Signals(number).name}: {outcome}", 128 + number)
+
+    def _stop_job(self, suspended_by: float) -> str:
+        """Stop the job by a request that is ready, or in the usual way; what was done.
+
+        Args:
+            suspended_by: When a suspend has to be answered, by the monotonic clock.
+        """
+        suspend, delete, pod = self._suspend, self._delete, self._pod
+        if pod is not None:
+            from trainjob.backends.kubernetes.pods import disruption  # noqa: PLC0415 - an extra, imported by now
+
+            if (found := pod.read(_POD_SECONDS)) and (reason := disruption(found)):
+                return f"the TrainJob keeps running: its step's next pod waits for it ({reason})"
+        if suspend is not None and delete is not None:
+            sent = suspend.send_or(delete, max(0.0, suspended_by - time.monotonic()))
+            if sent is not None:
+                return self._asked if sent is suspend else f"{_DELETED}: the API server takes too long to suspend one"
+        elif delete is not None and delete.send():
+            return self._asked
+        self._client.start(self.request).result(_CANCEL_SECONDS)
+        return self._asked
+
+    @property
+    def _asked(self) -> str:
+        """What was done if nothing went wrong."""
+        if self._action == "suspend" and self.job is not None and cancelling(self.job, "suspend") is None:
+            return f"{_DELETED}: Kueue would start a suspended one again"
+        return f"the TrainJob was asked to stop ({self._action})"
 
     async def request(self) -> None:
         """Ask the job to stop: one request, once it is known which job it is."""
@@ -108,6 +160,13 @@ class StopWithStep:
                     await request_cancel(self._client.backend, job, self._how)
                     return
             await anyio.sleep(0.05)
+
+
+async def _keep_warm(urgent: Urgent) -> None:
+    for pause in chain(_FIRST_SECONDS, repeat(_WARM_SECONDS)):
+        with suppress(TrainJobError, OSError, HTTPException):  # the usual way is still there
+            await urgent.warm()
+        await anyio.sleep(pause)
 
 
 def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: float) -> list[str]:

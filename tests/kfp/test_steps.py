@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,6 +194,34 @@ def test_a_terminated_step_suspends_its_job_and_the_next_try_goes_on_with_it(ste
     assert ended.code == 0, ended.log
     (same,) = steps.jobs()
     assert same["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+def test_a_terminated_step_leaves_its_last_line_as_its_message(steps: Steps) -> None:
+    """On a KFP backend the launcher, which reads stdout, is dead by then."""
+    step = steps.start("train", runtime="trainjob-step", command=SLEEPING)
+    read_until(step, "[node-0] started")
+    assert step.stdout
+    step.stdout.close()
+    steps.signal(step, signal.SIGTERM)
+    message = steps.directory / "termination-log"
+    eventually(message.exists)
+    assert message.read_text() == "SIGTERM: the TrainJob was asked to stop (suspend)"
+    eventually(lambda: phases(steps) == [Phase.SUSPENDED])
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_process_ends_though_nobody_reads_its_last_line(tmp_path: Path, writable: bool) -> None:
+    program = "from trainjob_kfp.steplog import end_process\nend_process('the end', 143)"
+    place = tmp_path / "message" if writable else tmp_path  # a directory cannot be written to
+    environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(place)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=writer, env=environment, check=False)
+    finally:
+        os.close(writer)
+    assert ended.returncode == 143
+    assert not writable or place.read_text() == "the end"
 
 
 def test_a_step_that_is_terminated_in_the_middle_of_launching_stops_what_it_launched(steps: Steps) -> None:

@@ -69,8 +69,9 @@ def export_model(
         run_timeout: Seconds from admission to the end; 0 for no limit.
         fail_fast: Fail at once where something is in the job's way that only a person can remove: a queue that does not
             exist, an image that is not there, more than the queue will ever have.
-        on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
-            the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
+        on_kill_action: What becomes of the job when this step is terminated: suspend, so that the next try or "Retry
+            run" continues with it (or deletion, where a suspend takes too long), cancel, which deletes it, or keep. A
+            step whose pod is drained always keeps it.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
         backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
         namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.

@@ -70,8 +70,9 @@ def train(
             again and again, and the job fails minutes later if at all. Without this, a crash is told in the log.
         on_crash_action: What becomes of the job then, which would go on: suspend, which keeps the object with the
             diagnosis in it, cancel, which deletes it, or keep. The next try is a new job, unless it was kept.
-        on_kill_action: What becomes of the job when this step is told to stop (Terminate, eviction): suspend, so that
-            the next try or "Retry run" goes on with it, cancel, which deletes it, or keep.
+        on_kill_action: What becomes of the job when this step is terminated: suspend, so that the next try or "Retry
+            run" continues with it (or deletion, where a suspend takes too long), cancel, which deletes it, or keep. A
+            step whose pod is drained always keeps it.
         cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
         retry_user_errors: Whether a retry of this step (set_retry) runs a training again that failed by itself in a way
             that may not come again (an exception, an exit code); else only what came from outside is run again. What is
