@@ -1,4 +1,4 @@
-"""Writes the table of docs/campaigns.md from what `make campaign` has left in `.test-output`.
+"""Writes the tables of docs/campaigns.md from what `make campaign` has left in `.test-output`.
 
 ::
 
@@ -34,7 +34,7 @@ def row(name: str, tests: list[Test]) -> str:
 
 
 def main() -> None:
-    """Write the table.
+    """Write the tables.
 
     Command line: How long `make campaign` has taken, in seconds.
     """
@@ -50,9 +50,17 @@ def main() -> None:
         "|---|---:|---|---:|---|",
         *(row(name, tests) for name, tests in sorted(of.items())),
     ]
-    text = PAGE.read_text()
-    result = "\n".join(lines)
-    PAGE.write_text(re.sub(r"(<!-- result -->\n).*?(<!-- end -->)", rf"\g<1>{result}\n\g<2>", text, flags=re.DOTALL))
+    replace("result", lines)
+    measured = [test.properties["result"] for tests in of.values() for test in tests if "result" in test.properties]
+    if measured:
+        replace("terminate", [f"{when}, {os.cpu_count()} cores:", "", *(f"* {each}" for each in measured)])
+
+
+def replace(what: str, lines: list[str]) -> None:
+    """Put `lines` in the place of a part of the page."""
+    text, result = PAGE.read_text(), "\n".join(lines)
+    parts = rf"(<!-- {what} -->\n).*?(<!-- end -->)"
+    PAGE.write_text(re.sub(parts, rf"\g<1>{result}\n\g<2>", text, flags=re.DOTALL))
 
 
 if __name__ == "__main__":
