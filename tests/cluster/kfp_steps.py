@@ -34,6 +34,27 @@ COMPILED = Path(__file__).parents[2] / "kfp_components" / "trainjob_kfp" / "comp
 ACCOUNT = "pipeline-runner"
 _OUTPUTS = "/tmp/kfp_outputs"
 
+ARGO = "argoproj.io/v1alpha1"
+WORKFLOWS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "workflows.argoproj.io"},
+    "spec": {
+        "group": "argoproj.io",
+        "scope": "Namespaced",
+        "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            },
+        ],
+    },
+}
+"""The definition of Argo's Workflows, as far as owners go."""
+
 # The processes of a step's container: Argo's wrapper is the first one of its PID namespace; below it, in a group of
 # their own, are KFP's launcher, sh and Python. The wrapper passes a signal on to that group. The launcher, which has no
 # handler, is dead at once; the wrapper polls for that once a second, ends, and with it the kernel ends whatever is left

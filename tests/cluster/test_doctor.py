@@ -21,6 +21,7 @@ import yaml
 from tests.certificates import Authority
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.fault_proxy import FaultProxy
+from tests.cluster.kfp_steps import WORKFLOWS
 from tests.cluster.test_fault_tokens import Tokens
 from tests.processes import wait_until
 from tests.testcluster import kueue
@@ -29,13 +30,14 @@ from tests.testcluster.access import TRAINER, Access, condition, refused, trainj
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import fate
+from tests.unit.test_install import STOCK
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden
-from trainjob.doctor import Finding, Level
+from trainjob.doctor import Finding, Level, pipelines
 from trainjob.doctor import cluster as doctor
 from trainjob.doctor.rights import RIGHTS, Right
 from trainjob.errors import Rejected
@@ -106,12 +108,33 @@ async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
     assert text.splitlines()[-1].endswith(" ok")
 
 
+async def test_defaults_of_kubeflow_pipelines(own_cluster: Cluster, namespace: str) -> None:
+    own_cluster.define([WORKFLOWS])
+    metadata = {"name": pipelines.CONFIG, "namespace": namespace}
+    data = {"workflowDefaults": STOCK, "artifactRepository": "archiveLogs: true\n"}
+    own_cluster.api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    found = of(await examined(own_cluster.kubeconfig, namespace), "pipelines")
+    assert found.level is Level.WARNING
+    assert found.message.startswith(f"ConfigMap {namespace}/{pipelines.CONFIG} has a retryStrategy in templateDefaults")
+    assert found.advice.startswith(f"trainjob install --only kfp -n {namespace} | kubectl patch configmap ")
+
+    (change,) = objects("kfp", namespace=namespace)
+    stored = own_cluster.api.patch("v1", "ConfigMap", namespace, pipelines.CONFIG, change)
+    assert stored["data"]["artifactRepository"] == data["artifactRepository"], "the rest stays"
+    assert of(await examined(own_cluster.kubeconfig, namespace), "pipelines").level is Level.OK
+
+    hidden = of(await examined(own_cluster.kubeconfig_for(ROLE["rules"], namespace), namespace), "pipelines")
+    assert hidden.level is Level.SKIPPED
+    assert f"ConfigMap kubeflow/{pipelines.CONFIG} cannot be seen: " in hidden.message
+
+
 async def test_what_a_launcher_may_not_see_is_said(cluster: Access, namespace: str) -> None:
     narrow = cluster.kubeconfig_for(ROLE["rules"], namespace)
     found = await examined(narrow, namespace, ["torch-distributed"], kueue.QUEUE)
     assert failures(found) == []
     skipped = [finding.check for finding in found if finding.level is Level.SKIPPED]
-    assert skipped == ["queue", "reaper", "runtimes", "runtimes"]
+    # "pipelines" only while a test of KFP has defined Workflows.
+    assert [check for check in skipped if check != "pipelines"] == ["queue", "reaper", "runtimes", "runtimes"]
     assert of(found, "identity").message.startswith(f"you are system:serviceaccount:{namespace}:limited-")
     assert of(found, "admission").message.startswith("a job of ClusterTrainingRuntime torch-distributed would be acc")
     assert of(found, "queueing").level is Level.OK, "shown by a dry run"

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.cluster.kfp_steps import Execution, Steps, admit, owner_reference
+from tests.cluster.kfp_steps import ARGO, WORKFLOWS, Execution, Steps, admit, owner_reference
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import variable
 
 pytestmark = pytest.mark.timeout(300)
-
-ARGO = "argoproj.io/v1alpha1"
 
 
 @pytest.mark.parametrize(
@@ -58,21 +56,7 @@ def test_a_quota_is_named(own_cluster: Cluster, step_image: str) -> None:
 @pytest.fixture(scope="module")
 def workflows(own_cluster: Cluster) -> None:
     """The definition of Argo's Workflows, as far as owners go."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    definition = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "workflows.argoproj.io"},
-        "spec": {
-            "group": "argoproj.io",
-            "scope": "Namespaced",
-            "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
-            "versions": [
-                {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
-            ],
-        },
-    }
-    own_cluster.define([definition])
+    own_cluster.define([WORKFLOWS])
 
 
 def test_a_job_that_belongs_to_its_run_goes_with_it(kfp_steps: Steps, workflows: None) -> None:

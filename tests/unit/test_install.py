@@ -77,6 +77,36 @@ def test_the_stream_says_what_it_is_and_is_the_same_each_time() -> None:
     ]
 
 
+STOCK = """\
+spec:
+  ttlStrategy:
+    secondsAfterCompletion: 3600
+    secondsAfterSuccess: 3600
+    secondsAfterFailure: 3600
+  templateDefaults:
+    retryStrategy:
+      limit: '2'
+      retryPolicy: OnError
+"""
+"""workflowDefaults of KFP 2.17.0 (``manifests/kustomize/third-party/argo/base``)."""
+
+
+def test_the_change_of_kfps_config_map_is_printed_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_kind(printed(), "ConfigMap") == []
+    monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")  # where jobs run
+    (change,) = printed("--only", "kfp")
+    assert change["metadata"] == {"name": "workflow-controller-configmap", "namespace": "kubeflow"}
+    assert list(change["data"]) == ["workflowDefaults"]
+    stock = yaml.safe_load(STOCK)
+    del stock["spec"]["templateDefaults"]
+    assert yaml.safe_load(change["data"]["workflowDefaults"]) == stock
+    text = said("--only", "kfp", "-n", "pipelines")
+    assert text.splitlines()[0].endswith(
+        "kubectl patch configmap workflow-controller-configmap -n pipelines --type merge --patch-file /dev/stdin"
+    )
+    assert yaml.safe_load(text)["metadata"]["namespace"] == "pipelines"
+
+
 def test_names_are_filled_in_wherever_they_stand() -> None:
     image, config, secret = "registry.example/steps:1", "settings", "keys"
     filled = said("--image", image, "--storage-config", config, "--storage-secret", secret)

@@ -35,7 +35,8 @@ async def install(
     names: Mapping[str, str | None],
 ) -> int:
     """Print the objects: YAML documents, or with ``--json`` one List."""
-    namespace = target.namespace or Settings().namespace
+    # TRAINJOB_NAMESPACE is that of jobs, and KFP's controller is elsewhere.
+    namespace = target.namespace or (Settings().namespace if only != "kfp" else None)
     accounts = [(where or namespace or "", name) for where, name in service_accounts]
     if unplaced := [name for where, name in accounts if not where]:
         raise click.UsageError(f"say the namespace of service account {unplaced[0]}: NAMESPACE:{unplaced[0]}")
@@ -52,7 +53,12 @@ async def install(
     if target.as_json:
         click.echo(texts.as_json({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0
-    click.echo(f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -")
+    if only == "kfp":
+        metadata = found[0]["metadata"]
+        patch = f"configmap {metadata['name']} -n {metadata['namespace']} --type merge --patch-file /dev/stdin"
+        click.echo(f"# Replaces one key of KFP's own ConfigMap: kubectl patch {patch}")
+    else:
+        click.echo(f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -")
     for each in found:
         click.echo(f"---\n{texts.as_yaml(each)}")
     return 0

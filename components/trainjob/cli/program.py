@@ -354,8 +354,9 @@ def render(
 @program.command()
 @click.option(
     "--only",
-    type=click.Choice(["runtimes", "rbac", "reaper"]),
-    help="Only the runtimes, which a cluster needs once, or only the rights or the reaper, which each namespace needs.",
+    type=click.Choice(["runtimes", "rbac", "reaper", "kfp"]),
+    help="Only the runtimes, which a cluster needs once; only the rights, or the reaper, which each namespace needs; or a "
+    "change of KFP's workflowDefaults, which is never printed otherwise.",
 )
 @click.option(
     "--service-account",
@@ -380,7 +381,8 @@ def install(
 ) -> int:
     """Print what a cluster must have, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
 
-    The rights are for the namespace of --namespace or TRAINJOB_NAMESPACE, else for that of kubectl.
+    The rights are for the namespace of --namespace or TRAINJOB_NAMESPACE, else for that of kubectl. `--only kfp` is for
+    `kubectl patch`, since KFP has other keys in its ConfigMap; its output says how.
     """
     from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
 

@@ -9,6 +9,7 @@
     rights.py     what may be done, and what does not work without it
     queues.py     Kueue
     secrets.py    Secrets that jobs name
+    pipelines.py  Kubeflow Pipelines
     local.py      the checks of this machine, for the local backend
 
 Nothing is created or changed, and no secret is in what is said.

@@ -16,7 +16,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
 from trainjob.backends.kubernetes.served import release_of, spec_schema
 from trainjob.data.program import STEP_RUNTIME
-from trainjob.doctor import admission, queues, rights, secrets, server
+from trainjob.doctor import admission, pipelines, queues, rights, secrets, server
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, RetryVerdict, TrainJobError
 from trainjob.install import STEP_IMAGE
@@ -159,6 +159,7 @@ class _Cluster:
             ("trainer", self._trainer()),
             ("jobset", self._jobset()),
             ("kueue", self._kueue()),
+            ("pipelines", pipelines.check(self.client, self.namespace)),
         )
         async for finding in _all(*first):
             yield finding

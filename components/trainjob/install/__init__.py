@@ -1,7 +1,7 @@
 """What a cluster must have for this package: runtimes, the rights of who launches and waits, and the reaper.
 
 The objects are the YAML files of this directory, each of them. Only names that differ from cluster to cluster are
-filled in.
+filled in. What changes an object of somebody else is in ``opt_in`` and is given only where it is named.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 
 from trainjob import __version__
 
-Part = Literal["runtimes", "rbac", "reaper"]
+Part = Literal["runtimes", "rbac", "reaper", "kfp"]
 
 STEP_IMAGE = f"trainjob-step:{__version__}"
 """The step image as the files name it: in no registry, since where images come from is each cluster's own."""
@@ -42,9 +42,10 @@ def objects(
     """The objects to apply, in the order of the files' names.
 
     Args:
-        only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None.
+        only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None. ``kfp``
+            is a change of the ConfigMap of KFP's workflow controller, which is never part of the others.
         namespace: Where rights and reaper are. If None, the rights are wherever they are applied, and there is no
-            reaper, whose rights name the namespace of its account.
+            reaper, whose rights name the namespace of its account. Of ``kfp`` where KFP itself is, ``kubeflow`` if None.
         service_accounts: Namespace and name of each account that gets the rights. Without any there is no binding.
         image: The step image.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
@@ -59,6 +60,10 @@ def objects(
     }
     subjects = [{"kind": "ServiceAccount", "namespace": where, "name": name} for where, name in service_accounts]
     found = []
+    if only == "kfp":
+        each = yaml.safe_load(resources.files(__name__).joinpath("opt_in", "kfp.yaml").read_text())
+        metadata = {**each["metadata"], **({"namespace": namespace} if namespace else {})}
+        return [{**each, "metadata": metadata}]
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         part = _PARTS.get(file.name, "runtimes")
         if not file.name.endswith(".yaml") or only not in (None, part) or (part == "reaper" and not namespace):

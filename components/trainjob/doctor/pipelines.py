@@ -1,0 +1,61 @@
+"""Kubeflow Pipelines: defaults of its workflow controller with which steps are not retried and clean-up may not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
+from trainjob.doctor.findings import Finding, Level
+from trainjob.install import objects
+from trainjob.status import mapping
+
+CONFIG = "workflow-controller-configmap"
+_WORKFLOWS = "/apis/argoproj.io/v1alpha1"
+
+
+async def check(client: ApiClient, namespace: str) -> list[Finding]:
+    """What is to be said about KFP's workflow controller; nothing where there is none.
+
+    Args:
+        client: The connection.
+        namespace: Where jobs are to run; KFP itself is there or in ``kubeflow``.
+
+    Raises:
+        ApiError: the server does not answer.
+    """
+    try:
+        await client.send(Request("GET", _WORKFLOWS))
+    except ObjectNotFound:
+        return []
+    (ours,) = objects("kfp")
+    hidden = ""
+    for where in dict.fromkeys((namespace, ours["metadata"]["namespace"])):
+        try:
+            path = f"/api/v1/namespaces/{where}/configmaps/{CONFIG}"
+            found = await client.send(Request("GET", path))
+        except ObjectNotFound:
+            continue
+        except Forbidden as error:
+            hidden = f"ConfigMap {where}/{CONFIG} cannot be seen: {error.message}"
+            continue
+        return [_defaults(where, found)]
+    return [Finding("pipelines", Level.SKIPPED, hidden)] if hidden else []
+
+
+def _defaults(namespace: str, config: dict[str, Any]) -> Finding:
+    name = f"ConfigMap {namespace}/{CONFIG}"
+    try:
+        defaults = yaml.safe_load(str(mapping(config, "data").get("workflowDefaults") or ""))
+    except yaml.YAMLError as error:
+        return Finding("pipelines", Level.SKIPPED, f"{name}: workflowDefaults is no YAML ({error})")
+    if not mapping(defaults, "spec", "templateDefaults", "retryStrategy"):
+        return Finding("pipelines", Level.OK, f"{name} has no retryStrategy for all steps")
+    message = (
+        f"{name} has a retryStrategy in templateDefaults: after Terminate, a cleanup task whose driver's pod is "
+        "Pending for longer than 10 s does not run, and set_retry retries no step that fails"
+    )
+    patch = f"kubectl patch configmap {CONFIG} -n {namespace} --type merge --patch-file /dev/stdin"
+    return Finding("pipelines", Level.WARNING, message, f"trainjob install --only kfp -n {namespace} | {patch}")
