@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     """Where jobs that kfp.local launches on a cluster write their artifacts, such as ``s3://bucket/prefix``
     (``TRAINJOB_WORKSPACE``); without it, or with a ``file://`` one, below kfp.local's own pipeline root."""
 
+    job_url: str = ""
+    """Address of a TrainJob in a dashboard, with ``{namespace}``, ``{name}`` and ``{uid}`` in it: a link in the logs of
+    KFP's steps (``TRAINJOB_JOB_URL``). In Airflow it is a field of the connection."""
+
     local_environments: dict[str, Path] = Field(default_factory=dict)
     """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, as the image
     decides on a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""

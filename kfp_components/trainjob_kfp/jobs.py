@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from trainjob import (
     Budgets,
@@ -24,6 +25,7 @@ from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
 from trainjob.launch import give_up
 from trainjob.manifest import JobRef
 from trainjob.report import page, rounded
+from trainjob.settings import Settings
 from trainjob.spec import OwnerReference
 from trainjob.unattended import SUSPEND
 from trainjob_kfp.execution import Execution
@@ -68,6 +70,8 @@ def run_job(
         stop.job = client.get(ref)
         client.start(stop.keep_ready)
         say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
+        if address := address_of(ref.namespace, ref.name, ref.uid):
+            say(f"TrainJob {ref}: {address}")  # KFP's UI makes a link of it
         _say_deadline()
         try:
             # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
@@ -120,6 +124,16 @@ def workflow_of_this_pod(client: TrainJobClient) -> OwnerReference:
         if owner["kind"] == "Workflow":
             return OwnerReference.model_validate({name: owner[name] for name in ("apiVersion", "kind", "name", "uid")})
     raise ConfigurationError(f"owned_by_run: pod {where}/{pod} belongs to no Workflow")
+
+
+def address_of(namespace: str, name: str, uid: str) -> str:
+    """Where a dashboard shows the job, by ``TRAINJOB_JOB_URL``; empty where that is not set or cannot be used."""
+    known = {"namespace": quote(namespace, safe=""), "name": quote(name, safe=""), "uid": quote(uid, safe="")}
+    try:
+        return Settings().job_url.format_map(known)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        say(f"TRAINJOB_JOB_URL cannot be used, write only {{namespace}}, {{name}} and {{uid}} in braces: {error!r}")
+        return ""
 
 
 def _say_deadline() -> None:

@@ -24,7 +24,7 @@ from trainjob.launch import CancelAction
 from trainjob.report import numeric
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
-from trainjob_kfp.jobs import attend, budgets_of, connect, run_job
+from trainjob_kfp.jobs import address_of, attend, budgets_of, connect, run_job
 from trainjob_kfp.steplog import failures_explained, say
 from trainjob_kfp.stopping import stop_all
 
@@ -50,6 +50,8 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         # One value each: KFP's UI shows a dict as {"struct": …}.
         metrics = {f"metric.{name}": value for name, value in result["metrics"].items()}
         model.metadata |= {"uri": uri, "trainjob": result["name"], "trainjob_uid": result["uid"], **metrics}
+        if address := address_of(result["namespace"], result["name"], result["uid"]):
+            model.metadata["trainjob_url"] = address
         if uri != location(model.uri):
             _refer(model)
     return uri, result

@@ -18,6 +18,7 @@ from tests.registry.fake import FakeRegistry
 from trainjob import Phase
 from trainjob.manifest import KEY
 from trainjob.status import observe
+from trainjob_kfp.jobs import address_of
 from trainjob_kfp.stopping import StopWithStep
 
 RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
@@ -438,6 +439,27 @@ def test_a_report_and_a_deadline(steps: Steps) -> None:
     assert job["metadata"]["name"] in page
     steps.environment["ARGO_DEADLINE"] = "0001-01-01T00:00:00Z"
     assert "KFP ends this step" not in steps.run("train", **script("print('trained')")).log
+
+
+def test_a_step_links_to_its_job(steps: Steps) -> None:
+    steps.environment["TRAINJOB_JOB_URL"] = "https://dashboard.example/{namespace}/trainjobs/{name}?uid={uid}"
+    ended = steps.run("train", **script("print('trained')"))
+    assert ended.code == 0, ended.log
+    (job,) = steps.jobs()
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    address = f"https://dashboard.example/default/trainjobs/{name}?uid={uid}"
+    assert f"TrainJob default/{name}: {address}\n" in ended.log
+    (model,) = ended.output["artifacts"]["model"]["artifacts"]
+    assert model["metadata"]["trainjob_url"] == address
+
+
+@pytest.mark.parametrize("template", ["https://x/{nmae}", "https://x/{", "https://x/{}", "https://x/{name.x}"])
+def test_a_link_that_cannot_be_made_is_reported(
+    template: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINJOB_JOB_URL", template)
+    assert address_of("n", "j", "u") == ""
+    assert "TRAINJOB_JOB_URL cannot be used" in capsys.readouterr().out
 
 
 def test_owned_by_run_needs_a_run(steps: Steps) -> None:
