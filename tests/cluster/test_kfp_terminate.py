@@ -196,7 +196,7 @@ def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaigns.Record, named: bool) -> None:
     """And what becomes of the job of a step that does not know its pod, which cannot tell a drain from Terminate."""
-    runs = campaigns.runs(60 if named else 20, 2 if named else 1)
+    runs = campaigns.runs(50 if named else 10, 2 if named else 1)
     campaigns.begin(record_property, runs)
     took: list[float] = []
     with kfp_steps.cluster.namespace("jobs") as jobs:
