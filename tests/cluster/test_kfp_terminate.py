@@ -199,6 +199,7 @@ def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaig
     runs = campaigns.runs(50 if named else 10, 2 if named else 1)
     campaigns.begin(record_property, runs)
     took: list[float] = []
+    kept = 0
     with kfp_steps.cluster.namespace("jobs") as jobs:
         admit(kfp_steps.cluster, kfp_steps.namespace, jobs)
         for trial in draw(runs, 0, jobs):
@@ -209,16 +210,17 @@ def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaig
             ended, timed = kfp_steps.evict(tried)
             job = kfp_steps.job(execution, jobs)
             stays = job is not None and not suspended(job)
-            if stays and ended.message == KEPT and KEPT in timed:
+            kept += stays and ended.message == KEPT
+            if KEPT in timed:  # a kubelet may be late with the last lines
                 took = sorted([*took, seconds_between(PASSED_ON, KEPT, timed)])
             how = "kept" if stays else "stopped"
             campaigns.done(f"{execution.job}: {trial.left:.3f} s left, {how}; {ended.message or 'no message'}")
             kfp_steps.cluster.api.delete(TRAINER, "TrainJob", jobs, execution.job)
     who = "that knows its pod" if named else "that does not know its pod"
-    result = f"drain of a step {who}: {len(took)} of {runs} jobs kept knowingly; SIGTERM to that: {spread(took)}"
+    result = f"drain of a step {who}: {kept} of {runs} jobs kept knowingly; SIGTERM to that: {spread(took)}"
     print(result, flush=True)
     record_property("result", result)
-    assert len(took) >= 0.95 * runs if named else not took, result
+    assert kept >= 0.95 * runs if named else not kept, result
 
 
 def tell(trials: list[Trial], seconds: float, left: int, delay: int) -> str:
