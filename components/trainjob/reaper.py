@@ -85,7 +85,7 @@ async def reap(
     while True:
         waiters, found = await _look(backend, namespace)
         now = time.monotonic()
-        if now - worked > 2 * look + 1:  # the API server was away
+        if now - worked > max(grace / 3, 2 * look):  # the API server was away
             since = {}
         worked = now
         since = {uid: since.get(uid, now) for uid in found}

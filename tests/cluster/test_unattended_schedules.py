@@ -38,13 +38,13 @@ AT_ONCE = 16
 TIMINGS = Timings(
     connect=2, read=1, watch_read=3, sound=1, poll=(0.2, 0.5), renew=0.5, waiting=(99, 99), asking=(99, 99)
 )
-GRACE, LOOK = 4.0, 0.5
+GRACE, LOOK = 6.0, 1.5
 """The grace is longer than a request takes to fail and to be repeated, as `trainjob.reaper.GRACE` is."""
 CONNECTS, RETURNS = 2.0, 6.0
 """Seconds until a process that begins to wait is known, and until it has resumed a job that was ended before."""
-LATE = 12.0
+LATE = 30.0
 """Seconds after a job's bound and the grace at which it must have ended: the API server tells whole seconds, reapers
-die, and many schedules run at once."""
+die and begin their grace again, and many schedules run at once."""
 
 LEASES = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "patch", "delete", "list"]}
 

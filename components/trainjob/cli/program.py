@@ -355,8 +355,8 @@ def render(
 @click.option(
     "--only",
     type=click.Choice(["runtimes", "rbac", "reaper", "kfp"]),
-    help="Only the runtimes, which a cluster needs once; only the rights, or the reaper, which each namespace needs; or a "
-    "change of KFP's workflowDefaults, which is never printed otherwise.",
+    help="Only the runtimes, which a cluster needs once; only the rights or the reaper, which each namespace needs; or "
+    "a change of KFP's workflowDefaults, which is never printed otherwise.",
 )
 @click.option(
     "--service-account",

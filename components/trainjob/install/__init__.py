@@ -42,10 +42,11 @@ def objects(
     """The objects to apply, in the order of the files' names.
 
     Args:
-        only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None. ``kfp``
-            is a change of the ConfigMap of KFP's workflow controller, which is never part of the others.
+        only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None.
+            ``kfp`` is a change of the ConfigMap of KFP's workflow controller, which is never part of the others.
         namespace: Where rights and reaper are. If None, the rights are wherever they are applied, and there is no
-            reaper, whose rights name the namespace of its account. Of ``kfp`` where KFP itself is, ``kubeflow`` if None.
+            reaper, whose rights name the namespace of its account. For ``kfp``, where KFP itself is; ``kubeflow`` if
+            None.
         service_accounts: Namespace and name of each account that gets the rights. Without any there is no binding.
         image: The step image.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
