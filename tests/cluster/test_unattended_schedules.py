@@ -119,6 +119,8 @@ class Run:
     began: float = 0.0
     waiting: dict[str, list[float]] = field(default_factory=dict)
     """Job -> since when each of those waits for it who wait for it now."""
+    coming: int = 0
+    """How many of those who wait have not left yet."""
     since: dict[str, float] = field(default_factory=dict)
     """Job -> since when nobody has waited for it; missing while somebody does, or after it was ended."""
 
@@ -131,6 +133,7 @@ class Run:
             self.refs.append(ref)
             self.waiting[str(ref)], self.since[str(ref)] = [], time.monotonic()
         self.began = time.monotonic()
+        self.coming = sum(map(len, self.schedule.stays))
         async with anyio.create_task_group() as tasks:
             for ref, stays in zip(self.refs, self.schedule.stays, strict=True):
                 for stay in stays:
@@ -138,7 +141,7 @@ class Run:
             for seconds in self.schedule.reapers:
                 tasks.start_soon(self._reaper, seconds)
             tasks.start_soon(self._outage)
-            while time.monotonic() < self.began + self.schedule.seconds:
+            while time.monotonic() < self.began + self.schedule.seconds and (self.since or self.coming):
                 await anyio.sleep(0.25)
                 self._overdue()
             tasks.cancel_scope.cancel()
@@ -160,6 +163,7 @@ class Run:
                 if latest is not None and latest["spec"].get("suspend"):
                     self.problems.append(f"{ref} is suspended, and somebody has waited for it for {stay.seconds:.1f} s")
         finally:
+            self.coming -= 1
             self.waiting[str(ref)].remove(began)
             if not self.waiting[str(ref)]:
                 self.since[str(ref)] = time.monotonic()
@@ -184,7 +188,7 @@ class Run:
                     self.problems.append(f"a reaper gave up: {error}")
             await backend._client.aclose()
             # A run that is always killed too early would never end a job.
-            seconds = seconds + 2.0
+            seconds = 2 * seconds
             await anyio.sleep(0.5)
 
     def _answering(self, seconds: float) -> bool:

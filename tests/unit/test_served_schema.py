@@ -231,6 +231,8 @@ def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
         "annotations",
         "owner_reference",  # of the metadata, as are labels and annotations
         "manifest",
+        "unattended",  # of the metadata, too
+        "unattended_after",
     }
     trainjob = render(spec, "key", 1, "ns")
     assert adapted("2.3", trainjob) == trainjob["spec"]
