@@ -13,6 +13,7 @@ from tests.airflow.conftest import Run, python
 
 from trainjob import TrainJobClient
 from trainjob.spec.checks import metadata_problems
+from trainjob.unattended import Policy, policy_of
 from trainjob_airflow.identity import key_of, labels_of_task
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
@@ -57,11 +58,17 @@ def test_a_job_says_which_try_of_which_task_it_is_for(run: Run, home: Path, tmp_
     )
     with DAG("labelled") as dag:
         TrainJobOperator.partial(
-            task_id="train", runtime="trainjob-step", labels={"team": "vision"}, retries=1, retry_delay=timedelta(0)
+            task_id="train",
+            runtime="trainjob-step",
+            labels={"team": "vision"},
+            unattended_after="{{ 'PT30M' }}",
+            retries=1,
+            retry_delay=timedelta(0),
         ).expand(command=[python(code)])
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
     with TrainJobClient("local") as client:
+        assert {policy_of(job) for job in client.list()} == {Policy("suspend", timedelta(minutes=30))}
         found = sorted((job["metadata"]["labels"] for job in client.list()), key=lambda labels: labels["try_number"])
     for number, labels in enumerate(found, 1):
         asked = {
@@ -73,7 +80,6 @@ def test_a_job_says_which_try_of_which_task_it_is_for(run: Run, home: Path, tmp_
         }
         assert asked.items() <= labels.items()
         assert labels["run_id"].startswith("manual__")
-        assert labels["trainjob.dev/unattended"] == "suspend"
     assert len(found) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ _SPEC_FIELDS = (
         "env",
     ),
     *("inputs", "outputs", "checkpoints", "initializer", "runtime_patches", "labels", "annotations"),
-    *("active_deadline_seconds", "suspend", "managed_by"),
+    *("active_deadline_seconds", "suspend", "managed_by", "unattended", "unattended_after"),
 )
 _MANAGER = "trainjob.dev/airflow"
 _POD = {
@@ -76,6 +77,10 @@ class TrainJobOperator(TrainJobTask):
         active_deadline_seconds: Seconds after which Trainer fails the job.
         suspend: Create the job suspended.
         managed_by: Which controller is in charge.
+        unattended: What happens to the job when no task has waited for it for `unattended_after`: ``suspend`` (whoever
+            waits for it again resumes it), ``delete`` or ``keep``. If left out, it is suspended, or kept where the task
+            does not wait or `on_kill_action` is ``keep``.
+        unattended_after: One minute to seven days, as ``timedelta``, seconds or ISO 8601; an hour if left out.
         namespace: Kubernetes namespace; the connection's if left out.
         trainjob_conn_id: Connection of type ``trainjob``. Where the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.
@@ -161,6 +166,8 @@ class TrainJobOperator(TrainJobTask):
         active_deadline_seconds: int | str | None = None,
         suspend: bool | str | None = None,
         managed_by: str | None = None,
+        unattended: str | None = None,
+        unattended_after: timedelta | float | str | None = None,
         volumes: Sequence[Any] | None = None,
         volume_mounts: Sequence[Any] | None = None,
         node_selector: Mapping[str, str] | None = None,
@@ -194,6 +201,8 @@ class TrainJobOperator(TrainJobTask):
         self.active_deadline_seconds = active_deadline_seconds
         self.suspend = suspend
         self.managed_by = managed_by
+        self.unattended = unattended
+        self.unattended_after = unattended_after
         self.volumes = as_json(volumes)
         self.volume_mounts = as_json(volume_mounts)
         self.node_selector = node_selector

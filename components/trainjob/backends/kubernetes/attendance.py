@@ -36,6 +36,7 @@ JOBS = RESERVED_PREFIX + "jobs"
 """Annotation of a Lease: UID -> when this process left the job, null while it waits for it; as JSON."""
 
 _SETTLE = 1.0  # seconds in which more jobs may come or go before the list of them is written
+_FORBIDDEN = 10  # times as rarely as Leases are renewed, they are tried again where they are not allowed
 _CLOSING = 2.0  # seconds for the request that removes a Lease
 
 
@@ -100,7 +101,8 @@ class Attendance:
                     _log.warning("who waits for jobs cannot be written down, so they are kept: %s", error)
                 self._forbidden = True
                 await self._keep_all()
-            except ApiError as error:  # an outage: the watch of the jobs tells
+                pause = _FORBIDDEN * renew
+            except TrainJobError as error:  # an outage: the watch of the jobs tells
                 _log.debug("the Lease is not renewed: %s", error)
                 pause = renew / 3
             with suppress(TimeoutError):
