@@ -25,7 +25,7 @@ from tests.testcluster.nodes import fate, until_told
 from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category
 from trainjob.errors import (
@@ -273,8 +273,9 @@ async def test_the_shipped_role_is_needed_and_suffices(
         return stream(self, request)
 
     monkeypatch.setattr(ApiClient, "stream", noting)
-    narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(ROLE["rules"], namespace))))
-    asked = spec(env=fate(run="300ms"), labels={kueue.QUEUE_LABEL: small_queue})
+    credentials = Credentials(kubeconfig=str(cluster.kubeconfig_for(ROLE["rules"], namespace)))
+    narrow = KubernetesBackend(credentials, timings=Timings(renew=0.1))
+    asked = spec(env=fate(run="1s"), labels={kueue.QUEUE_LABEL: small_queue}, unattended="suspend")
     ref = await launch(narrow, asked, "a", namespace=namespace)
     assert await launch(narrow, asked, "a", namespace=namespace) == ref
     lines: list[str] = []

@@ -42,9 +42,9 @@ GRACE, LOOK = 6.0, 1.5
 """The grace is longer than a request takes to fail and to be repeated, as `trainjob.reaper.GRACE` is."""
 CONNECTS, RETURNS = 2.0, 6.0
 """Seconds until a process that begins to wait is known, and until it has resumed a job that was ended before."""
-LATE = 30.0
+LATE = 120.0 if not campaigns.FULL else 30.0
 """Seconds after a job's bound and the grace at which it must have ended: the API server tells whole seconds, reapers
-die and begin their grace again, and many schedules run at once."""
+die and begin their grace again, and so they do where a look takes seconds, as beside all other tests."""
 
 LEASES = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "patch", "delete", "list"]}
 
@@ -95,7 +95,7 @@ class Schedule:
                 stay = Stay(now, dice.uniform(0.5, 12.0), dice.random() < 0.7)
                 found.append(stay)
                 # The next one comes in time, at the same time, or too late.
-                now += stay.seconds + dice.choice((-0.5, 0.5, after / 2, after + GRACE + LATE))
+                now += stay.seconds + dice.choice((-0.5, 0.5, after / 2, after + GRACE + 20.0))
             stays.append(tuple(found))
         begin = dice.uniform(1.0, 8.0)
         outage = (begin, begin + dice.choice((0.0, 1.0, after, 2 * after)))

@@ -152,7 +152,7 @@ async def test_a_run_that_was_removed_while_the_next_one_seemed_to_go_on(late: i
 
 
 async def test_a_log_that_the_node_has_removed_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.backends.kubernetes.pods._TAIL_SECONDS", 0.1)
+    monkeypatch.setattr("trainjob.backends.kubernetes.pods._REMOVED_SECONDS", 0.1)
     restarted = pod(0)
     (status,) = restarted["status"]["containerStatuses"]
     status |= {"state": {"running": {}}, "lastState": status["state"]}

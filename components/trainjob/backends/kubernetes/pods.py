@@ -26,7 +26,8 @@ MOST_TAILS = 64
 """Log tails that are read at most in one look: thousands more would say nothing new."""
 
 _PODS = 5000  # of a job in one list: 5 KB each
-_TAIL_SECONDS = 10.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
+_TAIL_SECONDS = 5.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
+_REMOVED_SECONDS = 30.0  # the same where a busy kubelet has removed a run, and does not know of the next one's end yet
 _REMOVED = b"unable to retrieve container logs for"  # the kubelet's answer, as a success, where a run was removed
 _TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
 
@@ -173,12 +174,16 @@ class _Tails:
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
         lines, read = None, False
         # The kubelet of a node that was lost does not answer at all.
-        with anyio.move_on_after(_TAIL_SECONDS):
+        began = anyio.current_time()
+        with anyio.move_on_after(_TAIL_SECONDS) as scope:
             while not read:
                 try:
                     lines, read = await self._lines(pod, crash), True
                 except Forbidden as error:
                     return error
+                except RunRemoved as error:
+                    failure, scope.deadline = error, began + _REMOVED_SECONDS
+                    await anyio.sleep(1.0)
                 except Transient as error:
                     failure = error
                     if patience.failed():
