@@ -227,6 +227,13 @@ def test_what_a_cluster_adds_is_no_difference() -> None:
     assert differences(wanted, present) == []
 
 
+def test_differences_of_what_one_of_them_lacks() -> None:
+    resources = '{"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}'
+    more, less = rendered(resources_per_node={"cpu": 1}), rendered()
+    assert differences(more, less) == [f"spec.trainer.resourcesPerNode: (nothing) -> {resources}"]
+    assert differences(less, more) == [f"spec.trainer.resourcesPerNode: {resources} -> (nothing)"]
+
+
 def test_differences_are_readable_beyond_ascii() -> None:
     assert differences(rendered(args=["日本"]), rendered()) == ['spec.trainer.args: (nothing) -> ["日本"]']
 
