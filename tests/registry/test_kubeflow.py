@@ -100,7 +100,9 @@ def test_a_tag_that_the_database_cannot_hold(fake: FakeRegistry) -> None:
     for tag in ("", "x" * 251, "a\0b"):
         with pytest.raises(ConfigurationError, match="name of a tag"):
             register(fake, tags={tag: "x"})
-    assert register(fake, tags={"nul": "a\0b"}) == "1"
+    assert register(fake, tags={"nul": "a\0b", "x": "short", "x" * 250: "long"}) == "1"
+    assert at(fake).resolve("m", "1").tags["x"] == "short"
+    assert at(fake).resolve("m", "1").tags["x" * 250] == "long"
     assert at(fake).resolve("m", "1").tags["nul"] == "a\ufffdb"
 
 

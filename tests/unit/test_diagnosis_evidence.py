@@ -219,7 +219,7 @@ BARRIER = (
     ("joined", "retry", "says"),
     [
         ("2/3", UNKNOWN, "it waits for 3 processes, and the job has 2 nodes"),
-        ("1/2", UNKNOWN, "that none of them failed before"),  # the other node did not come
+        ("1/2", UNKNOWN, "as many as there are (2 nodes), that none of them failed before"),  # the other did not come
         ("3/4", UNKNOWN, "that none of them failed before"),  # two processes a node, one did not come
     ],
 )

@@ -51,6 +51,7 @@ def test_a_claim_reads_back_as_it_was_written(order: int, metric: str | None, mo
         ([_claimed(1, "2 max acc", acc=0.9), _claimed(2, "2 max acc", acc=0.5)], "1"),
         ([_claimed(1, "2 min acc", acc=0.9), _claimed(2, "2 min acc", acc=0.5)], "2"),
         ([_claimed(1, "2 max acc", acc=0.9), _claimed(2, "2 max acc", acc=0.9)], "1"),
+        ([_claimed(1, "2 min acc", acc=0.9), _claimed(2, "2 min acc", acc=0.9)], "1"),
         ([_claimed(1, "2 max acc", acc=0.9), _claimed(2, "2 max acc", acc=math.nan), _claimed(3, "2 max acc")], "1"),
         ([_claimed(1, "2 max acc", acc=0.9), _claimed(2, "2 max f1", acc=0.5)], "1"),
         # A person moves it to a worse one, and from then on that is to be beaten.
