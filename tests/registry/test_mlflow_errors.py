@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2 as codes
+from mlflow.store.entities.paged_list import PagedList
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
 from trainjob.registry.base import ModelVersion, Promotion
@@ -27,7 +28,7 @@ class Rivals(MlflowRegistry):
     def list(self, name: str) -> list[ModelVersion]:
         return [
             ModelVersion(
-                name, str(i + 1), "u", metrics={"acc": accuracy, "loss": 1.0},
+                name, str(i + 1), "u", metrics={"acc": accuracy, "loss": 1.0 + i},
                 tags={f"{_CLAIM}best": str(self.claims[i])},
                 aliases=("best",) if self.holds == str(i + 1) else (),
             )
@@ -87,3 +88,31 @@ def test_a_metric_that_was_edited_by_hand_hides_no_other() -> None:
     rest = {"source": "s3://x", "aliases": ["b", "a"], "creation_timestamp": 1000}
     version = _version(SimpleNamespace(name="m", version=1, tags=tags, **rest))
     assert (version.metrics, version.tags, version.aliases) == ({"b": 0.5}, {"stage": "trial"}, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "words"),
+    [
+        (
+            codes.INVALID_PARAMETER_VALUE,
+            "Invalid model version source: 'file:///m'",
+            ConfigurationError,
+            "such as s3://",
+        ),
+        (codes.INVALID_PARAMETER_VALUE, "a tag is too long", MlflowException, "a tag is too long"),
+        (codes.INTERNAL_ERROR, "Invalid model version source: 'file:///m'", MlflowException, "Invalid model version"),
+    ],
+)
+def test_a_server_that_takes_no_local_files(code: int, message: str, kind: type[Exception], words: str) -> None:
+    registry = MlflowRegistry("http://mlflow.example")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise MlflowException(message, error_code=code)
+
+    registry._client = SimpleNamespace(
+        create_registered_model=lambda _: None,
+        search_model_versions=lambda *_, **__: PagedList([], None),
+        create_model_version=refuse,
+    )
+    with pytest.raises(kind, match=words):
+        registry._create("m", "file:///m", "key", {})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainjob.errors import ConfigurationError, RegistryUnavailable
-from trainjob.registry.sqlite import locked, probe
+from trainjob.registry.sqlite import create, locked, probe
 
 
 def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
@@ -33,6 +33,42 @@ def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
     with locked(path, 20):
         assert time.monotonic() - began >= 0.2
     thread.join(10)
+
+
+def test_the_lock_is_taken_anew_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    with locked(path, 1):
+        pass
+    taken, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(path, 1):
+            taken.set()
+            release.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(10)
+    with pytest.raises(RegistryUnavailable), locked(path, 0):
+        pass
+    release.set()
+    thread.join(10)
+
+
+def test_an_empty_file_is_no_registry_yet(tmp_path: Path) -> None:
+    """As a program leaves it that only opened it; one with content is not built again."""
+    path = tmp_path / "mlflow.db"
+    path.touch()
+    built: list[str] = []
+
+    def build(uri: str) -> None:
+        built.append(uri)
+        Path(uri.removeprefix("sqlite:///")).write_bytes(b"schema")
+
+    for _ in range(2):
+        create(path, build)
+    assert len(built) == 1
+    assert path.read_bytes() == b"schema"
 
 
 def test_directories_on_the_way_to_the_database_are_created(tmp_path: Path) -> None:
