@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import anyio
 
+from trainjob import unattended
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.crashes import pack_diagnosis, unpack_diagnosis
 from trainjob.diagnosis import Diagnosis, diagnose
@@ -129,14 +130,10 @@ async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFail
 
 
 async def _resume(backend: Backend, trainjob: TrainJob) -> None:
-    """Take back a suspension that `cancel` left; whoever launches the same key again wants it to go on."""
+    """Take back a suspension by `cancel` or the reaper: a launch of the same key asks for the job to run."""
     if CANCELLED not in (trainjob["metadata"].get("annotations") or {}) or observe(trainjob).phase.terminal:
         return
-    # The mark goes even where somebody has resumed the job by hand: a later suspension is then not ours.
-    patch: dict[str, Any] = {"metadata": {"annotations": {CANCELLED: None}}}
-    if trainjob["spec"].get("suspend"):
-        patch["spec"] = {"suspend": False}
-    await backend.patch(JobRef.of(trainjob), patch)
+    await backend.patch(JobRef.of(trainjob), unattended.resuming(trainjob))
 
 
 def _same_spec(present: TrainJob, wanted: TrainJob) -> JobRef:

@@ -225,7 +225,7 @@ def _is_output(value: object) -> bool:
 
 def _strict(value: object) -> object:
     """A value as it is; None if a NaN or an infinity is in it, which no other JSON parser takes."""
-    import json  # noqa: PLC0415
+    import json  # noqa: PLC0415 - scripts import this module at their start, and may report nothing
 
     try:
         json.dumps(value, allow_nan=False)
@@ -353,7 +353,7 @@ class _Reporter:
             self._send()
 
     def report_returned(self, value: object) -> None:
-        from trainjob.returned import too_large  # noqa: PLC0415
+        from trainjob.returned import too_large  # noqa: PLC0415 - imports json, as above
 
         with self._lock:
             size = len(_encode(_message(100, MAX_SECONDS, [], self._outputs, value)))

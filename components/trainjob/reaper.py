@@ -130,7 +130,7 @@ async def _end(backend: KubernetesBackend, job: TrainJob) -> Reaped | None:
     patch = cancelling(latest, policy.action, MARK)
     why = "; Kueue would start it again, had it been suspended" if patch is None and policy.action == "suspend" else ""
     if patch is not None:
-        # Of this very state: whoever changes the job at the same time, as to resume it, is heard.
+        # With the version that was looked at: the server refuses it if the job was changed since, such as resumed.
         patch["metadata"]["resourceVersion"] = latest["metadata"]["resourceVersion"]
         try:
             await backend.patch(ref, patch)

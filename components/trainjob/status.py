@@ -203,7 +203,7 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
     if common["cancelled"]:
         unattended = mapping(trainjob, "metadata", "annotations")[CANCELLED] == "unattended"
         by_us = (
-            "nobody waited for it; who waits for it again or launches the same key resumes it"
+            "nobody waited for it; wait for it, or launch the same key again, to resume it"
             if unattended
             else "it was cancelled with trainjob; launch the same key again to resume it"
         )

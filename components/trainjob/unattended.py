@@ -1,7 +1,7 @@
 """What happens to a job that nobody waits for: what its author asked for, and since when nobody has waited. Pure.
 
 A workflow's last try may be lost with its worker, and then a training keeps its GPUs with nobody to take its result.
-So whoever waits for a job is written down beside it, in a Lease of its process on a cluster (`Backend.attend`), and a
+So each process that waits records its jobs, on a cluster in a Lease (`Backend.attend`), and a
 reaper (`trainjob reap`; on one machine the job's supervisor) ends what nobody has waited for longer than the job's
 bound.
 """
@@ -47,7 +47,7 @@ class Policy:
 
 
 def metadata_of(spec: TrainJobSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations that say what `spec` asks for; none for what it leaves to whoever launches it."""
+    """Labels and annotations for what `spec` asks for. What it leaves out is for the launcher to decide."""
     labels: dict[str, str] = {} if spec.unattended is None else {LABEL: spec.unattended}
     after = spec.unattended_after
     return labels, {} if after is None else {AFTER: f"{after.total_seconds():g}"}
@@ -65,14 +65,20 @@ def policy_of(trainjob: Mapping[str, Any]) -> Policy | None:
     return Policy(cast("Action", action), after)
 
 
-def was_suspended(trainjob: Mapping[str, Any]) -> bool:
-    """Whether a job is suspended because nobody waited for it. Whoever waits for it resumes it by `RESUME`."""
-    marked = mapping(trainjob, "metadata", "annotations").get(CANCELLED) == MARK
-    return marked and bool(mapping(trainjob, "spec").get("suspend"))
+def marked(trainjob: Mapping[str, Any]) -> bool:
+    """Whether a job was suspended because nobody waited for it. It may have been resumed by hand since."""
+    return bool(mapping(trainjob, "metadata", "annotations").get(CANCELLED) == MARK)
 
 
-RESUME: Mapping[str, Any] = {"metadata": {"annotations": {CANCELLED: None}}, "spec": {"suspend": False}}
-"""Patch of a job for which somebody waits again."""
+def resuming(trainjob: Mapping[str, Any]) -> dict[str, Any]:
+    """The patch that takes back a suspension by this package.
+
+    The mark goes also where somebody has resumed the job by hand: a later suspension is that person's.
+    """
+    patch: dict[str, Any] = {"metadata": {"annotations": {CANCELLED: None}}}
+    if mapping(trainjob, "spec").get("suspend"):
+        patch["spec"] = {"suspend": False}
+    return patch
 
 
 def runs(trainjob: Mapping[str, Any]) -> bool:

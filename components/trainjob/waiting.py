@@ -136,7 +136,7 @@ async def _changes(
     backend: Backend, ref: JobRef, budgets: Budgets, observation: Observation | None
 ) -> AsyncGenerator[tuple[Observation, str]]:
     """The same, given what is known of the job already."""
-    attended = False
+    attended, resumed = False, ""
     try:
         async with aclosing(backend.watch(ref)) as snapshots:
             while True:
@@ -156,7 +156,8 @@ async def _changes(
                     if not attended:
                         attended = True
                         backend.attend(ref)
-                    notice = await _resumed(backend, ref, snapshot.trainjob) or notice
+                    before, resumed = resumed, await _resumed(backend, ref, snapshot.trainjob)
+                    notice = resumed if resumed and resumed != before else notice
                 latest = observe(snapshot.trainjob, observation, snapshot.obstacle)
                 changed = latest != observation
                 observation = latest
@@ -175,14 +176,15 @@ async def _changes(
 
 
 async def _resumed(backend: Backend, ref: JobRef, trainjob: TrainJob) -> str:
-    """Let a job run again that was suspended because nobody waited for it; what was done, for people."""
-    if not unattended.was_suspended(trainjob):
+    """Resume a job that was suspended because nobody waited for it; the notice about that, empty if there is none."""
+    if not unattended.marked(trainjob):
         return ""
+    patch = unattended.resuming(trainjob)
     try:
-        await backend.patch(ref, unattended.RESUME)
+        await backend.patch(ref, patch)
     except (NotFound, Rejected) as error:
         return f"it was suspended because nobody waited for it, and cannot be resumed: {error}"
-    return "it was suspended because nobody waited for it; it is resumed"
+    return "it was suspended because nobody waited for it; it is resumed" if "spec" in patch else ""
 
 
 def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:

@@ -50,7 +50,7 @@ def end_process(line: str, code: int) -> NoReturn:
         leave_message(line)
     finally:
         try:
-            # Past Python's buffers, which whoever was interrupted may be holding.
+            # Past Python's buffers: the interrupted code may hold their lock.
             os.write(1, f"{line}\n".encode())
         finally:  # also where nobody reads stdout any more (EPIPE)
             os._exit(code)

@@ -129,7 +129,10 @@ def test_a_terminated_step_stops_its_job_and_retry_run_continues(
             assert ended.message == ASKED
             assert suspended(kfp_steps.job(execution))
         assert deleted or not delay
-        gone = lambda: "Running" not in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)  # noqa: E731
+
+        def gone() -> bool:
+            return "Running" not in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)
+
         wait_until("its pods are gone", gone, 60, poll=0.2)
 
         retried = kfp_steps.run(execution)

@@ -205,7 +205,7 @@ def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaig
         for trial in draw(runs, 0, jobs):
             execution = trial.execution
             tried = kfp_steps.start(execution, seconds_left=trial.left, named=named)
-            wait_until("it waits", lambda tried=tried: "is Running" in kfp_steps.log(tried), 120, poll=0.3)  # type: ignore[misc] # bound at once
+            wait_until("it waits", lambda tried=tried: "is Running" in kfp_steps.log(tried), 120, poll=0.3)  # type: ignore[misc]  # bound at once
             time.sleep(1)  # not beside the start
             ended, timed = kfp_steps.evict(tried)
             job = kfp_steps.job(execution, jobs)

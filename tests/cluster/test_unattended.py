@@ -43,7 +43,7 @@ def spec(unattended: str = "suspend", **fields: Any) -> TrainJobSpec:
 
 @asynccontextmanager
 async def opened(access: Access, kubeconfig: str = "") -> AsyncIterator[KubernetesBackend]:
-    """A process of its own, as far as Leases are concerned."""
+    """A backend with a Lease that no other test uses, as another process has it."""
     backend = KubernetesBackend(
         Credentials(kubeconfig=kubeconfig or str(access.kubeconfig)), timings=Timings(renew=0.3)
     )
@@ -205,7 +205,7 @@ async def test_who_may_have_no_lease_keeps_its_jobs(
         with caplog.at_level(logging.WARNING):
             async with waited_for(backend, ref):
                 await until(lambda: LABEL not in job(cluster, ref)["metadata"]["labels"])
-        assert "who waits for jobs cannot be written down, so they are kept" in caplog.text
+        assert "Leases are not allowed, so jobs that nobody waits for are kept" in caplog.text
         await until_unattended()
         assert await reaped(other, namespace) == []
 

@@ -106,7 +106,7 @@ class Schedule:
 
 @dataclass
 class Run:
-    """One schedule, in a namespace of its own."""
+    """One schedule, in a namespace that no other one uses at the same time."""
 
     seed: int
     schedule: Schedule
@@ -227,7 +227,7 @@ class Run:
 @pytest.mark.timeout(1500)
 # httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector, and waiters die here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_whoever_waits_reaps_or_is_away(
+async def test_only_unattended_jobs_are_ended(
     cluster: Access, authority: Authority, monkeypatch: pytest.MonkeyPatch, record_property: campaigns.Record
 ) -> None:
     campaigns.begin(record_property, RUNS)

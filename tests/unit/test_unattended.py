@@ -15,7 +15,7 @@ from trainjob.errors import Rejected, StartTimeout
 from trainjob.launch import launch
 from trainjob.manifest import render, spec_hash
 from trainjob.status import CANCELLED, observe
-from trainjob.unattended import AFTER, LABEL, MARK, SUSPEND, Policy, policy_of, runs, unattended_for, was_suspended
+from trainjob.unattended import AFTER, LABEL, MARK, SUSPEND, Policy, marked, policy_of, resuming, runs, unattended_for
 from trainjob.waiting import follow, wait
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -106,10 +106,13 @@ def test_what_costs_nothing_is_left() -> None:
 
 
 def test_a_person_who_suspends_is_told_apart() -> None:
-    assert was_suspended({**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}})
-    assert not was_suspended({**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}})
-    assert not was_suspended({**job(), "spec": {"suspend": True}})
-    assert not was_suspended(job(annotations={CANCELLED: MARK}))
+    ours = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
+    assert marked(ours)
+    assert resuming(ours) == {"metadata": {"annotations": {CANCELLED: None}}, "spec": {"suspend": False}}
+    by_hand = job(annotations={CANCELLED: MARK})
+    assert resuming(by_hand) == {"metadata": {"annotations": {CANCELLED: None}}}, "it runs already"
+    assert not marked({**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}})
+    assert not marked({**job(), "spec": {"suspend": True}})
     suspended = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
     assert "nobody waited for it" in observe(suspended).message
     cancelled = {**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}}
@@ -192,6 +195,18 @@ async def test_a_job_that_cannot_be_resumed_is_waited_for() -> None:
         observation, notice = await anext(changes)
     assert observation.phase is Phase.SUSPENDED
     assert notice == "it was suspended because nobody waited for it, and cannot be resumed: its runtime is gone"
+
+
+@pytest.mark.anyio
+async def test_a_job_that_was_resumed_by_hand_loses_its_mark() -> None:
+    """Else the next suspension, by a person, would be taken for the reaper's, and resumed."""
+    backend = MemoryBackend()
+    ref = await launched(backend, unattended="suspend")
+    await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}})
+    async with aclosing(follow(backend, ref)) as changes:
+        _, notice = await anext(changes)
+    assert notice == ""
+    assert CANCELLED not in backend.job(ref)["metadata"]["annotations"]
 
 
 @pytest.mark.anyio

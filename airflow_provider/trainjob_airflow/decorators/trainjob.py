@@ -83,11 +83,11 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
         """See `TrainJobTask`; not that of `DecoratedOperator`, which calls the function here."""
         return TrainJobOperator.execute(self, context)
 
-    def returned(self, context: Context, told: dict[str, Any]) -> Any:
+    def returned(self, context: Context, result: dict[str, Any]) -> Any:
         """See `TrainJobTask`: what the function returned."""
         if self.do_xcom_push:
-            context["ti"].xcom_push(key="result", value=told)
-        return told.get("returned", told)
+            context["ti"].xcom_push(key="result", value=result)
+        return result.get("returned", result)
 
 
 def trainjob_task(python_callable: Callable[..., object] | None = None, **kwargs: Any) -> TaskDecorator:

@@ -356,15 +356,15 @@ class TrainJobTask(StrictTemplates):
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
         return self.returned(context, told)
 
-    def returned(self, context: Context, told: dict[str, Any]) -> Any:
+    def returned(self, context: Context, result: dict[str, Any]) -> Any:
         """The XCom ``return_value`` of a task whose job has ended.
 
         Args:
             context: Of the task.
-            told: The result of the job.
+            result: The result of the job.
         """
         del context
-        return told
+        return result
 
     def declared_outputs(self, context: Context) -> Mapping[str, Any]:
         """Where the job was asked to write, name -> URI: outputs also of a script that reports none."""

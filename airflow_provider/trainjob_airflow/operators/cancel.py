@@ -33,7 +33,7 @@ class TrainJobCancelOperator(StrictTemplates):
 
     All attempts of the task that run, wait or are suspended are stopped. Where none is left, as after the end of the
     training or where none was launched, the operator succeeds and does nothing. In a mapped task group it stops the
-    jobs of its own map index; elsewhere those of all map indexes.
+    jobs with the operator's map index; elsewhere those with any map index.
 
     Use it as a teardown of a task with ``wait_for_completion=False``::
 

@@ -77,8 +77,8 @@ class TrainJobOperator(TrainJobTask):
         active_deadline_seconds: Seconds after which Trainer fails the job.
         suspend: Create the job suspended.
         managed_by: Which controller is in charge.
-        unattended: What happens to the job when no task has waited for it for `unattended_after`: ``suspend`` (whoever
-            waits for it again resumes it), ``delete`` or ``keep``. If left out, it is suspended, or kept where the task
+        unattended: What happens to the job when no task has waited for it for `unattended_after`: ``suspend`` (the
+            next waiter resumes it), ``delete`` or ``keep``. If left out, it is suspended, or kept where the task
             does not wait or `on_kill_action` is ``keep``.
         unattended_after: One minute to seven days, as ``timedelta``, seconds or ISO 8601; an hour if left out.
         namespace: Kubernetes namespace; the connection's if left out.

@@ -94,9 +94,9 @@ class Backend(Protocol):
         """
 
     def attend(self, ref: JobRef) -> None:
-        """Have it known, until `leave`, that this process waits for the job, see `trainjob.unattended`.
+        """Record, until `leave`, that this process waits for the job, see `trainjob.unattended`.
 
-        Returns at once and raises nothing: it is written down soon, and again for as long as it is true.
+        Returns at once and raises nothing. The record is written soon after, and renewed until `leave`.
         """
 
     def leave(self, ref: JobRef, *, ended: bool) -> None:

@@ -68,9 +68,8 @@ async def reap(commands: Commands) -> int:
     """Print each job that is ended because nobody waits for it."""
     if isinstance(commands.backend, LocalBackend):
         raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
-    # httpx, which the local backend does without
-    from trainjob import reaper  # noqa: PLC0415
-    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
+    from trainjob import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
+    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx as well
 
     def show(reaped: reaper.Reaped) -> None:
         click.echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))

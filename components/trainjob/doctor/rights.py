@@ -47,7 +47,7 @@ RIGHTS = (
     Right("trainjobs", "delete", "a job cannot be cancelled"),
     Right("trainingruntimes", "get", "nothing says that the runtime of a job that waits is gone", Level.WARNING),
     Right("leases", "create", "a job that nobody waits for is kept: nobody can be seen to wait", Level.WARNING),
-    Right("leases", "patch", "a job that somebody waits for may be taken for unattended", Level.WARNING),
+    Right("leases", "patch", "a job that nobody waits for is kept: a Lease cannot be renewed", Level.WARNING),
     Right("leases", "delete", "the Leases of processes that waited are left", Level.WARNING),
     Right("pods", "list", "there are no logs and no diagnosis, and cancelling cannot tell when it is done"),
     Right("pods", "watch", "a crash is noticed up to 30 s late, when its log may be gone", Level.WARNING),

@@ -69,8 +69,8 @@ class TrainJobSpec(Part):
     """Arguments of `command`, or of the runtime's entry point."""
 
     func: Annotated[Function | None, BeforeValidator(_function)] = None
-    """A Python function to run instead of a command. What it returns on rank 0 is reported, see `TrainJobResult`; it
-    has to be JSON of at most 4 KiB, or None."""
+    """A Python function to run instead of a command. What it returns on rank 0 is reported as
+    `TrainJobResult.returned`: JSON of at most 4 KiB. Any other value is lost, and the log of rank 0 says so."""
 
     func_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of `func`; anything JSON can hold."""
@@ -125,8 +125,8 @@ class TrainJobSpec(Part):
     """Which controller is in charge."""
 
     unattended: Literal["keep", "suspend", "delete"] | None = None
-    """What happens to the job when nobody has waited for it for `unattended_after`: it is kept, suspended (whoever
-    waits for it again resumes it) or deleted. If left out, the jobs of Airflow tasks and KFP steps that wait are
+    """What happens to the job when nobody has waited for it for `unattended_after`: it is kept, suspended (the
+    next waiter resumes it) or deleted. If left out, the jobs of Airflow tasks and KFP steps that wait are
     suspended, and others are kept. On a cluster ``trainjob reap`` does it, see docs/unattended.md."""
 
     unattended_after: Annotated[timedelta, Field(ge=SHORTEST_UNATTENDED, le=LONGEST_UNATTENDED)] | None = None

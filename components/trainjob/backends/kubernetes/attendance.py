@@ -93,12 +93,12 @@ class Attendance:
         renew = self._client.timings.renew
         while self._waiters or self._left:
             self._changed.clear()
-            pause = renew if self._waiters else None  # when it left a job is written down once
+            pause = renew if self._waiters else None  # the time at which it left a job is written once
             try:
                 await self._write()
             except Forbidden as error:
                 if not self._forbidden:
-                    _log.warning("who waits for jobs cannot be written down, so they are kept: %s", error)
+                    _log.warning("Leases are not allowed, so jobs that nobody waits for are kept: %s", error)
                 self._forbidden = True
                 await self._keep_all()
                 pause = _FORBIDDEN * renew

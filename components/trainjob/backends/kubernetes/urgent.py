@@ -1,4 +1,4 @@
-"""Requests that are ready to go, each over an open connection of its own: for a process with milliseconds left."""
+"""Requests that are ready to go, each over a separate open connection: for a process with milliseconds left."""
 
 from __future__ import annotations
 
