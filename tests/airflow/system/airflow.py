@@ -276,15 +276,18 @@ class Airflow:
 
     @contextmanager
     def explained(self, dag_id: str, run_id: str) -> Iterator[None]:
-        """A wait for a run: if it takes too long, the error shows the unfinished tasks and the ends of their logs."""
+        """A wait for a run; if it takes too long, the error shows its unfinished and failed tasks with their logs."""
         try:
             yield
         except ComponentError as error:
             with suppress(httpx.HTTPError):
                 for each in self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]:
-                    if each["state"] not in ("success", "failed", "skipped"):
+                    if each["state"] not in ("success", "skipped"):
                         log = self.log(dag_id, run_id, each["task_id"], each["try_number"])
                         error.add_note(f"{each['task_id']}, try {each['try_number']}: {each['state']}\n{log[-2000:]}")
+            lines = self.parts["scheduler"].log.read_text().splitlines()
+            # Such as that it takes a task for lost ("state mismatch").
+            error.add_note("\n".join([line for line in lines if run_id in line][-10:]))
             raise
 
     def until_left(self, dag_id: str, run_id: str, task_id: str = "train", attempt: int = 1) -> None:
