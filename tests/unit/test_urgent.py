@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -33,7 +33,8 @@ class Server:
         self.reply = b"{}"
         self.status = 200
         self.statuses: dict[str, int] = {}  # by method
-        self.seconds: dict[str, float] = {}
+        self.held: str | None = None  # a method that is answered after `release`
+        self.release = Event()
         self.hangs_up = False
         noting = self
 
@@ -42,9 +43,11 @@ class Server:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                dry = "dryRun" in self.path
-                time.sleep(noting.seconds.get("dry run" if dry else self.command, 0))
                 noting.asked.append((self.client_address, self.command, self.path, dict(self.headers), body))
+                if self.command == noting.held:
+                    noting.release.wait(30)
+                if self.command == "DELETE":
+                    noting.release.set()
                 self.close_connection = noting.hangs_up  # before the client has its answer, and changes that
                 self.send_response(noting.statuses.get(self.command, noting.status))
                 self.send_header("Content-Length", str(len(noting.reply)))
@@ -83,6 +86,7 @@ def server() -> Iterator[Server]:
     thread = Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield made
+    made.release.set()
     made.http.shutdown()
     thread.join()
     made.http.server_close()
@@ -111,32 +115,31 @@ async def test_a_deletion_is_kept_ready_by_reading(server: Server) -> None:
     urgent.close()
 
 
+@pytest.mark.parametrize("refused", [[], ["PATCH"], ["DELETE"], ["PATCH", "DELETE"]])
 @pytest.mark.parametrize(
-    ("seconds", "statuses", "sent", "asked"),
+    ("late", "took", "asked", "by"),
     [
-        ({}, {}, "PATCH", ["PATCH"]),
-        ({"PATCH": 0.4}, {}, "DELETE", ["DELETE"]),  # the PATCH is still in a webhook
-        ({"PATCH": 0.4, "dry run": 0.4}, {}, "DELETE", ["DELETE"]),
-        ({}, {"PATCH": 403}, "DELETE", ["PATCH", "DELETE"]),
-        ({"PATCH": 0.4}, {"DELETE": 403}, "PATCH", ["DELETE", "PATCH"]),
-        ({}, {"PATCH": 403, "DELETE": 403}, None, ["PATCH", "DELETE"]),
+        (False, 0.1, ["PATCH"], "PATCH"),
+        (True, 0.1, ["PATCH", "DELETE"], "DELETE"),  # the PATCH is in a webhook until the DELETE was answered
+        (True, 0.3, ["DELETE"], "DELETE"),  # dry runs have shown it
     ],
-    ids=["in time", "late", "known to be late", "refused", "late and no deletion", "both refused"],
+    ids=["in time", "late", "known to be late"],
 )
 async def test_a_patch_that_is_not_answered_in_time_becomes_a_deletion(
-    server: Server, seconds: dict[str, float], statuses: dict[str, int], sent: str | None, asked: list[str]
+    server: Server, *, late: bool, took: float, asked: list[str], by: str, refused: list[str]
 ) -> None:
     patch, delete = server.urgent(), server.urgent(DELETE)
-    server.seconds, server.statuses = seconds, statuses
     await patch.warm()
     await delete.warm()
-    began = time.monotonic()
-    found = patch.send_or(delete, 0.1)
-    took = time.monotonic() - began
-    assert (found and {id(patch): "PATCH", id(delete): "DELETE"}[id(found)]) == sent
+    patch.took = took
+    server.statuses = dict.fromkeys(refused, 403)
+    server.held = "PATCH" if late else None
+    found = patch.send_or(delete, 0.2 if late else 30)
+    if by in refused:  # then the other one counts, and is sent if it was not
+        other = "DELETE" if by == "PATCH" else "PATCH"
+        asked, by = [*asked, *({other} - set(asked))], other
+    assert found is (None if by in refused else patch if by == "PATCH" else delete)
     assert server.methods == asked
-    if sent == "DELETE":
-        assert took < (0.1 if "dry run" in seconds else 0.3)
     patch.close()
     delete.close()
 
@@ -173,30 +176,27 @@ async def test_a_pod_that_cannot_be_read_in_time_is_unknown(server: Server) -> N
     urgent = server.urgent(Request("GET", "/api/pods"))
     assert urgent.read(0.1) is None, "there is no connection"
     await urgent.warm()
-    server.seconds = {"GET": 0.4}
-    began = time.monotonic()
+    server.held = "GET"
     assert urgent.read(0.1) is None
-    assert time.monotonic() - began < 0.3
-    server.seconds, server.status = {}, 403
+    assert not server.release.is_set(), "it was not answered"
+    server.release.set()
+    server.status = 403
     await urgent.warm()
     assert urgent.forbidden
     assert urgent.read(5) is None
     urgent.close()
 
 
-async def test_a_dry_run_shows_how_long_a_patch_takes(server: Server) -> None:
+async def test_a_dry_run_shows_how_long_a_patch_takes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: sum(seconds[: len(server.asked)]))
+    monkeypatch.setattr("trainjob.backends.kubernetes.urgent.time", clock)
     urgent = server.urgent()
-    server.seconds = {"dry run": 0.2}
-    await urgent.warm()
-    assert urgent.took is not None
-    assert urgent.took >= 0.2
-    server.seconds = {}
-    await urgent.warm()
-    assert urgent.took < 0.2, "a busy moment"
-    server.seconds = {"dry run": 0.2}
-    for _ in range(3):
+    seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # what the server takes for each
+    shortest = []
+    for _ in seconds:
         await urgent.warm()
-    assert urgent.took >= 0.2
+        shortest.append(urgent.took)
+    assert shortest == pytest.approx([0.3, 0.1, 0.1, 0.1, 0.2]), "of the last three"
     urgent.close()
 
 

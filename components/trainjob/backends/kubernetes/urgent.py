@@ -133,8 +133,8 @@ class Urgent:
         """Send the request, and `other` as well unless the answer comes in time; for signal handlers.
 
         The API server cancels a request whose connection closes before it was answered, so a process that may end at
-        any moment cannot wait for an answer that takes long. If dry runs take longer than `seconds`, only `other` is
-        sent, and at once.
+        any moment cannot wait for an answer that takes long. If dry runs take longer than `seconds`, `other` is sent at
+        once, and this request only if `other` is refused.
 
         Args:
             other: What to send instead.
@@ -150,6 +150,7 @@ class Urgent:
             return self
         if other.send():
             return other
+        sent = sent or self._write(seconds)
         return self if sent and self._done(began + self._client.timings.connect) else None
 
     def _write(self, seconds: float) -> bool:
