@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,12 +180,9 @@ def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:
 def test_a_terminated_step_suspends_its_job_and_the_next_try_goes_on_with_it(steps: Steps) -> None:
     first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
     read_until(first, "[node-0] started")
-    sent = time.monotonic()
     steps.signal(first, signal.SIGTERM)
     log = first.communicate(timeout=20)[0]
-    took = time.monotonic() - sent
     assert "SIGTERM: the TrainJob was asked to stop (suspend)" in log
-    assert took < 5, "on a KFP backend it would have been killed by now"
     eventually(lambda: phases(steps) == [Phase.SUSPENDED])
     (job,) = steps.jobs()
 

@@ -79,7 +79,7 @@ def test_deadline(jobs: Jobs) -> None:
     found = jobs.fails("echo begun; sleep 60", active_deadline_seconds=3, num_nodes=2)
     assert found.category is Category.DEADLINE
     assert found.log == ("begun",)
-    assert 3 <= time.monotonic() - began < 3 + 3
+    assert 3 <= time.monotonic() - began < 3 + 30
 
 
 def test_deadline_does_not_count_while_suspended(jobs: Jobs) -> None:
@@ -94,7 +94,7 @@ def test_a_rank_that_ignores_sigterm(jobs: Jobs) -> None:
     jobs.starts(ref, 2)
     began = time.monotonic()
     assert jobs.client.cancel(ref)
-    assert 4 < time.monotonic() - began < 12
+    assert 4 < time.monotonic() - began < 4 + 30
     assert marked(ref.uid) == {}
 
 

@@ -164,7 +164,7 @@ def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, tiny: Path
         kill(process)
     began = time.monotonic()
     assert observe(on_tiny.client.get(ref)).phase.terminal == spare
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert marked(ref.uid) == {}
     filler.unlink()
     assert observe(on_tiny.client.get(ref)).reason == "SupervisorLost"

@@ -195,7 +195,7 @@ def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         began = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="ReadTimeout"):
             connect(f"kubeflow+http://127.0.0.1:{deaf.getsockname()[1]}").list("m")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 # --- answers that another try does not change

@@ -150,7 +150,7 @@ def test_a_locked_database_is_given_up_on(database: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="locked"):
         MlflowRegistry(f"sqlite:///{database}", patience=1)
-    assert 0.9 < time.monotonic() - began < 5
+    assert 0.9 < time.monotonic() - began < 30
 
 
 def test_a_database_that_is_locked_for_a_while(database: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_registry_that_stays_locked(database: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="locked"):
         registry.register("m", "s3://b/1", export_id="a", digest=DIGEST)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     connection.close()
 
 
@@ -190,7 +190,7 @@ def test_an_unreachable_server() -> None:
         began = time.monotonic()
         with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1"):
             registry.resolve("m", "champion")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
 
 
 def test_mlflow_is_left_as_it_was(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_a_disk_that_is_full(shelf: Shelf, small_disk: Path) -> None:
     began = time.monotonic()
     with pytest.raises(OutOfSpace, match=r"no space left for .*/big"):
         copy(shelf.uri("big"), str(small_disk / "t"))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert not list(small_disk.rglob("*.part"))
     assert read_manifest(str(small_disk / "t")) is None
 

@@ -116,4 +116,4 @@ def test_a_manifest_without_end_is_not_read(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(CorruptData, match="1099511627776 bytes for 2 files"):
         copy(str(source), str(tmp_path / "target"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30

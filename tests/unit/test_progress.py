@@ -711,7 +711,7 @@ def test_the_end_is_not_held_up(
     report(progress=5)
     progress.flush()
     progress.flush()
-    assert 0.5 < time.monotonic() - start < 5
+    assert 0.5 < time.monotonic() - start < 25
     assert capsys.readouterr().err.count("the training goes on: no answer within 0.3 s\n") == 1
     released.set()
 

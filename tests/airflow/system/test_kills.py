@@ -55,7 +55,7 @@ def test_marked_by_a_person(them: Both) -> None:
             marked[it.namespace] = time.time()
     wait_until("the jobs are gone", lambda: not any(it.jobs for it in both), 60)
     took = {it.namespace: gone(it) - marked[it.namespace] for it in both}
-    assert max(took.values()) < 10, took
+    assert max(took.values()) < 30, took
     for state in ("failed", "success"):
         assert [it.state for it in them[state]] == [state, state]
 
@@ -163,5 +163,5 @@ def test_execution_timeout(them: Both, airflow: Airflow) -> None:
         began = datetime.fromisoformat(it.task["start_date"])
         fired = it.logged_at("Trigger fired event")
         over = fired or datetime.fromtimestamp(gone(it), UTC)
-        assert 15 - 1 <= (over - began).total_seconds() < 15 + 10
+        assert 15 - 1 <= (over - began).total_seconds() < 15 + 30
     assert [bool(it.logged_at("Trigger fired event")) for it in them["late"]] == [False, True]
