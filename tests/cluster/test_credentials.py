@@ -37,8 +37,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 assert kubernetes.__version__ == sys.argv[1], (kubernetes.__version__, kubernetes.__file__)
 for credentials in json.loads(sys.argv[2]):
-    # Where many jobs are waited for, another process imports the package.
-    backend = KubernetesBackend(Credentials(**credentials), shared=sys.argv[3] == "shared")
+    backend = KubernetesBackend(Credentials(**credentials))
     namespace = backend.default_namespace
     found = asyncio.run(backend.find(namespace, {}))
     print(namespace, [job["metadata"]["name"] for job in found])
@@ -62,14 +61,12 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return str(request.param), target
 
 
-def look(
-    package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", mode: str = "alone", **environment: str
-) -> list[str]:
+def look(package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", **environment: str) -> list[str]:
     """What a program sees that has this package, by each of the credentials."""
     version, directory = package
     clean = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     path = os.pathsep.join(filter(None, (str(directory), clean.get("PYTHONPATH"))))
-    command = [sys.executable, "-c", LOOK, version, json.dumps(credentials), mode]
+    command = [sys.executable, "-c", LOOK, version, json.dumps(credentials)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f'{wrapper}\nexec "$@"', "sh", *command] if wrapper else command,
         env={**clean, "PYTHONPATH": path, **environment},
@@ -122,9 +119,7 @@ def test_every_kind_of_user(package: tuple[str, Path], cluster: Access, namespac
         {"kubeconfig": str(cluster.kubeconfig)},  # a client certificate
         {"kubeconfig_text": limited.read_text()},
     ]
-    for mode in ("alone", "shared"):
-        seen = look(package, *every, mode=mode)
-        assert seen == [f"{namespace} []"] * 4 + ["default []", f"{namespace} []"]
+    assert look(package, *every) == [f"{namespace} []"] * 4 + ["default []", f"{namespace} []"]
     assert look(package, {}, KUBECONFIG=str(limited)) == [f"{namespace} []"]
 
 
@@ -216,7 +211,7 @@ async def test_the_certificate_is_verified_unless_the_caller_says_otherwise(clus
 
 
 def test_no_key_is_left_on_disk(cluster: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where several threads load the same, of whose files the kubernetes package has one for all."""
+    """Also where several threads load the same."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     given = Credentials(kubeconfig_text=cluster.kubeconfig.read_text())
     with ThreadPoolExecutor(8) as threads:

@@ -78,7 +78,7 @@ class KubernetesBackend:
         self, credentials: Credentials | None = None, *, shared: bool = False, timings: Timings | None = None
     ) -> None:
         self.credentials = credentials or Credentials()
-        self._client = ApiClient(self.credentials, timings, apart=shared)
+        self._client = ApiClient(self.credentials, timings)
         self._adapting = AdaptingClient(self._client)
         self._shared = shared
         self._hubs: dict[str, WatchHub] = {}

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -129,13 +128,11 @@ class ApiClient:
     Args:
         credentials: Where they come from.
         timings: How long is waited for what.
-        apart: See `Credentials.load`.
     """
 
-    def __init__(self, credentials: Credentials, timings: Timings | None = None, *, apart: bool = False) -> None:
+    def __init__(self, credentials: Credentials, timings: Timings | None = None) -> None:
         self.timings = timings or Timings()
         self._credentials = credentials
-        self._apart = apart
         self._access: Access | None = None
         self._http: httpx.AsyncClient | None = None
         self._token_file: Path | None = None
@@ -281,7 +278,7 @@ class ApiClient:
         """
         async with self._lock:
             if self._http is None or self._access in (None, refused) or self._stamp() != self._token_stamp:
-                access = await anyio.to_thread.run_sync(partial(self._credentials.load, apart=self._apart))
+                access = await anyio.to_thread.run_sync(self._credentials.load)
                 self._token_file = await anyio.to_thread.run_sync(self._credentials.token_file)
                 self._token_stamp = self._stamp()
                 if self._http is None or self._access is None or access.identity != self._access.identity:

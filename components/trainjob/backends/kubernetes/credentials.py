@@ -1,70 +1,46 @@
-"""How to reach an API server, as the ``kubernetes`` package finds it.
+"""How to reach an API server: a kubeconfig, or the service account of the pod.
 
-That is a kubeconfig with context and exec plugins, which the package reads, or the pod's own service account. Nothing
-of the package's global state is used, so that several clusters can be in one process.
+The ``kubernetes`` package is imported only for exec plugins and auth providers, by another process.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
-import shutil
 import ssl
 import subprocess
 import sys
 import tempfile
-import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import yaml
 
+from trainjob.backends.kubernetes import kubeconfig
+from trainjob.backends.kubernetes.kubeconfig import KubeConfig
 from trainjob.errors import ConfigurationError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TRIES = 5
+
+_T = TypeVar("_T")
 
 
 class _HalfWritten(ConfigurationError):
     """A certificate, key or token is not whole: perhaps another thread or program is just writing it."""
 
 
-class _Files:
-    """Where the kubernetes package writes what is inline in a kubeconfig, keys too: nobody else's, and not for long.
-
-    It remembers each file to the end of the process, for all threads that load the same; so the directory is there for
-    as long as anybody is loading. (No lock over a load: an exec plugin may hang.)
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loading = 0
-        self._directory = ""
-
-    def __enter__(self) -> str:
-        with self._lock:
-            self._directory = self._directory or tempfile.mkdtemp(prefix="trainjob-")
-            self._loading += 1
-            return self._directory
-
-    def __exit__(self, *_: object) -> None:
-        from kubernetes.config import kube_config  # noqa: PLC0415
-
-        with self._lock:
-            self._loading -= 1
-            if not self._loading:
-                written = kube_config._temp_files  # what it remembers, since 2017
-                for content in [content for content, path in written.items() if path.startswith(self._directory)]:
-                    del written[content]
-                shutil.rmtree(self._directory, ignore_errors=True)
-                self._directory = ""
-
-
-_FILES = _Files()
+def _when_written(read: Callable[[], _T]) -> _T:
+    for _ in range(_TRIES):
+        with suppress(_HalfWritten):
+            return read()
+    return read()
 
 
 @dataclass(frozen=True)
@@ -105,7 +81,7 @@ class Credentials:
     """Where credentials come from. Nothing is read before `load`.
 
     Attributes:
-        kubeconfig: Path; ``KUBECONFIG`` or ``~/.kube/config`` if None.
+        kubeconfig: Path; the files of ``KUBECONFIG``, merged as kubectl does, or ``~/.kube/config`` if None.
         kubeconfig_text: A kubeconfig itself, as YAML or JSON, instead of a path.
         context: Context of the kubeconfig; its current one if None.
         in_cluster: True for the service account of this pod, whatever kubeconfig there is; where it is None, that is
@@ -125,22 +101,16 @@ class Credentials:
     ca_file: str | None = None
     verify: bool = True
 
-    def load(self, *, apart: bool = False) -> Access:
-        """Read everything afresh: files, and what an exec plugin says. Blocks.
-
-        Args:
-            apart: Let the ``kubernetes`` package be imported by another process: it takes 35 MB and 0.6 s, in which
-                Python runs nothing else.
+    def load(self) -> Access:
+        """Read everything afresh: files, and the output of an exec plugin. Blocks.
 
         Raises:
             ConfigurationError: nothing is configured, or it cannot be read.
         """
-        for _ in range(_TRIES):
-            with suppress(_HalfWritten):
-                return self._load(apart=apart)
-        return self._load(apart=apart)
+        return _when_written(self._load)
 
-    def _load(self, *, apart: bool) -> Access:
+    def _load(self) -> Access:
+        cluster: dict[str, Any] = {}
         if self.host:
             try:
                 authority = _content(self.ca_file)
@@ -149,19 +119,25 @@ class Credentials:
             found = _Found(self.host, f"Bearer {self.token}" if self.token else "", authority)
         elif self._is_in_cluster():
             found = _of_pod()
-        elif apart:
-            found = self._ask_apart()
         else:
-            found = self.of_kubeconfig()
-        cluster = self._cluster()
+            cluster, user = self._chosen()
+            found = self._ask_package() if _needs_package(user) else _of_user(cluster, user)
         try:
             return _access(found, self.verify, cluster.get("proxy-url"), cluster.get("tls-server-name"))
         except ssl.SSLError as error:
             raise _HalfWritten(f"certificate or key cannot be read: {error}") from error
 
-    def _ask_apart(self) -> _Found:
-        command = [sys.executable, "-m", __name__]
-        done = subprocess.run(command, input=json.dumps(asdict(self)), stdout=subprocess.PIPE, text=True, check=False)
+    def _ask_package(self) -> _Found:
+        """Have another process run an exec plugin or auth provider by the ``kubernetes`` package.
+
+        Importing it takes 35 MB and 0.6 s. The plugin inherits standard input and error: it may ask for a password.
+        """
+        with tempfile.TemporaryFile("w+") as request:  # not an argument: a kubeconfig's text has secrets
+            json.dump(asdict(self), request)
+            request.flush()
+            request.seek(0)
+            command = [sys.executable, "-m", __name__, str(request.fileno())]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, pass_fds=[request.fileno()])
         try:
             answer = json.loads(done.stdout)
         except ValueError:
@@ -169,36 +145,35 @@ class Credentials:
                 f"a kubeconfig could not be read: {command} ended with {done.returncode}"
             ) from None
         if "error" in answer:
-            raise (_HalfWritten if answer["again"] else ConfigurationError)(answer["error"])
+            raise ConfigurationError(answer["error"])
         return _Found(**answer)
 
-    def of_kubeconfig(self) -> _Found:
-        """What the kubernetes package finds.
+    def by_package(self, directory: str) -> _Found:
+        """What the ``kubernetes`` package finds, which writes files into `directory`.
 
         Raises:
             ConfigurationError: it is missing, there is no kubeconfig, or one that it does not understand.
         """
         try:
-            # 45 to 90 MB: only processes that talk to a cluster pay for it.
-            from kubernetes import config  # noqa: PLC0415
-            from kubernetes.client import Configuration  # noqa: PLC0415
+            from kubernetes import config  # noqa: PLC0415 - see `_ask_package`
+            from kubernetes.client import Configuration  # noqa: PLC0415 - as above
         except ImportError as error:
-            raise ConfigurationError("the kubernetes package is missing: pip install 'trainjob[kubernetes]'") from error
-        if self.kubeconfig_text and not self._file():
-            raise ConfigurationError("the text that was given as a kubeconfig is neither YAML nor JSON of one")
+            raise ConfigurationError(
+                "the kubeconfig has an exec plugin or auth provider, which needs the kubernetes package: "
+                "pip install 'trainjob[kubernetes]'"
+            ) from error
         found: Any = Configuration()
         found.host = None
-        with _FILES as directory:
-            options = {"context": self.context, "client_configuration": found, "temp_file_path": directory}
-            try:
-                if self.kubeconfig_text:
-                    config.load_kube_config_from_dict(self._file(), **options)
-                else:
-                    config.load_kube_config(self.kubeconfig, **options)
-            except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError, KeyError) as error:
-                raise _no_cluster(str(error)) from error
-            authority, certificate, key = map(_whole, (found.ssl_ca_cert, found.cert_file, found.key_file))
-            return _Found(found.host, _authorization(found), authority, certificate, key, found.verify_ssl)
+        options = {"context": self.context, "client_configuration": found, "temp_file_path": directory}
+        try:
+            if self.kubeconfig_text:
+                config.load_kube_config_from_dict(yaml.safe_load(self.kubeconfig_text), **options)
+            else:
+                config.load_kube_config(self.kubeconfig, **options)
+        except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError, KeyError) as error:
+            raise _no_cluster(str(error)) from error
+        authority, certificate, key = map(_whole, (found.ssl_ca_cert, found.cert_file, found.key_file))
+        return _Found(found.host, _authorization(found), authority, certificate, key, found.verify_ssl)
 
     def source(self) -> str:
         """Where they come from, in words; no secret is in it."""
@@ -206,8 +181,10 @@ class Credentials:
             return f"given for {self.host}"
         if self._is_in_cluster():
             return "service account of this pod"
-        where = "that was given" if self.kubeconfig_text else self._path()
-        return f"kubeconfig {where}, context {self.context or self._file().get('current-context')}"
+        where = (
+            "that was given" if self.kubeconfig_text else os.pathsep.join(map(str, kubeconfig.paths(self.kubeconfig)))
+        )
+        return f"kubeconfig {where}, context {self.context or self._read().current_context or None}"
 
     def token_file(self) -> Path | None:
         """The file that the token is read from, where that is known; it may be replaced at any time."""
@@ -215,7 +192,9 @@ class Credentials:
             return None
         if self._is_in_cluster():
             return _SERVICE_ACCOUNT / "token"
-        return self._token_file_of_kubeconfig()
+        config = self._read()
+        path = config.users.get(str(self._context(config).get("user")), {}).get("tokenFile")
+        return Path(path) if path else None
 
     def namespace(self) -> str | None:
         """The namespace of the context or of the pod, if it says one."""
@@ -226,7 +205,7 @@ class Credentials:
                 return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or None
             except OSError:  # no pod, or one without a service account: `load` says so
                 return None
-        return (self._context().get("context") or {}).get("namespace")
+        return self._context(self._read()).get("namespace")
 
     def _is_in_cluster(self) -> bool:
         """In a pod, and no kubeconfig was pointed at."""
@@ -235,39 +214,78 @@ class Credentials:
         given = self.kubeconfig or self.kubeconfig_text or self.context or os.environ.get("KUBECONFIG")
         return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not given
 
-    def _path(self) -> Path:
-        path = self.kubeconfig or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0] or "~/.kube/config"
-        return Path(path).expanduser()
-
-    def _file(self) -> dict[str, Any]:
+    def _read(self) -> KubeConfig:
+        """The kubeconfig; an empty one where it cannot be read, which `load` reports."""
         try:
-            loaded = yaml.safe_load(self.kubeconfig_text or self._path().read_text())
-        except (OSError, yaml.YAMLError):
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+            return self._kubeconfig()
+        except ConfigurationError:
+            return KubeConfig()
 
-    def _context(self) -> dict[str, Any]:
-        file = self._file()
-        return _named(file.get("contexts"), self.context or file.get("current-context"))
+    def _kubeconfig(self) -> KubeConfig:
+        if self.kubeconfig_text:
+            return KubeConfig.of_text(self.kubeconfig_text)
+        return KubeConfig.of_files(kubeconfig.paths(self.kubeconfig))
 
-    def _cluster(self) -> dict[str, Any]:
-        """The kubeconfig's cluster, for what only newer releases of the kubernetes package know."""
-        if self.host or self._is_in_cluster():
-            return {}
-        cluster = _named(self._file().get("clusters"), (self._context().get("context") or {}).get("cluster"))
-        return cluster.get("cluster") or {}
+    def _context(self, config: KubeConfig) -> dict[str, Any]:
+        return config.contexts.get(self.context or config.current_context, {})
 
-    def _token_file_of_kubeconfig(self) -> Path | None:
-        user = _named(self._file().get("users"), (self._context().get("context") or {}).get("user"))
-        path = (user.get("user") or {}).get("tokenFile")
-        return Path(path) if path else None
+    def _chosen(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Cluster and user of the context.
+
+        Raises:
+            ConfigurationError: there is no kubeconfig, or none of that context, cluster or user.
+        """
+        try:
+            config = self._kubeconfig()
+        except ConfigurationError as error:
+            raise error if self.kubeconfig_text else _no_cluster(str(error)) from None
+        name = self.context or config.current_context
+        if not name:
+            raise _no_cluster(f"{self.source()}: it sets no current-context")
+        context = _entry(config.contexts, name, "context", self.source())
+        return (
+            _entry(config.clusters, context.get("cluster"), "cluster", self.source()),
+            _entry(config.users, context.get("user"), "user", self.source()) if context.get("user") else {},
+        )
 
 
-def _named(entries: object, name: object) -> dict[str, Any]:
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and entry.get("name") == name:
-            return entry
-    return {}
+def _entry(entries: dict[str, dict[str, Any]], name: object, kind: str, source: str) -> dict[str, Any]:
+    if str(name) not in entries:
+        raise _no_cluster(f"{source}: there is no {kind} {name!r} (there are: {', '.join(sorted(entries)) or 'none'})")
+    return entries[str(name)]
+
+
+def _needs_package(user: dict[str, Any]) -> bool:
+    """An exec plugin or auth provider decides; it does not where there is a token, as in the ``kubernetes`` package."""
+    return bool(user.get("auth-provider") or (user.get("exec") and not (user.get("token") or user.get("tokenFile"))))
+
+
+def _of_user(cluster: dict[str, Any], user: dict[str, Any]) -> _Found:
+    """What the fields of a kubeconfig say (kubernetes.io, "kubeconfig (v1)"): data count before files."""
+    if not cluster.get("server"):
+        raise _no_cluster("the kubeconfig's cluster has no server")
+    host = str(cluster["server"]).rstrip("/")
+    pems = [(cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")]
+    try:
+        authority, certificate, key = (
+            _complete(kubeconfig.data_or_file(entry, name), f"{name} of the kubeconfig")
+            if host.startswith("https")
+            else ""
+            for entry, name in pems
+        )
+        token = str(user.get("token") or "")
+        if not token and user.get("tokenFile"):
+            token = Path(user["tokenFile"]).read_text().strip()
+            if not token:
+                raise _HalfWritten(f"the kubeconfig's tokenFile {user['tokenFile']} is empty")
+    except OSError as error:
+        raise _no_cluster(str(error)) from error
+    authorization = f"Bearer {token}" if token else ""
+    if not token and "username" in user and "password" in user:
+        pair = f"{user['username']}:{user['password']}"
+        authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    verify = not cluster.get("insecure-skip-tls-verify")
+    return _Found(host, authorization, authority, certificate, key, verify)
 
 
 def _no_cluster(why: str) -> ConfigurationError:
@@ -323,10 +341,15 @@ def _content(path: str | Path | None) -> str:
 
 
 def _whole(path: str | None) -> str:
-    content = _content(path)
-    if path and not content.rstrip().endswith("-----"):
-        raise _HalfWritten(f"certificate or key cannot be read: {path} has no end")
-    return content
+    return _complete(Path(path).read_bytes(), path) if path else ""
+
+
+def _complete(content: bytes, name: str) -> str:
+    """PEM without comments in other letters, which ssl does not take."""
+    text = content.decode("ascii", "ignore")
+    if content and not text.rstrip().endswith("-----"):
+        raise _HalfWritten(f"certificate or key cannot be read: {name} has no end")
+    return text
 
 
 def _proxy(host: str) -> str | None:
@@ -335,14 +358,16 @@ def _proxy(host: str) -> str | None:
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
-def _main() -> None:
-    """Answer `Credentials._ask_apart`."""
-    try:
-        answer = asdict(Credentials(**json.load(sys.stdin)).of_kubeconfig())
-    except ConfigurationError as error:
-        answer = {"error": str(error), "again": isinstance(error, _HalfWritten)}
+def _main(request: int) -> None:
+    """Answer `Credentials._ask_package`."""
+    with os.fdopen(request) as file, tempfile.TemporaryDirectory(prefix="trainjob-") as directory:
+        try:
+            given = Credentials(**json.load(file))
+            answer = asdict(_when_written(lambda: given.by_package(directory)))
+        except ConfigurationError as error:
+            answer = {"error": str(error)}
     json.dump(answer, sys.stdout)
 
 
 if __name__ == "__main__":
-    _main()
+    _main(int(sys.argv[1]))
