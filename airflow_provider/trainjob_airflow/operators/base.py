@@ -92,6 +92,20 @@ class TrainJobTask(StrictTemplates):
         if on_kill_action not in ("cancel", "suspend", "keep"):
             raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
+        switches = {
+            "deferrable": deferrable,
+            "fail_fast": fail_fast,
+            "fail_on_first_crash": fail_on_first_crash,
+            "cancel_on_timeout": cancel_on_timeout,
+            "retry_user_errors": retry_user_errors,
+            "get_logs": get_logs,
+            "wait_for_completion": wait_for_completion,
+        }
+        for name, value in switches.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is True or False, not {value!r}")
+        if not isinstance(trainjob_conn_id, str) or not trainjob_conn_id:
+            raise ValueError(f"trainjob_conn_id is the name of a connection, not {trainjob_conn_id!r}")
         self.cancel_on_timeout = cancel_on_timeout
         self.retry_user_errors = retry_user_errors
         self.get_logs = get_logs

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +46,11 @@ _POD = {
 }
 _POD_FIELDS = (*_POD, "volume_mounts", "pod_labels", "pod_annotations")
 """Arguments that change the pods of all nodes, by one entry of ``runtimePatches``."""
+_PATCHED = re.compile(
+    r"runtime_patches\[0\]\.trainingRuntimeSpec\.template\.spec\.replicatedJobs\[\d+\]\.template\.spec\.template\."
+    r"(?:(metadata\.\w+)|spec\.(?:containers\[0\]\.)?(\w+))"
+)
+_METADATA = {"metadata.labels": "pod_labels", "metadata.annotations": "pod_annotations"}
 
 
 class TrainJobOperator(TrainJobTask):
@@ -229,7 +237,8 @@ class TrainJobOperator(TrainJobTask):
 
         fields = self.written_fields(None)
         if fields is not None:
-            check_literals(fields, is_open)
+            with self._argument_names():
+                check_literals(fields, is_open)
 
     def written_fields(self, context: Context | None) -> Mapping[str, Any] | None:
         """The fields of the spec as they stand, wherever they are written; None where templates decide over them.
@@ -268,7 +277,8 @@ class TrainJobOperator(TrainJobTask):
             written: Mapping[str, Any] = {name: getattr(made, name) for name in made.template_fields}
         else:
             written = fields
-        return check_literals(fields, is_open), [*left_open(written)]
+        with made._argument_names():
+            return check_literals(fields, is_open), [*left_open(written)]
 
     def literal_fields(self) -> dict[str, Any]:
         """The fields of the spec that were given, as they are written in the DAG."""
@@ -292,6 +302,24 @@ class TrainJobOperator(TrainJobTask):
         runtime = self.runtime.get("name") if isinstance(self.runtime, Mapping) else self.runtime
         return for_every_node(str(runtime), pod, _MANAGER, metadata)
 
+    @contextmanager
+    def _argument_names(self) -> Iterator[None]:
+        """Report a problem of the patch that `_pod_patch` makes under the name of the argument."""
+        from pydantic.alias_generators import to_snake
+
+        from trainjob.errors import InvalidSpec
+
+        try:
+            yield
+        except InvalidSpec as error:
+            if self.runtime_patches is not None:  # whose problems have such paths, too
+                raise
+            named = {
+                replace(each, path=_PATCHED.sub(lambda found: _METADATA.get(found[1]) or to_snake(found[2]), each.path))
+                for each in error.problems
+            }
+            raise InvalidSpec(sorted(named, key=str)) from None
+
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The rendered fields of the spec that were given. Operators for one kind of job override it."""
         del key
@@ -304,7 +332,8 @@ class TrainJobOperator(TrainJobTask):
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):
             source = self._file(source, context)
-        return TrainJobSpec.parse(source)
+        with self._argument_names():
+            return TrainJobSpec.parse(source)
 
     def declared_outputs(self, context: Context) -> Mapping[str, Any]:
         """See `TrainJobTask`."""

@@ -7,11 +7,21 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasGenerator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
 
 # The Kubeflow SDK's short names, and those that it takes in any case.
@@ -34,10 +44,30 @@ class Part(BaseModel):
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
+def _is_count(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not a bool")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_is_count), Field(ge=1)]
+"""A whole number from 1 on. A bool, which Python takes for one, is a mistake."""
+
+
+def _is_object_name(value: str) -> str:
+    if not _OBJECT_NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a name: lower-case letters, digits, '-' and '.', such as team-1")
+    return value
+
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_object_name)]
+"""Name of a Kubernetes object: an RFC 1123 subdomain."""
+
+
 class RuntimeRef(Part):
     """Which runtime runs the job (``spec.runtimeRef``)."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: ObjectName
     api_group: str = "trainer.kubeflow.org"
     kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
 
@@ -50,7 +80,7 @@ class RuntimeRef(Part):
 class KeyRef(Part):
     """One key of a Secret or ConfigMap of the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: ObjectName
     key: Annotated[str, Field(min_length=1)]
     optional: bool | None = None
 
@@ -201,7 +231,7 @@ class OwnerReference(Part):
 class SecretRef(Part):
     """A Secret of the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: ObjectName
 
     @model_validator(mode="before")
     @classmethod

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from trainjob.spec.parts import Env, Part, SecretRef, env_api
+from trainjob.spec.parts import Env, ObjectName, Part, SecretRef, env_api
 
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)+")
 
+
+# Those of Kubernetes 1.34 (core/v1 VolumeSource) that are not removed.
+_VOLUME_SOURCES = (
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "fc", "hostPath", "image", "iscsi", "nfs"),
+    *("persistentVolumeClaim", "projected", "secret"),
+    *(
+        "awsElasticBlockStore",
+        "azureDisk",
+        "azureFile",
+        "cephfs",
+        "cinder",
+        "flexVolume",
+        "flocker",
+        "gcePersistentDisk",
+    ),
+    *("gitRepo", "glusterfs", "photonPersistentDisk", "portworxVolume", "quobyte", "rbd", "scaleIO", "storageos"),
+    "vsphereVolume",
+)
 
 _LAUNCHER_IS_A_NODE = ("deepspeed-distributed", "mlx-distributed")
 """Runtimes that Trainer ships whose MPI launcher trains, too (``mpi.runLauncherAsNode``), as a Job of its own. Of a
@@ -42,12 +61,57 @@ class MetadataPatch(Part):
     annotations: dict[str, str] | None = None
 
 
+class VolumeMount(Part):
+    """Where a container mounts a volume of the pod."""
+
+    name: Annotated[str, Field(min_length=1)]
+    mount_path: Annotated[str, Field(min_length=1)]
+    sub_path: str | None = None
+    sub_path_expr: str | None = None
+    read_only: bool | None = None
+    recursive_read_only: Literal["Disabled", "IfPossible", "Enabled"] | None = None
+    mount_propagation: Literal["None", "HostToContainer", "Bidirectional"] | None = None
+
+
+class Toleration(Part):
+    """A taint of nodes that the pod accepts."""
+
+    key: str | None = None
+    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not self.key and self.operator != "Exists":
+            raise ValueError("without a key it needs operator: Exists, which accepts every taint")
+        if self.operator == "Exists" and self.value:
+            raise ValueError("operator Exists takes no value")
+        return self
+
+
+def _is_volume(volume: dict[str, Any]) -> dict[str, Any]:
+    """A name and one source, as the API has it; which fields a source has is left to the API server."""
+    sources = [field for field in volume if field != "name"]
+    if not isinstance(volume.get("name"), str) or len(sources) != 1 or not isinstance(volume[sources[0]], Mapping):
+        raise ValueError("needs a name and one source such as persistentVolumeClaim: {claimName: …}")
+    if sources[0] not in _VOLUME_SOURCES:
+        near = difflib.get_close_matches(sources[0], _VOLUME_SOURCES, 1)
+        raise ValueError(f"{sources[0]} is not a kind of volume{f' (did you mean {near[0]}?)' if near else ''}")
+    return volume
+
+
+Volume = Annotated[dict[str, Any], AfterValidator(_is_volume)]
+"""A volume of a pod."""
+
+
 class ContainerPatch(Part):
     """What may be changed of a container that the runtime has."""
 
     name: str
     env: Env | None = None
-    volume_mounts: list[dict[str, Any]] | None = None
+    volume_mounts: list[VolumeMount] | None = None
     security_context: dict[str, Any] | None = None
 
     def api(self) -> dict[str, Any]:
@@ -59,15 +123,15 @@ class ContainerPatch(Part):
 class PodSpecPatch(Part):
     """What may be changed of a pod; everything else needs a runtime of one's own."""
 
-    service_account_name: str | None = None
-    volumes: list[dict[str, Any]] | None = None
+    service_account_name: ObjectName | None = None
+    volumes: list[Volume] | None = None
     init_containers: list[ContainerPatch] | None = None
     containers: list[ContainerPatch] | None = None
     image_pull_secrets: list[SecretRef] | None = None
     security_context: dict[str, Any] | None = None
     node_selector: dict[str, str] | None = None
-    affinity: dict[str, Any] | None = None
-    tolerations: list[dict[str, Any]] | None = None
+    affinity: dict[Literal["nodeAffinity", "podAffinity", "podAntiAffinity"], dict[str, Any]] | None = None
+    tolerations: list[Toleration] | None = None
     scheduling_gates: list[dict[str, Any]] | None = None
     termination_grace_period_seconds: Annotated[int, Field(ge=0)] | None = None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from trainjob.errors import InvalidSpec, Problem
@@ -28,7 +28,7 @@ from trainjob.spec.checks import (
 )
 from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer
-from trainjob.spec.parts import Env, OwnerReference, Part, Resources, RuntimeRef, env_api
+from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.torchtune import TorchTuneConfig
 
@@ -45,6 +45,19 @@ _SHAPES: dict[str, type] = {
 }
 
 
+# As in the reference grammar of github.com/distribution/reference, without its limit of lengths.
+_IMAGE = re.compile(
+    r"([A-Za-z0-9.-]+(:\d+)?/|\[[0-9a-fA-F:]+\](:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[A-Za-z][A-Za-z0-9+._-]*:[0-9a-fA-F]{32,})?"
+)
+
+
+def _is_image(value: str) -> str:
+    if value and not _IMAGE.fullmatch(value):
+        raise ValueError(f"{value!r} is not an image such as registry.example/team/train:1.2")
+    return value
+
+
 def _function(value: object) -> object:
     return Function.of(value) if callable(value) and not isinstance(value, Function) else value
 
@@ -59,7 +72,7 @@ class TrainJobSpec(Part):
     runtime: RuntimeRef | None = None
     """Name of a ClusterTrainingRuntime, or a `RuntimeRef`."""
 
-    image: Annotated[str, Field(max_length=500)] | None = None
+    image: Annotated[str, Field(max_length=500), AfterValidator(_is_image)] | None = None
     """Container image of the nodes; the runtime's if left out."""
 
     command: Annotated[list[str], Field(max_length=128)] = Field(default_factory=list)
@@ -100,10 +113,10 @@ class TrainJobSpec(Part):
     node), ``s3://…``, ``file:///…``. Each key has a directory of its own below it, the same for all its attempts; the
     nodes find it as ``TRAINJOB_CHECKPOINT``, a path or, of an object store, a URI."""
 
-    num_nodes: Annotated[int, Field(ge=1)] | None = None
+    num_nodes: Count | None = None
     """Number of nodes (pods); the runtime's if left out, which is 1 with those that Trainer ships."""
 
-    num_proc_per_node: Annotated[int, Field(ge=1)] | None = None
+    num_proc_per_node: Count | None = None
     """Processes on each node, for runtimes that start several (torchrun, mpirun); the runtime's if left out."""
 
     resources_per_node: Resources | None = None
@@ -118,7 +131,7 @@ class TrainJobSpec(Part):
     suspend: bool = False
     """Create the job suspended."""
 
-    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    active_deadline_seconds: Count | None = None
     """Seconds after creation, or after the latest resume, at which Trainer fails the job."""
 
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
