@@ -514,8 +514,22 @@ def test_something_where_the_lock_should_be(source: Path, target: Path, dangling
     target.mkdir()
     work = target / ".trainjob"
     work.symlink_to("nowhere") if dangling else work.write_bytes(b"")
-    with pytest.raises(UnsafePath, match="in the way"):
+    with pytest.raises(UnsafePath, match="is a link" if dangling else "in the way"):
         copy(str(source), str(target))
+
+
+@pytest.mark.parametrize("link", [".trainjob", ".trainjob/lock", ".trainjob/writing.json", ".trainjob/x.resume", "sub"])
+@pytest.mark.parametrize("behind", [True, False])
+def test_nothing_is_written_behind_a_link(source: Path, target: Path, tmp_path: Path, link: str, behind: bool) -> None:
+    """Of a target that others can write: the link leads to files of the one who copies."""
+    kept = {"lock": b"mine", "0.part": b"mine", "x.resume": b"mine", "writing.json": b"mine"}
+    elsewhere = tree(tmp_path / "elsewhere", kept) if behind else tmp_path / "elsewhere"
+    (target / link).parent.mkdir(parents=True)
+    (target / link).symlink_to(elsewhere if "/" not in link else elsewhere / Path(link).name)
+    with pytest.raises(UnsafePath, match=r"link"):
+        copy(str(source), str(target))
+    assert (files(elsewhere) if elsewhere.exists() else {}) == (kept if behind else {})
+    assert (target / link).is_symlink()
 
 
 def test_memory_stays_constant(tmp_path: Path, target: Path) -> None:

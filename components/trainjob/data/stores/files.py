@@ -142,8 +142,7 @@ class FileStore:
                 if self._root.is_file():
                     raise ConfigurationError(f"{self._root} is a file; the target has to be a directory")
                 try:
-                    work.mkdir(parents=True, exist_ok=True)
-                    file = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                    file = _open_lock(work)
                 except (FileExistsError, FileNotFoundError):
                     # The writer before us finished and removed the directory, perhaps while `mkdir` looked at it.
                     if _is_something_else(work):
@@ -254,6 +253,26 @@ def _fsync(path: str) -> None:
 
 def _etag(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _open_lock(work: Path) -> int:
+    """Open the lock of a target, in its `WORK` directory, which is created.
+
+    Raises:
+        UnsafePath: the directory or something in it is a link: the target may be one that others can write.
+    """
+    if work.is_symlink():
+        raise UnsafePath(f"{work} is a link; nothing is written behind it. Remove the link")
+    work.mkdir(parents=True, exist_ok=True)
+    folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with os.scandir(folder) as found:
+            links = [each.name for each in found if each.is_symlink()]
+        if links:
+            raise UnsafePath(f"{work / min(links)} is a link; nothing is written behind it. Remove the link")
+        return os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def _lock(file: int, waiting: Callable[[], None]) -> bool:
