@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import launch as flow
-from trainjob import report, waiting
+from trainjob import names, report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
@@ -38,11 +38,14 @@ class TrainJobClient:
     Args:
         backend: A backend or its name; ``TRAINJOB_BACKEND`` if left out.
         namespace: Namespace of the jobs; ``TRAINJOB_NAMESPACE`` if left out.
+
+    Raises:
+        ConfigurationError: no such backend, or no namespace can have this name.
     """
 
     def __init__(self, backend: Backend | str | None = None, namespace: str | None = None) -> None:
         self.backend: Backend = connect(backend) if backend is None or isinstance(backend, str) else backend
-        self.namespace = namespace or Settings().namespace or self.backend.default_namespace
+        self.namespace = names.namespace(namespace or Settings().namespace or self.backend.default_namespace)
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
         self._starting = RLock()  # several threads may use one client; reentrant, because signal handlers do, too

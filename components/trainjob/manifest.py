@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoints, claims, returned, unattended
+from trainjob import checkpoints, claims, names, returned, unattended
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -130,6 +130,9 @@ def render(
         attempt: Its ordinal, from 1.
         namespace: Kubernetes namespace.
         origin: Labels beside those of the spec, see `trainjob.launch.launch`.
+
+    Raises:
+        ConfigurationError: no namespace can have this name.
     """
     if spec.manifest is not None:
         body = spec.manifest.get("spec") or {}
@@ -144,7 +147,7 @@ def render(
         "kind": KIND,
         "metadata": {
             "name": job_name(key, attempt),
-            "namespace": namespace,
+            "namespace": names.namespace(namespace),
             "labels": {**labels, **(origin or {}), **policy_labels, **labels_of(key), ATTEMPT: str(attempt)},
             "annotations": {**annotations, **policy_annotations, KEY: key, SPEC_HASH: _hash(spec)},
             **({"ownerReferences": [spec.owner_reference.api()]} if spec.owner_reference is not None else {}),

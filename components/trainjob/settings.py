@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from trainjob import names
 from trainjob.errors import ConfigurationError
 
 
@@ -65,6 +66,14 @@ class Settings(BaseSettings):
             raise ConfigurationError(f"settings from the environment cannot be used: {wrong}") from None
         except SettingsError as error:  # no JSON where JSON is needed
             raise ConfigurationError(f"settings from the environment cannot be used: {error}") from None
+
+    @field_validator("namespace")
+    @classmethod
+    def _is_namespace(cls, value: str | None) -> str | None:
+        try:
+            return names.namespace(value) if value else None
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("home")
     @classmethod

@@ -10,6 +10,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trainjob import names
+from trainjob.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from trainjob.cli.commands import Commands
 
@@ -37,18 +40,26 @@ def pair(text: str) -> tuple[str, str]:
 
 def job_name(text: str) -> tuple[str, str]:
     """``NAME`` or ``NAMESPACE/NAME``: the namespace (empty: the default one) and the name."""
-    if not re.fullmatch(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?", text):
+    where, slash, name = text.rpartition("/")
+    if not names.JOB.fullmatch(name) or (slash and not names.NAMESPACE.fullmatch(where)):
         raise click.BadParameter(f"{text!r} is not the name of a TrainJob: NAME or NAMESPACE/NAME")
-    namespace, _, name = text.rpartition("/")
-    return namespace, name
+    return where, name
+
+
+def namespace(text: str) -> str:
+    """The name of a namespace."""
+    try:
+        return names.namespace(text)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def service_account(text: str) -> tuple[str, str]:
     """``NAMESPACE:NAME``, as kubectl has it, or ``NAME``: the namespace (empty: that of the rights) and the name."""
     if not re.fullmatch(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?", text):
         raise click.BadParameter(f"{text!r} is not the name of a service account: NAMESPACE:NAME or NAME")
-    namespace, _, name = text.rpartition(":")
-    return namespace, name
+    where, _, name = text.rpartition(":")
+    return where, name
 
 
 class WithCommand(click.Command):
@@ -88,8 +99,16 @@ def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
 def global_options(command: Decorated) -> Decorated:
     """The global options, which are taken before and after a command's name."""
     where = click.option("--backend", metavar="NAME", expose_value=False, callback=_note, help="kubernetes or local.")
-    namespace = click.option("-n", "--namespace", expose_value=False, callback=_note, help="Namespace of the jobs.")
-    return where(namespace(command))
+    in_namespace = click.option(
+        "-n",
+        "--namespace",
+        type=namespace,
+        metavar="NAME",
+        expose_value=False,
+        callback=_note,
+        help="Namespace of the jobs.",
+    )
+    return where(in_namespace(command))
 
 
 def json_option(command: Decorated) -> Decorated:

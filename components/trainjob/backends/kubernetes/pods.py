@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from trainjob import names
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient, Unreachable
@@ -38,7 +39,7 @@ class RunRemoved(Transient):
 
 def collection(namespace: str, kind: str) -> str:
     """Path of a core/v1 collection."""
-    return f"/api/v1/namespaces/{namespace}/{kind}"
+    return f"/api/v1/namespaces/{names.namespace(namespace)}/{kind}"
 
 
 async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:

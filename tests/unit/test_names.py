@@ -1,0 +1,141 @@
+"""Namespaces and job names become parts of paths and URLs: others than Kubernetes' own are refused everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import click
+import pytest
+from tests.unit.test_cli import exit_of
+
+from trainjob import JobRef, Settings, TrainJobClient, TrainJobSpec, names
+from trainjob.backends.base import Backend
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.cli.options import job_name
+from trainjob.errors import ConfigurationError
+from trainjob.launch import dry_run, launch
+from trainjob.manifest import render
+
+NO_NAMESPACE = [
+    "../../x",
+    "..",
+    ".",
+    "",
+    "a/b",
+    "/x",
+    "a.b",
+    "A",
+    "-a",
+    "a-",
+    "a" * 64,
+    "a\n",
+    "a b",
+    "ä",
+    "%2e",
+    "a\0",
+]
+NO_JOB = ["../x", "..", ".", "", "a/b", "/x", "A", "-a", "a..b", "a.", ".deleted", "a" * 254, "a\n", "%2e%2e"]
+SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
+
+
+@pytest.fixture(params=[LocalBackend, KubernetesBackend])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Either one; no cluster is there, and none is asked."""
+    made: Backend = request.param()
+    return made
+
+
+def written(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["a", "0", "default", "a-b", "a" * 63, "1-2"])
+def test_namespaces(name: str) -> None:
+    assert names.namespace(name) == name
+
+
+@pytest.mark.parametrize("name", ["a", "train-6rm04nbcle-1", "a.b", "0.1", ".".join(["a" * 63] * 3)])
+def test_jobs(name: str) -> None:
+    assert names.job(name) == name
+    assert job_name(f"ns/{name}") == ("ns", name)
+
+
+@pytest.mark.parametrize("name", NO_NAMESPACE)
+def test_no_backend_takes_another_namespace(backend: Backend, tmp_path: Path, name: str) -> None:
+    ref = JobRef(name, "x-1", "uid")
+    calls = [
+        lambda: backend.get(name, "x-1"),
+        lambda: backend.find(name, {}),
+        lambda: backend.refs(name, ["x-1"]),
+        lambda: anext(backend.watch(ref)),
+        lambda: anext(backend.logs(ref)),
+        lambda: backend.patch(ref, {}),
+        lambda: backend.delete(ref),
+        lambda: backend.stopped(ref),
+        lambda: backend.evidence(ref),
+        lambda: launch(backend, SPEC, "key", namespace=name),
+        lambda: launch(backend, SPEC, "key", namespace=name, first_attempt=2),
+        lambda: dry_run(backend, SPEC, "key", namespace=name),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError, match="is not a namespace: write 1 to 63 lower-case letters"):
+            anyio.run(call)
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", NO_JOB)
+def test_no_backend_takes_another_name(backend: Backend, tmp_path: Path, name: str) -> None:
+    for call in (lambda: backend.get("default", name), lambda: backend.delete(JobRef("default", name, "uid"))):
+        with pytest.raises(ConfigurationError, match="is not the name of a TrainJob: write 1 to 253 lower-case"):
+            anyio.run(call)
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", NO_NAMESPACE)
+def test_no_manifest_has_another_namespace(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a namespace"):
+        render(SPEC, "key", 1, name)
+
+
+@pytest.mark.parametrize("name", [name for name in NO_NAMESPACE if name])
+def test_no_client_has_another_namespace(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a namespace"):
+        TrainJobClient("local", namespace=name)
+    if "\0" not in name:
+        monkeypatch.setenv("TRAINJOB_NAMESPACE", name)
+        with pytest.raises(ConfigurationError, match=r"TRAINJOB_NAMESPACE: .* is not a namespace"):
+            Settings()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n", "../../x", "run", "--runtime", "trainjob-step", "--", "true"],
+        ["run", "--namespace", "../../x", "--runtime", "trainjob-step", "--", "true"],
+        ["render", "-n", "../../x", "--runtime", "trainjob-step", "--", "true"],
+        ["list", "-n", "../../x"],
+        ["list", "-n", ""],
+        ["status", "-n", "a/../..", "x-1"],
+        ["logs", "../x"],
+        ["cancel", "../../x/y"],
+        ["delete", "a/b/c"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_line_refuses_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
+) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "a" / "b" / "home"))
+    code, _, err = exit_of(capsys, *words)
+    assert code == 2
+    assert "is not a namespace" in err or "is not the name of a TrainJob" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NO_JOB if name != "a/b"])
+def test_no_name_on_the_command_line(name: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not the name of a TrainJob"):
+        job_name(name)
