@@ -89,6 +89,7 @@ async def launch(
         if latest is not None:
             if await _adopts(backend, latest, after_failure):
                 ref = _same_spec(latest, render(spec, key, JobRef.of(latest).attempt, namespace))
+                await backend.recover(ref)
                 await _resume(backend, latest)
                 return ref
             attempt = max(attempt, JobRef.of(latest).attempt + 1)

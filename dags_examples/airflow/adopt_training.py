@@ -7,9 +7,9 @@
 The sensor waits in the triggerer, also for a job that does not exist yet, and fails at once if the job fails. The job
 stays its owner's: nothing here would cancel it. To try it on this machine::
 
-    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
+    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     job=$(trainjob run --detach --runtime jax-distributed -- python $PWD/dags_examples/training/digits_jax.py \\
-        --dataset=$PWD/dags_examples/data --output=/tmp/digits)
+        --dataset=$PWD/dags_examples/data --output=$HOME/digits)
     airflow dags test adopt_training --conf '{"job": "'$job'"}'
 """
 

@@ -8,7 +8,7 @@
 answer within three days is a no. After a no, nothing is exported and the champion stays. To try it on this machine
 (a yes or no needs Airflow's API server, so `airflow standalone`, not `airflow dags test`)::
 
-    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
+    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     airflow standalone
 
 Needs Airflow 3.1.

@@ -7,8 +7,9 @@ trains on that day, whenever it happens::
 
 The data of a day are below ``$DIGITS_BY_DAY``. To try it on this machine::
 
-    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db DIGITS_BY_DAY=file:///tmp/digits
-    mkdir -p /tmp/digits/2026-03-01 && cp dags_examples/data/digits.csv.gz /tmp/digits/2026-03-01
+    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
+    export DIGITS_BY_DAY=file://$HOME/digits
+    mkdir -p $HOME/digits/2026-03-01 && cp dags_examples/data/digits.csv.gz $HOME/digits/2026-03-01
     airflow dags test retrain_daily 2026-03-02
 
 Needs Airflow 3.3 for the retry policy.

@@ -9,7 +9,7 @@ Four tasks, each of them a TrainJob::
 The first run finds no model in the registry and starts afresh; each later one trains the champion further, and
 replaces it only if the new model reads more digits. On this machine, without a cluster::
 
-    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
+    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     airflow dags test retrain_digits
 
 On a cluster the same file runs unchanged: make a connection ``trainjob_default``, or leave TRAINJOB_BACKEND out, and

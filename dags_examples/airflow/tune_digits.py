@@ -7,7 +7,7 @@
 How many there are is known only when the run starts; how many train at once is ``max_active_tis_per_dagrun``. A trial
 that fails is none of the others' business. To try it on this machine::
 
-    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:////tmp/registry.db
+    export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     airflow dags test tune_digits --conf '{"learning_rates": [0.05, 0.2]}'
 """
 

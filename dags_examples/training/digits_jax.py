@@ -2,7 +2,7 @@
 
 One process, or as many as Trainer's ``jax-distributed`` runtime starts::
 
-    python digits_jax.py --dataset ../data --output /tmp/digits
+    python digits_jax.py --dataset ../data --output $HOME/digits
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls

@@ -2,7 +2,7 @@
 
 One process, or as many as torchrun starts::
 
-    torchrun --nproc-per-node 2 digits_torch.py --dataset ../data --output /tmp/digits
+    torchrun --nproc-per-node 2 digits_torch.py --dataset ../data --output $HOME/digits
 """
 
 from __future__ import annotations

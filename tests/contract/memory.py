@@ -119,6 +119,9 @@ class MemoryBackend:
         self.after("create")
         return stored
 
+    async def recover(self, ref: JobRef) -> None:
+        pass
+
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         await self._request("get")
         return copy.deepcopy(self.jobs.get((namespace, name)))

@@ -24,7 +24,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of half a megabyte."""
     disk = tmp_path / "tiny"
     disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
         pytest.skip("mounting a tmpfs needs root")
     yield disk

@@ -191,11 +191,12 @@ def test_both_are_killed_while_it_is_suspended(jobs: Jobs) -> None:
 
 
 def test_killed_before_it_has_begun(jobs: Jobs) -> None:
-    """No status was written: a supervisor may be started as if there had been none."""
+    """No status was written: the next launch starts a supervisor as if there had been none."""
     ref = jobs.launch("echo begun")
     jobs.client.wait(ref)
     eventually(lambda: jobs.supervisors(ref) == [])  # they would take the missing status for their own failure
     (jobs.directory(ref) / "status.json").unlink()
+    assert jobs.launch("echo begun") == ref
     jobs.client.wait(ref)
     assert jobs.lines(ref) == ["begun", "begun"]
 

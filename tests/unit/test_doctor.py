@@ -77,6 +77,15 @@ def test_a_home_where_nothing_can_be_kept(tmp_path: Path) -> None:
     assert "cannot be written" in found["home"].message
 
 
+def test_a_home_that_others_can_write(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    found = by_check(local.examine(LocalBackend(tmp_path / "home")))
+    assert found["home"].level is Level.FAILURE
+    assert "can be written by other users" in found["home"].message
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o777, "nothing is changed"
+
+
 def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=200 << 20))

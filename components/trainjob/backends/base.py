@@ -46,6 +46,9 @@ class Backend(Protocol):
             Rejected: anything else is wrong with it.
         """
 
+    async def recover(self, ref: JobRef) -> None:
+        """Finish what the process that created the job may have left undone. Called by each launch that adopts it."""
+
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         """The job of that name, or None."""
 

@@ -690,6 +690,14 @@ _RULES = (
         _INFRASTRUCTURE,
         f"{RERUN}; if it happens again, look for what kills processes on this machine (memory, reboot)",
     ),
+    _rule(
+        "LauncherLost",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "launch the same key again, which starts the job, or cancel it: trainjob cancel NAME",
+        lasting=True,
+    ),
 )
 
 _BY_REASON: dict[str, list[tuple[re.Pattern[str], Meaning]]] = defaultdict(list)

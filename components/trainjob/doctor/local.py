@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainjob.backends.local import runtimes
+from trainjob.backends.local import private, runtimes
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.doctor.findings import Finding, Level
 
@@ -48,6 +48,9 @@ def _home(home: Path) -> Iterator[Finding]:
     advice = "set TRAINJOB_HOME to a directory that you may write to"
     if not there.is_dir():
         yield Finding("home", Level.FAILURE, f"{home}: {there} is no directory", advice)
+        return
+    if problem := private.refusal(home, link=True):
+        yield Finding("home", Level.FAILURE, problem)
         return
     try:
         with tempfile.TemporaryFile(dir=there):

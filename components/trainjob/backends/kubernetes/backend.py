@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from trainjob import names
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes import attendance, pods
 from trainjob.backends.kubernetes.attendance import Attendance, Waiter
@@ -122,6 +123,9 @@ class KubernetesBackend:
                 raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists") from error
             except ApiError as error:
                 raise _refusal(error, trainjob) from error
+
+    async def recover(self, ref: JobRef) -> None:
+        """See `Backend.recover`. The request that creates a job is all that it needs."""
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         """See `Backend.get`."""
@@ -368,8 +372,9 @@ def _deleting(ref: JobRef) -> Request:
     return Request("DELETE", _path(ref.namespace, ref.name), body=body)
 
 
-def _path(namespace: str, name: str = "") -> str:
-    return f"/apis/{API_VERSION}/namespaces/{namespace}/trainjobs" + (f"/{name}" if name else "")
+def _path(namespace: str, name: str | None = None) -> str:
+    path = f"/apis/{API_VERSION}/namespaces/{names.namespace(namespace)}/trainjobs"
+    return path if name is None else f"{path}/{names.job(name)}"
 
 
 def _refuse_without_trainer(error: ObjectNotFound) -> None:

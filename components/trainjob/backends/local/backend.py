@@ -17,14 +17,15 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from trainjob import names
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.local import runtimes
-from trainjob.backends.local.files import JobFiles, now
+from trainjob.backends.local import private, runtimes
+from trainjob.backends.local.files import JobFiles, job_names, now
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
-from trainjob.diagnosis import READ_LINES, Evidence, rank_of
+from trainjob.diagnosis import READ_LINES, Evidence, obstacles, rank_of
 from trainjob.diagnosis.crashes import has_trained
-from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
+from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected, RuntimeNotFound
 from trainjob.logs import LogLine, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
@@ -32,6 +33,8 @@ from trainjob.status import CANCELLED
 
 _POLL = 0.05  # seconds between two looks at a job's files; each look is two stat calls
 _CHECK = 0.5  # seconds between two looks whether its supervisor is alive
+_STARTS = 3  # how often a supervisor is started that ends before its job has begun
+_LAUNCH_SECONDS = 30.0  # from the moment that a job is stored until it has begun; 0.2 on an idle machine
 
 
 class LocalBackend:
@@ -61,11 +64,11 @@ class LocalBackend:
             raise Rejected(f"TrainJob {trainjob['metadata']['name']}: {why}")
         metadata = {**trainjob["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
         stored = {**trainjob, "metadata": metadata}
-        directory = self._files(metadata["namespace"], metadata["name"]).directory
+        files = self._files(metadata["namespace"], metadata["name"])
         if dry_run:
             return stored
         try:
-            files = await anyio.to_thread.run_sync(JobFiles.create, directory, stored, start)
+            files = await anyio.to_thread.run_sync(JobFiles.create, files.directory, stored, start)
         except FileExistsError:
             raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists or existed") from None
         except OSError as error:
@@ -80,7 +83,16 @@ class LocalBackend:
         return {"cwd": str(Path.cwd()), "path": path, "home": str(self.home)}
 
     def _files(self, namespace: str, name: str) -> JobFiles:
-        return JobFiles(self.home / "jobs" / namespace / name)
+        """The files of a job, there or not.
+
+        Raises:
+            ConfigurationError: no job can have these names, or another user can have written what is there.
+        """
+        return JobFiles.opened(self.home / "jobs" / names.namespace(namespace) / names.job(name))
+
+    async def recover(self, ref: JobRef) -> None:
+        """See `Backend.recover`. The process that created the job may have died before its supervisor had begun."""
+        await anyio.to_thread.run_sync(_supervise, self._files(ref.namespace, ref.name))
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         """See `Backend.get`."""
@@ -91,8 +103,8 @@ class LocalBackend:
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
         """See `Backend.find`."""
         found = []
-        for directory in sorted((self.home / "jobs" / namespace).glob("[!.]*")):
-            trainjob = await self.get(namespace, directory.name)
+        for name in job_names(self.home, names.namespace(namespace)):
+            trainjob = await self.get(namespace, name)
             if trainjob is not None and labels.items() <= (trainjob["metadata"].get("labels") or {}).items():
                 found.append(trainjob)
         return found
@@ -106,14 +118,16 @@ class LocalBackend:
         """See `Backend.watch`."""
         files = self._files(ref.namespace, ref.name)
         seen, checked = None, 0.0
+        abandoned: list[dict[str, Any]] = []
         last: TrainJob = {}
         while True:
             if time.monotonic() >= checked + _CHECK:
                 checked = time.monotonic()
                 await anyio.to_thread.run_sync(_check, files)
-            stamp = files.stamp()
-            if stamp != seen:
-                seen = stamp
+                abandoned = _abandoned(files)
+            now_seen = (files.stamp(), abandoned)
+            if now_seen != seen:
+                seen = now_seen
                 trainjob = files.read()
                 if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
                     if last and files.cancelled:
@@ -123,7 +137,7 @@ class LocalBackend:
                     yield Snapshot(None)
                     return
                 last = trainjob
-                yield Snapshot(trainjob)
+                yield Snapshot(trainjob, obstacle=obstacles.in_events(abandoned))
             await asyncio.sleep(_POLL)
 
     async def has_run(self, ref: JobRef) -> bool:
@@ -142,7 +156,7 @@ class LocalBackend:
             for pod in pods
             for name in [pod["metadata"]["name"]]
         }
-        return Evidence(trainjob, pods, logs)
+        return Evidence(trainjob, pods, logs, _abandoned(files))
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. A rank that crashes ends its job here at once, and its log and exit code stay.
@@ -270,35 +284,53 @@ class _Reader:
 
 
 def _supervise(files: JobFiles) -> None:
-    """Start a supervisor and return once one is in charge."""
+    """Start a supervisor, unless the job has begun or is gone; return once one is in charge.
+
+    Raises:
+        BackendUnavailable: none can be started.
+    """
     # A rank that launches a job of its own does not pass its mark on: its end would take that supervisor along.
     environment = {name: value for name, value in os.environ.items() if name != MARKER}
-    with suppress(FileNotFoundError), (files.directory / "supervisor.log").open("ab") as log:  # deleted already
-        subprocess.run(
-            [sys.executable, "-m", "trainjob.backends.local.supervisor", str(files.directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-            check=False,
+    log = files.directory / "supervisor.log"
+    for _ in range(_STARTS):
+        if files.begun() or not files.object.exists():
+            return
+        with suppress(FileNotFoundError), open(log, "ab", opener=private.opener) as output:
+            subprocess.run(
+                [sys.executable, "-m", "trainjob.backends.local.supervisor", str(files.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                check=False,
+            )
+    if not files.begun() and files.object.exists():
+        raise BackendUnavailable(
+            f"TrainJob {files.directory.parent.name}/{files.directory.name} was stored, but its supervisor ended "
+            f"{_STARTS} times before the job had begun; see {log}, then launch the same key again, which starts the job"
         )
 
 
 def _check(files: JobFiles) -> None:
-    """See to it that a job that goes on has a supervisor: whoever was to start it, or it itself, may have died."""
-    if files.finished() or not files.object.exists():
+    """Fail a job that has begun and whose supervisor died. Starts nothing: whoever looks runs no other's program."""
+    if files.finished() or not files.begun():
         return
     lock = files.supervise()
-    if lock is None:
-        return
-    trainjob = files.read()
-    began = trainjob is not None and bool(trainjob["status"])
-    if began:
+    if lock is not None:
         mend(files, patient=False)
-    os.close(lock)
-    if trainjob is not None and not began:
-        _supervise(files)
+        os.close(lock)
+
+
+def _abandoned(files: JobFiles) -> list[dict[str, Any]]:
+    """An Event that says that the launcher died before the job had begun; none for any other job."""
+    if files.begun():
+        return []
+    stored = files.stored()
+    if stored is None or time.time() < stored + _LAUNCH_SECONDS:
+        return []
+    message = "the process that launched the job ended before the job had begun"
+    return [{"type": "Warning", "reason": "LauncherLost", "message": message, "count": 1}]
 
 
 def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@
         spare           room for the last status, or to cancel the job, when the disk is full
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
 
+Directories have mode 0700 and files 0600, and all must belong to the user of this process (`private`).
 Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. A lock is the kernel's
 and goes with its holder: whoever gets `supervisor.lock` knows that no supervisor is alive, with no process id to
 mistake.
@@ -33,6 +34,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainjob import names
+from trainjob.backends.local import private
 from trainjob.status import CANCELLED, mapping
 
 DELETED = ".deleted"
@@ -47,9 +50,13 @@ def now() -> str:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None if the file is not there."""
+    """The object in `path`, or None if the file is not there.
+
+    Raises:
+        ConfigurationError: another user can have written it.
+    """
     try:
-        loaded: dict[str, Any] = json.loads(path.read_bytes())
+        loaded: dict[str, Any] = json.loads(private.read(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     return loaded
@@ -58,7 +65,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace `path` as a whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1))
+    with open(temporary, "w", encoding="utf-8", opener=private.opener) as file:
+        json.dump(value, file, indent=1)
     temporary.replace(path)
 
 
@@ -73,20 +81,34 @@ class JobFiles:
         self._spare = directory / "spare"
 
     @classmethod
+    def opened(cls, directory: Path) -> JobFiles:
+        """The files of a job, which need not be there.
+
+        Raises:
+            ConfigurationError: the home, the job, or a directory between them is not this user's alone.
+        """
+        check_levels(directory)
+        return cls(directory)
+
+    @classmethod
     def create(cls, directory: Path, trainjob: Mapping[str, Any], start: Mapping[str, Any]) -> JobFiles:
         """Put a whole job under its name in one step.
 
         Raises:
             FileExistsError: the name is or was in use.
             OSError: the disk is full, read-only, …
+            ConfigurationError: the directories above are not this user's alone.
         """
+        for level in _levels(directory)[:-1]:
+            private.make(level, link=level == _home(directory))
         draft = cls(directory.with_name(f".new-{uuid.uuid4().hex}"))
         try:
-            for part in ("logs", "termination", "tmp"):
-                (draft.directory / part).mkdir(parents=True)
+            for part in (".", "logs", "termination", "tmp"):
+                (draft.directory / part).mkdir(mode=0o700)
             write_json(draft.object, trainjob)
             write_json(draft.start, start)
-            draft._spare.write_bytes(os.urandom(_SPARE))  # file systems may compress what is simpler
+            with open(draft._spare, "wb", opener=private.opener) as spare:
+                spare.write(os.urandom(_SPARE))  # file systems may compress what is simpler
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
             os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as it should
@@ -114,6 +136,15 @@ class JobFiles:
     def stamp(self) -> tuple[Stamp, Stamp]:
         """Changes whenever `read` would give something new: one part for `object`, one for `status`."""
         return (_modified(self.object), _modified(self.status))
+
+    def stored(self) -> float | None:
+        """When the object was last written, as Unix time; None if there is none."""
+        written, inode, _ = _modified(self.object)
+        return written / 1e9 if inode else None
+
+    def begun(self) -> bool:
+        """Whether a supervisor has taken charge of the job at any time: it writes a status before it starts ranks."""
+        return bool((read_json(self.status) or {}).get("status"))
 
     def finished(self) -> bool:
         """True once a final condition was written."""
@@ -144,7 +175,7 @@ class JobFiles:
     @contextmanager
     def editing(self) -> Iterator[None]:
         """Exclude other writers of `object`; FileNotFoundError if the job is gone."""
-        with (self.directory / "edit.lock").open("ab") as lock:
+        with open(self.directory / "edit.lock", "ab", opener=private.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -152,10 +183,10 @@ class JobFiles:
         """Delete the job for good; its name stays taken."""
         self._spare.unlink(missing_ok=True)  # the name of what is gone takes room, too
         tombstone = _tombstone(self.directory)
-        tombstone.parent.mkdir(exist_ok=True)
-        tombstone.touch()
+        private.make(tombstone.parent)
+        tombstone.touch(0o600)
         if CANCELLED in mapping(read_json(self.object), "metadata", "annotations"):
-            self._cancelled.touch()
+            self._cancelled.touch(0o600)
         grave = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             os.rename(self.directory, grave)  # noqa: PTH104 - gone for readers in one step
@@ -174,7 +205,7 @@ class JobFiles:
     def wait(self) -> int | None:
         """Become one of those who wait for the job: an open file descriptor to keep, or None if the job is gone."""
         try:
-            descriptor = os.open(self._waiters, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = private.opener(str(self._waiters), os.O_RDWR | os.O_CREAT)
         except OSError:  # gone, or no room for a file: the job counts as unattended from now on
             return None
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # `waited_for` holds it for some microseconds
@@ -201,7 +232,7 @@ class JobFiles:
     def supervise(self, *, wait_seconds: float = 0.0) -> int | None:
         """Become the one who may write `status`: an open file descriptor to keep, or None while another one is."""
         try:
-            descriptor = os.open(self.directory / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = private.opener(str(self.directory / "supervisor.lock"), os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return None
         deadline = time.monotonic() + wait_seconds
@@ -220,6 +251,41 @@ class JobFiles:
 def _final(status: Mapping[str, Any]) -> bool:
     conditions = status.get("conditions") or []
     return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+
+def job_names(home: Path, namespace: str) -> list[str]:
+    """The names of the jobs of a namespace; files beside them are left out.
+
+    Raises:
+        ConfigurationError: a directory down to the namespace is not this user's alone.
+    """
+    directory = home / "jobs" / namespace
+    check_levels(directory / DELETED)
+    try:
+        with os.scandir(directory) as found:
+            return sorted(each.name for each in found if names.JOB.fullmatch(each.name) and not each.is_file())
+    except FileNotFoundError:
+        return []
+
+
+def check_levels(directory: Path) -> None:
+    """Check the directory of a job, and those above it up to the home, as far as they are there.
+
+    Raises:
+        ConfigurationError: one of them is not this user's alone.
+    """
+    for level in _levels(directory):
+        if not private.check(level, link=level == _home(directory)):
+            return
+
+
+def _home(directory: Path) -> Path:
+    return directory.parents[2]
+
+
+def _levels(directory: Path) -> list[Path]:
+    """The home, ``jobs``, the namespace, the job."""
+    return [*reversed(directory.parents[:3]), directory]
 
 
 def _tombstone(directory: Path) -> Path:

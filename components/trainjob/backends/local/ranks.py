@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from trainjob.backends.local import private
 from trainjob.backends.local.files import now
 from trainjob.logs import MAX_LINE, cri_line
 
@@ -111,9 +112,10 @@ class Rank:
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> None:
         """Start the process; if that cannot be done the rank is terminated with ``StartError``, as a container is."""
-        self._log = self._log_path.open("ab")
+        self._log = open(self._log_path, "ab", opener=private.opener)  # noqa: SIM115 - open until the rank ends
         self.started = now()
-        self.termination_log.write_bytes(b"")
+        self.termination_log.unlink(missing_ok=True)  # of an earlier start, and whatever the script made of it
+        self.termination_log.touch(0o600)
         try:
             self._process = subprocess.Popen(
                 command,

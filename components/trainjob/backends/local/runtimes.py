@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainjob.backends.local import private
+
 FRAMEWORKS = {
     "trainjob-step": "plain",
     "torch-distributed": "torch",
@@ -81,7 +83,8 @@ def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Pa
 def write_hostfile(trainjob: Mapping[str, Any], directory: Path) -> None:
     """The list of hosts that mpirun reads: all slots on this machine."""
     processes = (trainjob["spec"].get("trainer") or {}).get("numProcPerNode") or 1
-    (directory / "hostfile").write_text(f"localhost slots={num_nodes(trainjob) * processes}\n")
+    with open(directory / "hostfile", "w", opener=private.opener) as file:
+        file.write(f"localhost slots={num_nodes(trainjob) * processes}\n")
 
 
 def gpus_per_node(trainjob: Mapping[str, Any]) -> int:

@@ -5,7 +5,9 @@ or another. What may die:
 
 * the launcher: the supervisor is in a session of its own and does not notice;
 * the supervisor: its guard, a fork that waits for nothing else, kills the ranks and fails the job;
-* both at once: the next one that looks at the job does the same (`mend`).
+* both at once: the next process that looks at the job does the same (`mend`);
+* the launcher before the job has begun: the next launch of the same key starts the supervisor. A look never does, since
+  it would run a program.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class Supervisor:
         directory = self.files.directory
         if runtimes.framework_of(self.trainjob) == "mpi":
             runtimes.write_hostfile(self.trainjob, directory)
-        (directory / "tmp").mkdir(exist_ok=True)
+        (directory / "tmp").mkdir(mode=0o700, exist_ok=True)
         port = _free_port()
         gpus = runtimes.gpus_present() if runtimes.gpus_per_node(self.trainjob) else []
         for replicated_job, count in runtimes.replicated_jobs(self.trainjob).items():
@@ -353,16 +355,24 @@ def _guard(files: JobFiles, lifeline: int) -> None:
         mend(files)
 
 
+def _take_charge(files: JobFiles) -> int | None:
+    """The supervisor's lock; None once another supervisor has begun the job, or the job is gone."""
+    while files.object.exists() and not files.begun():
+        if (lock := files.supervise(wait_seconds=_TICK)) is not None:
+            return lock
+    return None
+
+
 def main(directory: str) -> None:
     """Detach, take charge of the job in `directory` and stay with it to its end."""
-    files = JobFiles(Path(directory))
+    files = JobFiles.opened(Path(directory))
     announce, announced = os.pipe()
     if os.fork():  # the launcher's child: returns once it is certain that somebody is in charge
         os.close(announced)
         os.read(announce, 1)
         os._exit(0)
     os.setsid()
-    lock = files.supervise()
+    lock = _take_charge(files)
     trainjob = files.read()
     if lock is None or trainjob is None or files.finished():
         os._exit(0)

@@ -1,0 +1,292 @@
+"""Who may have written a job that is run, and who may read what a job leaves."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.contract.processes import supervisors
+from tests.local.conftest import Jobs
+
+from trainjob import Phase, TrainJobClient, TrainJobSpec
+from trainjob.backends.base import Snapshot
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.backends.local.files import JobFiles, now
+from trainjob.errors import BackendUnavailable, ConfigurationError
+from trainjob.manifest import JobRef, render
+from trainjob.status import observe
+
+KEY = "key"
+ANOTHER = 12345  # a user id
+
+
+def stored(home: Path, script: str) -> JobRef:
+    """A job as its launcher leaves it that is killed before it starts the supervisor."""
+    spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", script]})
+    job = render(spec, KEY, 1, "default")
+    job["metadata"] |= {"uid": "a-uid", "creationTimestamp": now()}
+    start = {"cwd": str(home.parent), "path": os.environ["PATH"], "home": str(home)}
+    JobFiles.create(home / "jobs" / "default" / job["metadata"]["name"], job, start)
+    return JobRef.of(job)
+
+
+async def first(backend: LocalBackend, ref: JobRef) -> Snapshot:
+    async for snapshot in backend.watch(ref):
+        return snapshot
+    raise AssertionError("the watch ended")
+
+
+LOOKS: dict[str, Callable[[TrainJobClient, JobRef], object]] = {
+    "list": lambda client, _: client.list(),
+    "find": lambda client, ref: client.find(ref.name),
+    "status": lambda client, ref: client.diagnose(ref.name),
+    "logs": lambda client, ref: list(client.logs(ref)),
+    "wait": lambda client, ref: client.call(lambda: first(client.backend, ref)),  # type: ignore[arg-type]
+}
+CHANGES: dict[str, Callable[[TrainJobClient, JobRef], object]] = {
+    "launch": lambda client, _: client.launch({"runtime": "trainjob-step", "command": ["true"]}, KEY),
+    "cancel": lambda client, ref: client.cancel(ref),
+    "suspend": lambda client, ref: client.cancel(ref, "suspend"),
+    "delete": lambda client, ref: client.call(lambda: client.backend.delete(ref)),
+}
+
+
+def given_to(path: Path, user: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory to another user needs root")
+    for each in (path, *path.rglob("*")):
+        os.chown(each, user, user)
+
+
+def content(home: Path) -> dict[str, tuple[int, str]]:
+    """All that there is, but for the lock of those that change an object."""
+    paths = [path for path in (home, *home.rglob("*")) if path.name != "edit.lock"]
+    return {str(path): (path.lstat().st_mode, path.read_text("latin-1") if path.is_file() else "") for path in paths}
+
+
+# ---------------------------------------------------------------- jobs that another user can have written
+
+
+def planted_home(home: Path) -> Path:
+    given_to(home, ANOTHER)
+    return home
+
+
+def planted_job(home: Path) -> Path:
+    (job,) = (home / "jobs" / "default").iterdir()
+    given_to(job, ANOTHER)
+    return job
+
+
+def planted_namespace(home: Path) -> Path:
+    given_to(home / "jobs" / "default", ANOTHER)
+    return home / "jobs" / "default"
+
+
+def planted_object(home: Path) -> Path:
+    (path,) = (home / "jobs" / "default").glob("*/object.json")
+    given_to(path, ANOTHER)
+    return path
+
+
+def linked_job(home: Path) -> Path:
+    (job,) = (home / "jobs" / "default").iterdir()
+    job.rename(home / "elsewhere")
+    job.symlink_to(home / "elsewhere")
+    return job
+
+
+def linked_object(home: Path) -> Path:
+    (path,) = (home / "jobs" / "default").glob("*/object.json")
+    path.rename(home / "elsewhere")
+    path.symlink_to(home / "elsewhere")
+    return path
+
+
+def writable_home(home: Path) -> Path:
+    home.chmod(0o777)
+    return home
+
+
+def sticky_home(home: Path) -> Path:
+    home.chmod(0o1777)
+    return home
+
+
+def group_writable_jobs(home: Path) -> Path:
+    (home / "jobs").chmod(0o770)
+    return home / "jobs"
+
+
+def writable_job(home: Path) -> Path:
+    (job,) = (home / "jobs" / "default").iterdir()
+    job.chmod(0o757)
+    return job
+
+
+PLANTED: dict[Callable[[Path], Path], str] = {
+    planted_home: "belongs to another user",
+    planted_namespace: "belongs to another user",
+    planted_job: "belongs to another user",
+    planted_object: "belongs to another user",
+    linked_job: "is a link",
+    linked_object: "is a link",
+    writable_home: "can be written by other users",
+    sticky_home: "can be written by other users",
+    group_writable_jobs: "can be written by other users",
+    writable_job: "can be written by other users",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_job_that_another_user_can_have_written_is_refused(
+    home: Path, tmp_path: Path, plant: Callable[[Path], Path]
+) -> None:
+    ref = stored(home, f"touch {tmp_path}/ran")
+    refused = plant(home)
+    before = content(home)
+    with TrainJobClient("local") as client:
+        for name, action in (LOOKS | CHANGES).items():
+            with pytest.raises(ConfigurationError) as caught:
+                action(client, ref)
+            said = str(caught.value)
+            assert said.startswith(f"{refused} {PLANTED[plant]}"), name
+            assert f"uid {refused.lstat().st_uid}" in said
+            if "can be written" in said:
+                assert f"chmod -R go-rwx {refused};" in said
+            assert "TRAINJOB_HOME" in said or "Remove the link" in said
+    assert content(home) == before
+    assert supervisors(tmp_path) == {}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_advice_makes_a_home_usable(home: Path, tmp_path: Path) -> None:
+    stored(home, f"touch {tmp_path}/ran")
+    home.chmod(0o777)
+    with TrainJobClient("local") as client:
+        with pytest.raises(ConfigurationError, match=r"run: chmod -R go-rwx [^;]*;") as caught:
+            client.list()
+        subprocess.run(["sh", "-c", str(caught.value).partition("run: ")[2].partition(";")[0]], check=True)
+        assert len(client.list()) == 1
+
+
+def test_a_home_that_others_can_only_read_is_closed(home: Path) -> None:
+    """As earlier versions created it."""
+    ref = stored(home, "true")
+    job = home / "jobs" / "default" / ref.name
+    for each in (home, home / "jobs", job.parent, job):
+        each.chmod(0o755)
+    with TrainJobClient("local") as client:
+        assert [found["metadata"]["name"] for found in client.list()] == [ref.name]
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (home, home / "jobs", job.parent, job)} == {0o700}
+
+
+def test_a_home_may_be_a_link_of_its_user(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o755)
+    home.symlink_to(tmp_path / "disk")
+    stored(home, "true")
+    with TrainJobClient("local") as client:
+        assert len(client.list()) == 1
+    assert stat.S_IMODE((tmp_path / "disk").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a link to another user needs root")
+def test_a_link_of_another_user_is_no_home(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    home.symlink_to(tmp_path / "disk")
+    os.chown(home, ANOTHER, ANOTHER, follow_symlinks=False)
+    with TrainJobClient("local") as client, pytest.raises(ConfigurationError, match="is a link"):
+        CHANGES["launch"](client, JobRef("default", "x-1", ""))
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+# ---------------------------------------------------------------- a look runs nothing
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_does_not_start_a_job(jobs: Jobs, home: Path, tmp_path: Path, look: str) -> None:
+    ref = stored(home, f"echo run >> {tmp_path}/runs")
+    LOOKS[look](jobs.client, ref)
+    assert not (jobs.directory(ref) / "supervisor.log").exists(), "no supervisor was started"
+    assert observe(jobs.client.get(ref)).phase is Phase.NOT_STARTED
+    assert jobs.launch(f"echo run >> {tmp_path}/runs", KEY) == ref
+    jobs.client.wait(ref)
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_a_job_that_nobody_has_started_says_so(jobs: Jobs, home: Path) -> None:
+    ref = stored(home, "true")
+    assert not jobs.client.diagnose(ref.name).observation.stuck, "its launcher may be about to start it"
+    os.utime(jobs.directory(ref) / "object.json", (0, 0))
+    report = jobs.client.diagnose(ref.name)
+    assert (report.observation.phase, report.observation.stuck) == (Phase.NOT_STARTED, True)
+    assert "ended before the job had begun" in report.observation.message
+    assert "launch the same key again" in report.diagnosis.advice
+    snapshot = jobs.client.call(lambda: first(jobs.client.backend, ref))  # type: ignore[arg-type]
+    assert snapshot.obstacle is not None
+    assert snapshot.obstacle.reason == "LauncherLost"
+    assert jobs.client.cancel(ref)
+    assert jobs.launch("true", KEY).attempt == 2
+
+
+def test_a_supervisor_that_cannot_start(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(BackendUnavailable, match=r"its supervisor ended 3 times .*supervisor\.log"):
+            jobs.launch("echo on", KEY)
+    (job,) = jobs.client.list()
+    ref = jobs.launch("echo on", KEY)
+    assert ref == JobRef.of(job)
+    jobs.client.wait(ref)
+    assert jobs.lines(ref) == ["on"]
+
+
+# ---------------------------------------------------------------- what others can read
+
+
+def test_nothing_of_a_job_can_be_read_by_others(jobs: Jobs, home: Path, tmp_path: Path) -> None:
+    """Whatever the umask; the ranks keep that of the launcher, since others may have to read what they write."""
+    wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    script = f"touch {tmp_path}/model; echo on; echo done > $TRAINJOB_TERMINATION_LOG; {wait}"
+    before = os.umask(0)
+    try:
+        ref = jobs.launch(script, KEY)
+        jobs.starts(ref)
+        jobs.client.backend.attend(ref)
+        jobs.client.cancel(ref, "suspend")
+        jobs.launch(script, KEY)
+        (tmp_path / "go").touch()
+        jobs.client.wait(ref)
+        gone = jobs.launch("true", "another")
+        jobs.client.wait(gone)
+        jobs.client.call(lambda: jobs.client.backend.delete(gone))
+    finally:
+        os.umask(before)
+    names = {path.name for path in jobs.directory(ref).rglob("*")}
+    assert {
+        "object.json",
+        "start.json",
+        "status.json",
+        "supervisor.log",
+        "waiters.lock",
+        f"{ref.name}-node-0-0.log",
+    } <= names
+    paths = [home, *home.rglob("*")]
+    assert (home / "jobs" / "default" / ".deleted" / gone.name) in paths
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o666
+
+
+def test_directories_above_a_new_home_are_of_the_umask(tmp_path: Path) -> None:
+    with TrainJobClient(LocalBackend(tmp_path / "a" / "b" / "home")) as client:
+        ref = CHANGES["launch"](client, JobRef("default", "x-1", ""))
+        assert isinstance(ref, JobRef)
+        client.wait(ref)
+    assert stat.S_IMODE((tmp_path / "a" / "b" / "home").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o755
