@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import local
 
+from trainjob import durable
 from trainjob.errors import ConfigurationError, RegistryUnavailable
 
 _CREATION = 180.0
@@ -50,6 +51,7 @@ def create(path: Path, build: Callable[[str], object]) -> None:
                     file.write(made.read_bytes())
                     os.fsync(file.fileno())
             draft.replace(path)
+            durable.sync(path.parent)
         except OSError as error:
             raise ConfigurationError(f"cannot create the registry {path}: {error.strerror or error}") from None
 

@@ -14,9 +14,11 @@
     <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
 
 Directories have mode 0700 and files 0600, and all must belong to the user of this process (`private`).
-Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. A lock is the kernel's
-and goes with its holder: whoever gets `supervisor.lock` knows that no supervisor is alive, with no process id to
-mistake.
+
+Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. It is on the disk
+before anything relies on it: a machine that loses its power forgets neither a job nor that it has begun. A lock is the
+kernel's and goes with its holder: whoever gets `supervisor.lock` knows that no supervisor is alive, with no process id
+to mistake.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainjob import names
+from trainjob import durable, names
 from trainjob.backends.local import private
 from trainjob.status import CANCELLED, mapping
 
@@ -63,11 +65,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace `path` as a whole."""
+    """Replace `path` as a whole; on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8", opener=private.opener) as file:
         json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
+    durable.sync(path.parent)
 
 
 class JobFiles:
@@ -112,6 +117,7 @@ class JobFiles:
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
             os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as it should
+            durable.sync(directory.parent)
             if _tombstone(directory).exists():  # deleted between the two lines above: the name is used up
                 shutil.rmtree(directory, ignore_errors=True)
                 raise FileExistsError(directory)
@@ -185,6 +191,7 @@ class JobFiles:
         tombstone = _tombstone(self.directory)
         private.make(tombstone.parent)
         tombstone.touch(0o600)
+        durable.sync(tombstone.parent)
         if CANCELLED in mapping(read_json(self.object), "metadata", "annotations"):
             self._cancelled.touch(0o600)
         grave = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")

@@ -11,6 +11,7 @@ import shlex
 import stat
 from pathlib import Path
 
+from trainjob import durable
 from trainjob.errors import ConfigurationError
 
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -87,6 +88,7 @@ def make(directory: Path, *, link: bool = False) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
         raise ConfigurationError(f"{directory} is a link to a directory that is not there; create it") from None
+    durable.sync(directory.parent)
     check(directory, link=link)  # another process may have created it
 
 

@@ -61,6 +61,7 @@ class Supervisor:
         self._over = False  # the verdict stands, though it may not be written yet
         self._unwritten = False
         self._next_try = 0.0
+        self._next_report = 0.0
         self._attended = time.monotonic()  # when somebody was last seen to wait for it
         self._launched = self._attended
         self._looked = 0.0
@@ -174,7 +175,7 @@ class Supervisor:
         elif deadline and time.time() >= self.active_since + deadline:
             self._stop()
             self._write(DEADLINE)
-        elif ended != before or self._trainer_status():
+        elif ended != before or self._has_news():
             self._write()
 
     def _reap(self) -> None:
@@ -210,6 +211,14 @@ class Supervisor:
         if ended and descriptor is not None and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
         return ended
+
+    def _has_news(self) -> bool:
+        """Look for a report of the script, not more often than once in a tick: the status is written to the disk."""
+        present = time.monotonic()
+        if present < self._next_report:
+            return False
+        self._next_report = present + _TICK
+        return self._trainer_status()
 
     def _trainer_status(self) -> bool:
         """Take over what rank 0 reported; True if that is news."""

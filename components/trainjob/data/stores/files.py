@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from trainjob import durable
 from trainjob.data.content import WORK
 from trainjob.data.locations import Location
 from trainjob.data.parallel import for_each
@@ -244,11 +245,7 @@ def _entry(status: os.stat_result, full: Path | str, path: str) -> Entry:
 
 def _fsync(path: str) -> None:
     with os_errors(path):
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        durable.sync(path)
 
 
 def _etag(status: os.stat_result) -> str:
