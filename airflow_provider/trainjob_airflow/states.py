@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +58,24 @@ def wanted(
     """What is waited for, from fields that are rendered.
 
     Raises:
-        ValueError: they say nothing, or too much.
+        ConfigurationError, ValueError: they say nothing, or too much, or a name is none.
     """
+    from trainjob import names
+    from trainjob.spec.checks import metadata_problems
     from trainjob.status import Phase
 
     if bool(name) == bool(labels):
         raise ValueError("say which job by name or by labels: one of the two")
-    named = (phases,) if isinstance(phases, str) else tuple(phases)
+    if name:
+        names.job(name)
+    if labels and not isinstance(labels, Mapping):
+        raise ValueError(f"labels are a mapping of names and values, not {labels!r}")
+    for problem in metadata_problems(labels or {}, {}, own=True):
+        raise ValueError(str(problem))
+    named = [phases] if isinstance(phases, str) else list(phases) if isinstance(phases, Collection) else []
     known = [phase.value for phase in Phase]
+    if not named and not condition:
+        raise ValueError(f"phases is one of {', '.join(known)}, or a list of such, not {phases!r}")
     if wrong := [phase for phase in named if phase not in known]:
         raise ValueError(f"there is no phase {wrong[0]!r}; there are: {', '.join(known)}")
-    return Wanted(name or "", dict(labels) if labels else None, named, condition or "")
+    return Wanted(name or "", dict(labels) if labels else None, tuple(named), condition or "")

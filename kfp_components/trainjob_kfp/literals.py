@@ -8,16 +8,32 @@ from typing import Any
 from kfp.dsl.pipeline_channel import PipelineChannel
 from pydantic.alias_generators import to_snake
 
+from trainjob import names
+from trainjob.backends import BACKENDS
 from trainjob.data.checks import check_options
 from trainjob.data.program import STEP_RUNTIME, Step
+from trainjob.errors import ConfigurationError
 from trainjob.spec.literals import check_literals, has_open
 from trainjob_kfp.execution import as_text, location
+from trainjob_kfp.jobs import ACTIONS
 
 _PLACEHOLDERS = ("{{channel:", "{{$.")  # of other steps' outputs and of parameters inside a text; of the run
 _STEPS: dict[str, Step] = {
     "initialize-dataset": "initialize-dataset",
     "initialize-model": "initialize-model",
     "export-model": "export",
+}
+_REQUIRED = {
+    **dict.fromkeys(("initialize-dataset", "initialize-model"), ("source",)),
+    "export-model": ("source", "name"),
+    "wait": ("name", "run_id"),
+    "cleanup": ("run_id",),
+}
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "on_kill_action": ACTIONS,
+    "on_crash_action": ACTIONS,
+    "action": ("suspend", "cancel"),
+    "backend": BACKENDS,
 }
 _FIELDS = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
 _OPTIONS = (
@@ -46,6 +62,14 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
     """
     # A channel must not be compared: `==` makes a condition of it, which is true.
     given = {name: value for name, value in arguments.items() if is_open(value) or value not in (None, "", 0, [], {})}
+    for name in _REQUIRED.get(component, ()):
+        if name in arguments and name not in given:
+            raise ConfigurationError(f"{component}: {name} is empty")
+    for name, value in given.items():
+        if not is_open(value):
+            _check(name, value)
+    if component == "wait" and not is_open(given["name"]):
+        names.job(str(given["name"]))
     if component == "train" or component in _STEPS:
         _check_spec(component, given)
     if component in _STEPS:
@@ -54,6 +78,16 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
         if "metrics" in (known.get("metrics") or {}):  # the result of `train`
             del known["metrics"]
         check_options(_STEPS[component], known)
+
+
+def _check(name: str, value: object) -> None:
+    """Check an argument that means the same in all components."""
+    if name in _ALLOWED and value not in _ALLOWED[name]:
+        raise ConfigurationError(f"{name} is {' or '.join(map(repr, _ALLOWED[name]))}, not {value!r}")
+    if name.endswith("timeout") and isinstance(value, int) and value < 0:
+        raise ConfigurationError(f"{name} is a number of seconds, not {value!r}")
+    if name == "namespace":
+        names.namespace(str(value))
 
 
 def is_open(value: object) -> bool:

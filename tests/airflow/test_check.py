@@ -32,7 +32,7 @@ with DAG("d", params={"nodes": Param(%s), "free": Param(type="integer")}):
     TrainJobOperator(task_id="file", spec="train.yaml")
     TrainJobOperator.partial(task_id="many", runtime="x").expand(num_nodes=[1, 2, %s])
     TrainJobOperator.partial(task_id="later", runtime="x").expand(args=one.output)
-    TrainJobSensor(task_id="sensor", name="{{ run_id }}", phases="{{ params.get('phase', '%s') }}")
+    TrainJobSensor(task_id="sensor", name="train-{{ ds_nodash }}", phases="{{ params.get('phase', '%s') }}")
 """
 
 

@@ -11,6 +11,7 @@ from airflow.sdk import DAG, Param, task
 
 from trainjob import TrainJobSpec
 from trainjob.errors import TrainJobError
+from trainjob_airflow.operators.cancel import TrainJobCancelOperator
 from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator, ModelInitializerOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
@@ -38,6 +39,10 @@ def export(**fields: Any) -> Callable[[], object]:
 
 def sensor(**fields: Any) -> Callable[[], object]:
     return lambda: TrainJobSensor(task_id="t", **fields)
+
+
+def cancel(**fields: Any) -> Callable[[], object]:
+    return lambda: TrainJobCancelOperator(task_id="t", **fields)
 
 
 def function(body: str, **fields: Any) -> Callable[[], object]:
@@ -117,9 +122,31 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "queue timeout": (train(queue_timeout=-1), "queue_timeout"),
     "switch": (train(fail_fast="no"), "fail_fast is True or False, not 'no'"),
     "deferrable": (train(deferrable="false"), "deferrable is True or False"),
-    "connection": (train(trainjob_conn_id=None), "trainjob_conn_id is the name of a connection"),
+    "connection": (train(trainjob_conn_id=None), "trainjob_conn_id is a text, not None"),
     "sensor of nothing": (sensor(), "by name or by labels"),
     "sensor of two": (sensor(name="x", labels={"a": "b"}), "by name or by labels"),
+    "sensor's name": (sensor(name="Bad Name"), "'Bad Name' is not the name of a TrainJob"),
+    "sensor's label": (sensor(labels={"a": "b c"}), "labels.a: 'b c' is not a label value"),
+    "sensor's labels": (sensor(labels=["a"]), "labels are a mapping"),
+    "sensor of no phase": (sensor(name="x", phases=[]), "phases is one of"),
+    "sensor of a number": (sensor(name="x", phases=5), "phases is one of"),
+    "sensor's namespace": (sensor(name="x", namespace="A B"), "'A B' is not a namespace"),
+    "sensor's switch": (sensor(name="x", deferrable="no"), "deferrable is True or False"),
+    "cancel": (cancel(launched_by=5), "launched_by is the ID of a task"),
+    "cancel's namespace": (cancel(launched_by="x", namespace="A_B"), "'A_B' is not a namespace"),
+    "namespace": (train(namespace="My_NS"), "'My_NS' is not a namespace"),
+    "empty source": (dataset(source=""), "source is empty"),
+    "no source": (dataset(source=None), "source is a text, not None"),
+    "number as a source": (model(source=5), "source is a text, not 5"),
+    "empty target": (dataset(target=" "), "target is empty"),
+    "target that is read only": (dataset(target="https://host/x"), "https:// can only be read"),
+    "model without name": (export(name=""), "name is empty"),
+    "export to the web": (export(target="http://host/x"), "http:// can only be read"),
+    "export's switch": (export(allow_pickle="no"), "allow_pickle is True or False"),
+    "export's metrics": (export(metrics=["accuracy"]), "metrics are a mapping"),
+    "export's base": (export(base_model="s3://b/m"), "datasets and base_model are XComs of initializers"),
+    "export's datasets": (export(datasets=["s3://b/d"]), "datasets and base_model are XComs of initializers"),
+    "metric as text": (export(metrics={"f1": "high"}, metric="f1", alias="c"), "metric 'f1' is 'high', not a number"),
     "phase": (sensor(name="x", phases="Succeeded"), "there is no phase 'Succeeded'"),
     "scheme of a source": (dataset(source="ftp://host/x"), "ftp:// is not a scheme"),
     "digest": (dataset(digest="md5:abc"), "is not a digest"),

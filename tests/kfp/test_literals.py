@@ -8,7 +8,7 @@ import pytest
 from kfp import compiler, dsl
 
 from trainjob.errors import TrainJobError
-from trainjob_kfp import export_model, initialize_dataset, initialize_model, train
+from trainjob_kfp import cleanup, export_model, initialize_dataset, initialize_model, train, wait
 
 TOKEN = "ghp_" + "a1B2" * 9
 TRAIN = {"runtime": "torch-distributed"}
@@ -24,6 +24,20 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "field of spec": (train, {**TRAIN, "spec": {"nodes": 2}}, "nodes"),
     "input": (train, {**TRAIN, "inputs": {"d": "bucket/x"}}, "is not a URI"),
     "token of a step": (initialize_dataset, {**DATASET, "env": {"T": TOKEN}}, "secret"),
+    "name of a runtime": (train, {"runtime": "Torch_Distributed"}, "'Torch_Distributed' is not a name"),
+    "image": (train, {**TRAIN, "image": "my image"}, "'my image' is not an image"),
+    "namespace": (train, {**TRAIN, "namespace": "A B"}, "'A B' is not a namespace"),
+    "backend": (train, {**TRAIN, "backend": "docker"}, "backend is 'kubernetes' or 'local', not 'docker'"),
+    "crash action": (train, {**TRAIN, "on_crash_action": "retry"}, "on_crash_action is 'suspend' or 'cancel' or"),
+    "kill action": (initialize_dataset, {**DATASET, "on_kill_action": "delete"}, "on_kill_action is"),
+    "timeout": (train, {**TRAIN, "queue_timeout": -5}, "queue_timeout is a number of seconds, not -5"),
+    "no source": (initialize_dataset, {"source": ""}, "initialize-dataset: source is empty"),
+    "no name": (export_model, {**EXPORT, "name": ""}, "export-model: name is empty"),
+    "target": (export_model, {**EXPORT, "target": "https://host/x"}, "https:// can only be read"),
+    "name of a job": (wait, {"name": "Bad Name", "run_id": "x"}, "'Bad Name' is not the name of a TrainJob"),
+    "no job": (wait, {"name": "", "run_id": "x"}, "wait: name is empty"),
+    "no run": (cleanup, {"run_id": ""}, "cleanup: run_id is empty"),
+    "action": (cleanup, {"run_id": "x", "action": "delete"}, "action is 'suspend' or 'cancel', not 'delete'"),
     "scheme": (initialize_dataset, {"source": "ftp://h/x"}, "ftp:// is not a scheme"),
     "digest": (initialize_dataset, {**DATASET, "digest": "md5:1"}, "is not a digest"),
     "fresh": (initialize_model, {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),

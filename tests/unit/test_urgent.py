@@ -188,10 +188,10 @@ async def test_a_pod_that_cannot_be_read_in_time_is_unknown(server: Server) -> N
 
 
 async def test_a_dry_run_shows_how_long_a_patch_takes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # what the server takes for each
     clock = SimpleNamespace(monotonic=lambda: sum(seconds[: len(server.asked)]))
     monkeypatch.setattr("trainjob.backends.kubernetes.urgent.time", clock)
     urgent = server.urgent()
-    seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # what the server takes for each
     shortest = []
     for _ in seconds:
         await urgent.warm()

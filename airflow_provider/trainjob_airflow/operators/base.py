@@ -16,6 +16,7 @@ from airflow.providers.common.compat.sdk import (
 )
 
 from trainjob_airflow import assets, lineage, links
+from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts, positive_seconds
 from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
 from trainjob_airflow.events import unpack
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout, airflow_error
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 OnKill = Literal["cancel", "suspend", "keep"]
 OnCrash = Literal["suspend", "cancel", "keep"]
-Seconds = timedelta | float | None
 _T = TypeVar("_T")
 
 _KILL_SECONDS = 3.5  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on_kill()
@@ -92,20 +92,18 @@ class TrainJobTask(StrictTemplates):
         if on_kill_action not in ("cancel", "suspend", "keep"):
             raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
-        switches = {
-            "deferrable": deferrable,
-            "fail_fast": fail_fast,
-            "fail_on_first_crash": fail_on_first_crash,
-            "cancel_on_timeout": cancel_on_timeout,
-            "retry_user_errors": retry_user_errors,
-            "get_logs": get_logs,
-            "wait_for_completion": wait_for_completion,
-        }
-        for name, value in switches.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} is True or False, not {value!r}")
-        if not isinstance(trainjob_conn_id, str) or not trainjob_conn_id:
-            raise ValueError(f"trainjob_conn_id is the name of a connection, not {trainjob_conn_id!r}")
+        if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+            check_place(namespace, trainjob_conn_id)
+            check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
+            check_switches(
+                deferrable=deferrable,
+                fail_fast=fail_fast,
+                fail_on_first_crash=fail_on_first_crash,
+                cancel_on_timeout=cancel_on_timeout,
+                retry_user_errors=retry_user_errors,
+                get_logs=get_logs,
+                wait_for_completion=wait_for_completion,
+            )
         self.cancel_on_timeout = cancel_on_timeout
         self.retry_user_errors = retry_user_errors
         self.get_logs = get_logs
@@ -500,18 +498,6 @@ def _earlier(late: BaseException) -> BaseException:
     while error is not None and not isinstance(error, TrainJobTimeout):
         error = error.__context__
     return error or late
-
-
-def positive_seconds(name: str, value: Seconds) -> float | None:
-    """An argument of type `Seconds` in seconds.
-
-    Raises:
-        ValueError: It is neither a duration nor left out.
-    """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
-        raise ValueError(f"{name} is a timedelta or a number of seconds above 0, not {value!r}")
-    return seconds
 
 
 def _delta(seconds: float | None) -> timedelta | None:

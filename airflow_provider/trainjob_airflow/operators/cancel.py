@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from trainjob_airflow.arguments import check_place, positive_seconds
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import is_of_this_deployment, labels_of_instance
-from trainjob_airflow.operators.base import TrainJobTask, positive_seconds
+from trainjob_airflow.operators.base import TrainJobTask
 from trainjob_airflow.running import connected
 from trainjob_airflow.templates import StrictTemplates, is_open
 
@@ -91,9 +92,10 @@ class TrainJobCancelOperator(StrictTemplates):
         """
         if not is_open(self.action) and self.action not in _ACTIONS:
             raise ValueError(f"action is 'delete' or 'suspend', not {self.action!r}")
+        check_place(self.namespace, self.trainjob_conn_id)
         if is_open(self.launched_by):
             return
-        ids = self._ids()
+        ids = self._ids() if isinstance(self.launched_by, str | Collection) else []
         if not ids or not all(isinstance(each, str) and each for each in ids):
             raise ValueError(f"launched_by is the ID of a task, or a list of such, not {self.launched_by!r}")
 

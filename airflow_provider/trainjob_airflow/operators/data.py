@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from trainjob_airflow.arguments import check_switches, check_texts
 from trainjob_airflow.links import LINKS, MODEL_LINK
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.templates import is_open
@@ -35,6 +36,10 @@ class _DataOperator(TrainJobOperator):
         """Options of the program, see `trainjob.data.program.step_command`."""
         raise NotImplementedError
 
+    required: ClassVar[Sequence[str]]
+    """Options that must not be empty."""
+    texts: ClassVar[Sequence[str]]
+    """Other options that are texts."""
     checked: ClassVar[Sequence[str]]
     """Options that can be checked before the program runs."""
 
@@ -48,6 +53,8 @@ class _DataOperator(TrainJobOperator):
         from trainjob.spec.literals import has_open
 
         super().check_literals()
+        check_texts(required=True, **{name: getattr(self, name) for name in self.required})
+        check_texts(**{name: getattr(self, name) for name in self.texts}, registry=self.registry)
         given = self.checked_options()
         check_options(self.step, {name: value for name, value in given.items() if not has_open(value, is_open)})
 
@@ -85,6 +92,8 @@ class DatasetInitializerOperator(_DataOperator):
     """
 
     step: ClassVar[Step] = "initialize-dataset"
+    required: ClassVar[Sequence[str]] = ("source", "target")
+    texts: ClassVar[Sequence[str]] = ("digest", "verify_key")
     checked: ClassVar[Sequence[str]] = ("source", "target", "digest")
     template_fields: Sequence[str] = (
         *TrainJobOperator.template_fields,
@@ -187,6 +196,8 @@ class ModelExportOperator(_DataOperator):
     """
 
     step: ClassVar[Step] = "export"
+    required: ClassVar[Sequence[str]] = ("source", "target", "name")
+    texts: ClassVar[Sequence[str]] = ("alias", "metric", "export_id", "sign")
     checked: ClassVar[Sequence[str]] = ("source", "target", "name", "alias", "metric", "mode", "min_improvement")
     operator_extra_links = (*LINKS, MODEL_LINK)
     template_fields: Sequence[str] = (
@@ -226,6 +237,8 @@ class ModelExportOperator(_DataOperator):
         self.base_model = base_model
         self.provenance = provenance
         self.export_id = export_id
+        if not kwargs.get("_airflow_from_mapped"):
+            check_switches(allow_pickle=allow_pickle)
         self.allow_pickle = allow_pickle
         self.sign = sign
         super().__init__(**kwargs)
@@ -249,6 +262,23 @@ class ModelExportOperator(_DataOperator):
             "allow_pickle": self.allow_pickle,
             "sign": self.sign,
         }
+
+    def check_literals(self) -> None:
+        """See `TrainJobOperator`."""
+        metrics = {} if self.metrics is None or is_open(self.metrics) else self.metrics
+        if not isinstance(metrics, Mapping):
+            raise ValueError(f"metrics are a mapping of names and numbers, not {metrics!r}")
+        if isinstance(self.metric, str) and isinstance(value := metrics.get(self.metric), str) and not is_open(value):
+            raise ValueError(f"metric {self.metric!r} is {value!r}, not a number")
+        several = (
+            not is_open(self.datasets) and isinstance(self.datasets, Sequence) and not isinstance(self.datasets, str)
+        )
+        for each in [*(self.datasets if several else [self.datasets]), self.base_model or {}]:
+            if not is_open(each) and not isinstance(each, Mapping):
+                raise ValueError(
+                    f"datasets and base_model are XComs of initializers or {{'uri', 'digest'}}, not {each!r}"
+                )
+        super().check_literals()
 
     def checked_options(self) -> dict[str, Any]:
         """See `_DataOperator`."""

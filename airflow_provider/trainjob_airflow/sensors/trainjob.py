@@ -13,6 +13,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
+from trainjob_airflow.arguments import check_place, check_switches, check_texts
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.running import connected
@@ -71,7 +72,14 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
-        if not kwargs.get("_airflow_from_mapped") and not any(map(is_open, (name, labels, phases, condition))):
+        if kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+            return
+        from trainjob.spec.literals import has_open
+
+        check_switches(deferrable=deferrable)
+        check_place(namespace, trainjob_conn_id)
+        check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
+        if not has_open([name, labels, phases, condition], is_open):
             wanted(name, labels, phases, condition)
 
     def sample_spec(self) -> tuple[None, list[str]]:

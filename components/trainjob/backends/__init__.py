@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from trainjob.backends.kubernetes.credentials import Credentials
 
 
+BACKENDS = ("kubernetes", "local")
+
 _PROBE_SECONDS = 8.0
 
 
@@ -48,4 +50,4 @@ def connect(
             raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
         timings = Timings(probe=_PROBE_SECONDS) if attended else None
         return KubernetesBackend(credentials, shared=shared, timings=timings)
-    raise ConfigurationError(f"there is no backend {name!r}; there are: kubernetes, local")
+    raise ConfigurationError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")

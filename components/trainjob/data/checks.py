@@ -12,6 +12,8 @@ from trainjob.errors import ConfigurationError
 from trainjob.registry import parse as parse_registry
 from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule
 
+_READ_ONLY = ("http", "https")
+
 
 def check_options(step: Step, options: Mapping[str, Any]) -> None:
     """Check those options of a step that are given. What only the step's pod can tell is left to it.
@@ -30,7 +32,11 @@ def check_options(step: Step, options: Mapping[str, Any]) -> None:
     if "registry" in given:
         parse_registry(given["registry"])
     if "target" in given:
-        parse_store(given["target"])
+        target = parse_store(given["target"])
+        if target.scheme in _READ_ONLY:
+            raise ConfigurationError(
+                f"{target.scheme}:// can only be read: the target needs to be written, e.g. s3://…"
+            )
     if step == "export":
         _check_export(options, given)
         return

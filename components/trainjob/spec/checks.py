@@ -46,14 +46,16 @@ _SECRET_VALUE = re.compile(
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 
 
-def metadata_problems(labels: Mapping[str, str], annotations: Mapping[str, str], prefix: str = "") -> Iterator[Problem]:
-    """What is wrong with the metadata of a TrainJob."""
+def metadata_problems(
+    labels: Mapping[str, str], annotations: Mapping[str, str], prefix: str = "", *, own: bool = False
+) -> Iterator[Problem]:
+    """What is wrong with the metadata of a TrainJob; `own` allows the labels that trainjob itself sets."""
     for kind, pairs in (("labels", labels), ("annotations", annotations)):
         for key, value in pairs.items():
             where = f"{prefix}{kind}.{key}"
             if not _QUALIFIED_NAME.fullmatch(key):
                 yield Problem(where, "is not a Kubernetes key", "[domain/]name of letters, digits, '-', '_', '.'")
-            elif key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by":
+            elif not own and (key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by"):
                 yield Problem(where, "is reserved for the job's identity")
             if not isinstance(value, str):
                 yield Problem(where, f"must be text, not {type(value).__name__}", f"write '{value}'")

@@ -19,9 +19,10 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from trainjob import names
+
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
 
 # The Kubeflow SDK's short names, and those that it takes in any case.
@@ -55,7 +56,7 @@ Count = Annotated[int, BeforeValidator(_is_count), Field(ge=1)]
 
 
 def _is_object_name(value: str) -> str:
-    if not _OBJECT_NAME.fullmatch(value):
+    if not names.JOB.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: lower-case letters, digits, '-' and '.', such as team-1")
     return value
 
