@@ -311,7 +311,7 @@ def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dic
     model = steps.directory / "trained"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}")
-    (model / "weights.npz").write_bytes(b"x" * 10)
+    (model / "weights.csv").write_bytes(b"x" * 10)
     ended = steps.run(
         "export_model",
         source=str(model),

@@ -122,7 +122,7 @@ def test_what_is_not_there(bucket: Any, tmp_path: Path) -> None:
 
 def test_a_signed_model(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, (private, public) = (
-        str(_tree(tmp_path / "source", {"config.json": b"{}", "a/w.npy": b"1"})),
+        str(_tree(tmp_path / "source", {"config.json": b"{}", "a/w.txt": b"1"})),
         key_pair(tmp_path),
     )
     with FakeRegistry() as fake:

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-import pickle
 import re
 import struct
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -250,37 +247,6 @@ def test_the_types_are_those_of_the_library() -> None:
         data = _header(f'{{"a":{{"dtype":"{dtype}","shape":[8],"data_offsets":[0,{bits}]}}}}', bits)
         assert _parameters(data) == 8
         assert deserialize(data)
-
-
-def _torch_archive() -> bytes:
-    """What `torch.save` writes, without PyTorch: a zip archive with a pickle and the tensors' bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("model/data.pkl", pickle.dumps({"a": 1}, protocol=2))
-        archive.writestr("model/byteorder", "little")
-        archive.writestr("model/data/0", bytes(100_000))
-        archive.writestr("model/version", "3")
-    return buffer.getvalue()
-
-
-def test_pickles_under_another_name(tmp_path: Path) -> None:
-    numpy.savez(tmp_path / "arrays.npz", a=numpy.zeros(3))
-    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03" + bytes(10))
-    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "README.md").write_bytes(pickle.dumps("text by its name: nothing would load it"))
-    assert _check(tmp_path).formats == (".gguf", ".npz")
-    for name, data in {
-        "weights": _torch_archive(),
-        "consolidated.00": b"PK\x03\x04" + bytes(70_000) + _torch_archive()[-300:],
-        "optimizer.state": pickle.dumps({"lr": 0.1}),
-        "training_args.dat": pickle.dumps([1], protocol=2),
-    }.items():
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(CorruptData, match=re.escape(name)):
-            _check(tmp_path)
-        assert _check(tmp_path, allow_pickle=True).formats == (".gguf", ".npz")
-        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def keys(tmp_path: Path) -> tuple[str, str]:
 def _model(folder: Path, value: int = 0, more: Mapping[str, bytes] | None = None) -> str:
     header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
     weights = struct.pack("<Q", len(header)) + header + bytes([value] * 4)
-    files = {"config.json": b"{}", "a/model.safetensors": weights, "a.b/x.npy": b"1", "é/ü": b"2"}
+    files = {"config.json": b"{}", "a/model.safetensors": weights, "a.b/x.txt": b"1", "é/ü": b"2"}
     for name, data in (files | dict(more or {})).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

@@ -185,7 +185,7 @@ class ModelExportOperator(_DataOperator):
         export_id: The same for every try of the same export, and for no other. By default the identity of this task
             in this run and, where `metrics` is the XCom of a training, of that training's job: trained again, it is
             another export.
-        allow_pickle: Take weights in formats that can run code when they are loaded.
+        allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
         sign: Path, in the pod, of a private key to sign it with, such as one that is mounted from a Secret.
         runtime: Runtime of one node whose image has this package.
         registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.

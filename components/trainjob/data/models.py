@@ -1,16 +1,18 @@
-"""Check model files without a framework: safetensors headers, sharded indexes, and no pickles."""
+"""Check model files without a framework: safetensors headers, sharded indexes, and only forms that cannot run code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainjob.data import pickles, strict
+from trainjob.data import strict
+from trainjob.data.formats import allowed
 from trainjob.data.stores.base import Entry, Store
 from trainjob.errors import CorruptData
 
 # The limit of the safetensors library (100 MB); a longer header or index is an attack or garbage.
 _MAX_HEADER = 100_000_000
+_SHOWN = 5  # files that an error names
 # Bits of each element type of the format (safetensors 0.8, `Dtype`).
 _BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -20,7 +22,11 @@ _BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-_FORMATS = pickles.SUFFIXES | {".safetensors", ".gguf", ".msgpack", ".onnx", ".npz"}
+_WEIGHTS = (
+    ".bin .cbm .ckpt .gguf .h5 .joblib .keras .lgb .msgpack .npy .npz .onnx .pickle .pkl .pt .pth .safetensors .tflite"
+    " .ubj"
+)
+_FORMATS = frozenset(_WEIGHTS.split())
 
 
 @dataclass(frozen=True)
@@ -51,29 +57,37 @@ def check_model(
     Args:
         store: Where they are.
         entries: The files.
-        allow_pickle: Take pickle-type weights too.
+        allow_pickle: Take files of every form, also pickles and others that can run code when they are loaded.
         single: ``store`` is the one file of ``entries``.
 
     Raises:
         CorruptData: A safetensors file is truncated or inconsistent, an index names files that are not there, or there
-            are pickle-type weights and ``allow_pickle`` is false.
+            are files that `allowed.refusals` names and ``allow_pickle`` is false.
     """
     files = {entry.path: entry for entry in entries}
-    if not allow_pickle and (unsafe := pickles.pickles(store, files.values(), single=single)):
-        raise CorruptData(
-            f"{store.location} has weights in a format that can run code when loaded: {', '.join(unsafe[:5])};"
-            " save them as safetensors, or allow it with allow_pickle (--allow-pickle)"
-        )
+    if not allow_pickle and (refused := allowed.refusals(store, files.values(), single=single)):
+        raise CorruptData(_refusal(store, refused))
     tensors: dict[str, Mapping[str, _Tensor]] = {}
     for path, entry in files.items():
-        if pickles.suffix(path) == ".safetensors":
+        if allowed.suffix(path) == ".safetensors":
             tensors[path] = _safetensors(store, "" if single else path, entry)
     for path, entry in files.items():
         if path.endswith(".safetensors.index.json"):
             _index(store, "" if single else path, entry, tensors)
-    formats = {pickles.suffix(path) for path in files} & _FORMATS
+    formats = {allowed.suffix(path) for path in files} & _FORMATS
     elements = sum(tensor.elements for each in tensors.values() for tensor in each.values())
     return ModelFacts(elements, tuple(sorted(formats)))
+
+
+def _refusal(store: Store, refused: Mapping[str, str]) -> str:
+    shown = [f"{path!a} {reason}" for path, reason in list(refused.items())[:_SHOWN]]
+    more = f"; {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+    return (
+        f"{store.location} has files that could run code when they are loaded, or are not what their names say:"
+        f" {'; '.join(shown)}{more}."
+        " Save weights as safetensors and leave out what the model does not need, or accept all files with allow_pickle"
+        " (--allow-pickle)"
+    )
 
 
 def _safetensors(store: Store, key: str, entry: Entry) -> Mapping[str, _Tensor]:

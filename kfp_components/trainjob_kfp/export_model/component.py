@@ -60,7 +60,7 @@ def export_model(
         base_model: What its training started from, likewise; with an empty uri or digest, none.
         provenance: Written beside the model: whatever else tells where it came from.
         registry: As mlflow+https://host; what TRAINJOB_REGISTRY says if empty.
-        allow_pickle: Take weights in formats that can run code when they are loaded.
+        allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
         in_pod: Work in this step's own pod instead of a TrainJob of one node.
         env: Environment of the TrainJob.
         spec: Everything else of its TrainJobSpec; its runtime is trainjob-step unless given here.

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import struct
+import tarfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from trainjob.data.formats import allowed
+from trainjob.data.locations import parse_store
+from trainjob.data.models import check_model
+from trainjob.data.stores.base import Entry
+from trainjob.data.stores.files import FileStore
+from trainjob.errors import CorruptData
+
+SAMPLES = Path(__file__).parent / "formats"
+_PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63600000000200014898e6f40000"
+    "000049454e44ae426082"
+)
+
+
+class _MakesDirectory:
+    """Loading its pickle makes a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+def _refused(folder: Path) -> dict[str, str]:
+    store = FileStore(parse_store(folder))
+    return allowed.refusals(store, list(store.list()))
+
+
+def _zip(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def _tar(data: bytes, mode: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]  # the mode is a parameter
+        info = tarfile.TarInfo("model_weights.ckpt")
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _array(save: Callable[..., None], value: Any, **arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, **arrays) if arrays else save(buffer, value, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def _unzipped(data: bytes, member: str) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read(member)
+
+
+Form = tuple[str, bytes, Callable[[bytes], object]]
+
+
+def _pickles(evil: object) -> Iterator[Form]:
+    """Files whose loading makes the directory of ``evil``: name, content, how it is loaded."""
+    for protocol in range(6):
+        yield f"protocol-{protocol}", pickle.dumps(evil, protocol), pickle.loads
+    text, binary = pickle.dumps(evil, 0), pickle.dumps(evil)
+    for suffix in ("txt", "md", "json", "jsonl", "yaml", "csv", "jinja", "model", "vocab", "toml"):
+        yield f"text.{suffix}", text, pickle.loads
+        yield f"binary.{suffix}", binary, pickle.loads
+    for suffix in ("gguf", "onnx", "npy", "npz", "msgpack", "ubj", "parquet", "arrow", "png", "tflite", "cbm"):
+        yield f"named.{suffix}", binary, pickle.loads
+    yield "LICENSE", text, pickle.loads
+    yield ".gitattributes", text, pickle.loads
+    yield "tokenizer.model.v3", text, pickle.loads
+    # Instructions that pickletools does not read, harmless ones first, and text behind the last one.
+    yield "hexadecimal.txt", b"I0x1\n0" + text, pickle.loads
+    yield "long.txt", b"L0b1L\n0" + text, pickle.loads
+    yield "words.txt", b"S'a harmless text'\n0Vanother\n0(I1\nI2\nl0" + text, pickle.loads
+    yield "unended.txt", text.rstrip(b".").replace(b"p2\n", b"").replace(b"p3\n", b"") + b"\nmore text", _to_the_error
+    yield "second.txt", b"N." + text, lambda data: [pickle.load(file) for file in [io.BytesIO(data)] for _ in range(2)]
+    yield "trailing.md", text + b"\n# A model\n", pickle.loads
+    yield "model.pkl.gz", gzip.compress(binary), lambda data: pickle.loads(gzip.decompress(data))
+    yield "model.json.gz", gzip.compress(binary), lambda data: pickle.loads(gzip.decompress(data))
+    for name, pack, unpack in (
+        ("gz", gzip.compress, gzip.decompress),
+        ("bz2", bz2.compress, bz2.decompress),
+        ("xz", lzma.compress, lzma.decompress),
+        ("z", zlib.compress, zlib.decompress),
+    ):
+        for path in (f"weights.{name}", f"{name}-weights", f"{name}.dat"):
+            yield path, pack(binary), lambda data, unpack=unpack: pickle.loads(unpack(data))  # type: ignore[misc]  # bound
+    objects = numpy.array([evil], dtype=object)
+    load = lambda data: numpy.load(io.BytesIO(data), allow_pickle=True)  # noqa: E731 - one line of many
+    yield "objects.npy", _array(numpy.save, objects), load
+    fields = numpy.array([(1, evil)], dtype=[("a", "i4"), ("b", "O")])
+    yield "fields.npy", _array(numpy.save, fields), load
+    yield "objects.npz", _array(numpy.savez, None, good=numpy.zeros(3), bad=objects), lambda data: load(data)["bad"]
+    deflated = _array(numpy.savez_compressed, None, bad=objects)
+    yield "compressed.npz", deflated, lambda data: load(data)["bad"]
+    torch = _zip(**{"model/data.pkl": binary, "model/data/0": bytes(100_000), "model/version": b"3"})
+    unpickle = lambda data: pickle.loads(_unzipped(data, "model/data.pkl"))  # noqa: E731 - one line of many
+    for name in ("archive", "archive.npz", "archive.json", "archive.gguf", "archive.onnx", "archive.zip"):
+        yield name, torch, unpickle
+    yield "prefix", b"a text" + torch, unpickle
+    yield "prefix.txt", b"a text" + torch, unpickle
+    yield "prefix.npz", b"a text" + torch, unpickle
+    yield "prefix.png", _PNG + torch, unpickle
+    tensors = struct.pack("<Q", 2) + b"{}"
+    yield "prefix.safetensors", tensors + torch, unpickle
+    yield "asr.nemo", _tar(binary, "w"), lambda data: _from_tar(data, "r:")
+    yield "checkpoint.tar.gz", _tar(binary, "w:gz"), lambda data: _from_tar(data, "r:gz")
+    yield "model-tar", _tar(binary, "w"), lambda data: _from_tar(data, "r:")
+
+
+def _from_tar(data: bytes, mode: str) -> object:
+    with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as archive:  # type: ignore[call-overload]  # likewise
+        return pickle.load(archive.extractfile("model_weights.ckpt"))
+
+
+def _to_the_error(data: bytes) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - which one does not matter: the code has run by then
+        pickle.loads(data)
+
+
+def test_every_form_of_a_pickle_runs_its_code_and_is_refused(tmp_path: Path) -> None:
+    made, folder = tmp_path / "made", tmp_path / "model"
+    folder.mkdir()
+    names = []
+    for name, data, load in _pickles(_MakesDirectory(made)):
+        load(data)
+        made.rmdir()  # it was made: loading has run code
+        (folder / name).write_bytes(data)
+        names.append(name)
+    assert len(names) == len(set(names)) > 60
+    safetensors = {name for name in names if name.endswith(".safetensors")}
+    assert sorted(_refused(folder)) == sorted(set(names))
+    for name in safetensors:
+        store = FileStore(parse_store(folder))
+        with pytest.raises(CorruptData):
+            check_model(store, [entry for entry in store.list() if entry.path == name], allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("modeling_new.py", "import os\n", "Python code"),
+        ("config.json", {"auto_map": {"AutoModel": "modeling_new.NewModel"}}, "auto_map"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["a--tokenization.New", None]}}, "auto_map"),
+        ("config.json", '{"\\u0061uto_map": {"AutoModel": "m.M"}}', "auto_map"),
+        ("config.json", '{"auto_map": {"AutoModel": "m.M"}, "auto_map": {}}', "auto_map"),
+        ("config.json", {"custom_pipelines": {"x": {"impl": "pipeline.X"}}}, "custom_pipelines"),
+        ("config.json", {"inner": [{"deep": {"auto_map": {"A": "b.C"}}}]}, "auto_map"),
+        ("lines.jsonl", '{"a": 1}\n{"auto_map": {"A": "b.C"}}\n', "auto_map"),
+        ("model.json", {"layers": [{"class_name": "Lambda", "config": {"function": ["4wEA", None, None]}}]}, "Lambda"),
+        ("model.json", {"module": "builtins", "class_name": "function", "config": "exec"}, "builtins"),
+        ("jsonpickle.json", {"py/reduce": [{"py/function": "os.system"}, {"py/tuple": ["id"]}]}, "py/"),
+        ("hydra.json", {"model": {"_target_": "os.system", "command": "id"}}, "_target_"),
+        ("hydra.yaml", "model:\n  _target_: os.system\n  command: id\n", "_target_"),
+        ("python.yaml", "!!python/object/apply:os.system [id]\n", "python/object"),
+        ("tag.yml", "%TAG !p! tag:yaml.org,2002:python/\n---\n!p!object/apply:os.system [id]\n", "python/object"),
+        ("tag.yaml", "!<tag:yaml.org%2C2002:python/object/apply:os.system> [id]\n", "python/object"),
+        ("hyperparams.yaml", "pretrainer: !apply:os.system [id]\n", "!apply"),
+        ("MLmodel", "flavors: !!python/name:os.system ''\n", "python/name"),
+        ("broken.yaml", "a: [1\n", "not YAML"),
+        ("broken.json", "{'a': 1}", "not JSON"),
+        ("two.json", "{}{}", "not JSON"),
+        ("empty.json", "", "not JSON"),
+        ("deep.json", "[" * 200_000 + "]" * 200_000, "not JSON"),
+        ("latin.txt", b"caf\xe9", "UTF-8"),
+        ("nul.txt", b"a\0b", "not text"),
+        ("cut.txt", "é".encode()[:1], "UTF-8"),
+        ("run", "#!/bin/sh\nid\n", "script"),
+        ("run.sh", "id\n", "suffix"),
+        ("model.keras", _zip(**{"config.json": b"{}"}), "Keras"),
+        ("model.h5", b"\x89HDF\r\n\x1a\n", "Keras"),
+        ("weights.hdf5", b"\x89HDF\r\n\x1a\n", "Keras"),
+        ("saved_model.pb", b"\x08\x01", "TensorFlow"),
+        ("model.skops", _zip(a=b""), "suffix"),
+        ("model.mar", _zip(a=b""), "archive"),
+        ("libcustom.so", b"\x7fELF", "suffix"),
+        ("model.dll", b"MZ", "suffix"),
+        ("unknown", b"\1\2\3\xff", "text"),
+        ("data.unknown", b"text", "suffix"),
+        ("a.gguf", b"GGUF\3" + bytes(10), "GGUF"),
+        ("a.gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**60), "GGUF"),
+        ("a.gguf", b"GGUF" + struct.pack("<IQQQ", 3, 1, 0, 1) + b"a" + struct.pack("<IQIQ", 1, 4, 0, 999), "truncated"),
+        ("a.onnx", b"", "ONNX"),
+        ("a.onnx", b"\x08\x07\x3a\x05ab", "ONNX"),
+        ("a.model", b"\n\x03\x0a\x01a\x2a\x09\xff", "SentencePiece"),
+        ("a.msgpack", b"\x83\xa2nd\xc3\xa4kind\xc4\1O\xa4data\xc4\1.", "objects"),
+        ("a.msgpack", b"\x80\x04\x95", "MessagePack"),
+        ("a.msgpack", b"\x81\xa1a\xc6\0\0\1\0", "truncated"),
+        ("a.npy", b"\x93NUMPY\1\0\x20\0" + b"{'descr': '<f4', 'shape': (4,)} " + bytes(8), "header says"),
+        ("a.npy", b"\x93NUMPY\1\0\x20\0" + b"{'descr': exit(), 'shape': (4,)}", "damaged"),
+        ("a.parquet", b"PAR1" + bytes(20), "Parquet"),
+        ("a.arrow", bytes(20), "Arrow"),
+        ("events.out.tfevents.1.host", bytes(20), "TensorBoard"),
+        (".zarray", {"dtype": "|O", "compressor": None, "filters": [{"id": "json2"}]}, "Python objects"),
+        (".zarray", {"dtype": "<f4", "compressor": None, "filters": [{"id": "pickle"}]}, "Python objects"),
+        ("0.0", b"\x80\4.", "suffix"),
+        ("manifest.ocdbt", b"\x80\4.", "name says"),
+        ("d/0123456789abcdef0123456789abcdef", b"\x80\4.", "text"),
+    ],
+)  # fmt: skip
+def test_other_files_that_are_refused(tmp_path: Path, name: str, content: object, reason: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    data = content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content))
+    (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    refused = _refused(tmp_path)
+    assert list(refused) == [name]
+    assert reason in refused[name]
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    ["bin", "ckpt", "dill", "joblib", "pickle", "pkl", "PT", "pth", "pyc", "ipynb", "tar", "tgz", "zip", "zst", "pmml"],
+)
+def test_names_that_are_refused_whatever_is_in_them(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.{suffix}").write_text("text")
+    assert list(_refused(tmp_path)) == [f"a.{suffix}"]
+
+
+def test_samples_that_the_libraries_wrote() -> None:
+    good = SAMPLES / "good"
+    assert _refused(good) == {}
+    assert len([path for path in good.rglob("*") if path.is_file()]) > 30
+    pickled = SAMPLES / "pickled"
+    assert sorted(_refused(pickled)) == sorted(path.name for path in pickled.iterdir())
+
+
+def test_truncated_samples_are_refused(tmp_path: Path) -> None:
+    """Each is cut in its header or at its end, so that a check which reads nothing would accept it."""
+    names = ["flax_model.msgpack", "model.gguf", "small.onnx", "stream.arrow", "table.feather", "table.parquet"]
+    for name in (*names, "tokenizer.model", "xgboost.json"):
+        data = (SAMPLES / "good" / name).read_bytes()
+        (tmp_path / name).write_bytes(data[:20])
+        (tmp_path / f"cut-{name}").write_bytes(data[: len(data) - 9])
+    refused = _refused(tmp_path)
+    assert {name for name in refused if not name.startswith("cut-")} == {*names, "tokenizer.model", "xgboost.json"}
+    # The tensors of a GGUF file are padded, and the end of an Arrow stream is optional.
+    assert {f"cut-{name}" for name in names} - {"cut-model.gguf", "cut-stream.arrow"} <= set(refused)
+
+
+def test_external_data_is_that_which_a_model_names(tmp_path: Path) -> None:
+    model = (SAMPLES / "good/large.onnx").read_bytes()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/a.onnx").write_bytes(model)
+    (tmp_path / "large.onnx.data").write_bytes(bytes(512))
+    assert sorted(_refused(tmp_path)) == ["large.onnx.data", "model/a.onnx"]
+    (tmp_path / "large.onnx.data").rename(tmp_path / "model/large.onnx.data")
+    assert _refused(tmp_path) == {}
+    (tmp_path / "model/a.onnx").write_bytes(model.replace(b"large.onnx.data", b"../../evil.data"))
+    assert sorted(_refused(tmp_path)) == ["model/a.onnx", "model/large.onnx.data"]
+
+
+def test_a_repository_of_the_hub(tmp_path: Path) -> None:
+    """The files that `transformers` and the Hub itself write, with what is in them."""
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "1_Pooling").mkdir()
+    save_file({"w": numpy.zeros((2, 3), "float16")}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    index = {"metadata": {"total_size": 12}, "weight_map": {"w": "model.safetensors"}}
+    texts = {
+        ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
+        ".gitignore": ".ipynb_checkpoints\n",
+        "LICENSE": "Copyright (c) 2026\n",
+        "LICENSE.md": "Apache License\n",
+        "NOTICE": "cat\n",
+        "README.md": "---\nlicense: apache-2.0\ntags:\n- text-generation\n---\n\n# A model\n\n| a | b |\n|---|---|\n",
+        "chat_template.jinja": "{%- for message in messages %}{{- message['content'] }}{%- endfor %}",
+        "merges.txt": "#version: 0.2\nĠ t\nĠ a\nc a\n",
+        "requirements.txt": "transformers>=5\n",
+        "vocab.txt": "[PAD]\n[UNK]\ncat\ndog\n\x7f\n",
+        "CITATION.cff": "cff-version: 1.2.0\nauthors:\n- name: somebody\ndate-released: 2026-01-01\n",
+        "all.csv": "step,loss\n1,0.5\n",
+        "MLmodel": "flavors:\n  python_function:\n    loader_module: mlflow.transformers\nutc_time: '2026-01-01'\n",
+        "conda.yaml": "channels:\n- conda-forge\ndependencies:\n- python=3.11.9\n- pip<=25\n- pip: [torch==2.9.0]\n",
+        "python_env.yaml": "python: 3.11.9\nbuild_dependencies: [pip==25]\n",
+        "latest": "global_step100",
+    }
+    values = {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "rope_theta": 1e6,
+            "auto_map": {},
+        },
+        "generation_config.json": {"do_sample": True, "eos_token_id": [1, 2]},
+        "model.safetensors.index.json": index,
+        "tokenizer.json": {"model": {"type": "BPE", "vocab": {"_target_": 1, "auto_map": 2, "py/": 3}, "merges": []}},
+        "tokenizer_config.json": {"chat_template": "{{ x }}", "tokenizer_class": "PreTrainedTokenizerFast"},
+        "special_tokens_map.json": {"bos_token": {"content": "<s>", "lstrip": False}},
+        "preprocessor_config.json": {"image_mean": [0.5], "feature_extractor_type": None},
+        "adapter_config.json": {"auto_mapping": None, "peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]},
+        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}],
+        "1_Pooling/config.json": {"word_embedding_dimension": 384},
+        "model_index.json": {"_class_name": "FluxPipeline", "vae": ["diffusers", "AutoencoderKL"]},
+        "trainer_state.json": {"log_history": [{"loss": float("nan")}], "best_metric": None},
+        "keras.json": {"module": "keras.layers", "class_name": "Dense", "config": {"units": 3}},
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    for name, value in values.items():
+        (tmp_path / name).write_text(json.dumps(value, indent=2))
+    (tmp_path / "assets/figure.png").write_bytes(_PNG)
+    (tmp_path / "assets/photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
+    (tmp_path / "tokenizer.model").write_bytes((SAMPLES / "good/tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer.model.v3").write_bytes((SAMPLES / "good/tokenizer.model").read_bytes())
+    (tmp_path / "tekken.tiktoken").write_text("IQ== 0\nIg== 1\n")
+    numpy.savez(tmp_path / "arrays.npz", a=numpy.zeros(3), b=numpy.array(["x", "yy"]))
+    numpy.save(tmp_path / "fields.npy", numpy.zeros(3, [("a", "<i4"), ("b", "<f8", (2, 2)), ("c", "S3"), ("d", "U2")]))
+    numpy.save(tmp_path / "times.npy", numpy.zeros((), "datetime64[ns]"))
+    assert _refused(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        ".\n",
+        ".gitignore\n",
+        "N.A.\n",
+        "(c) 2026, somebody\n",
+        "cat\ndog\nbird\n",
+        "cow\ncat\ncar\nbus\nbike\nape\n",
+        "cow\ncat\ncar\nbus\nape\nbike\n",
+        "cos\nsin\ntan\nReLU\n",
+        "cos\nsin\n",
+        "(cos\nsin\ntanh\nRest of the text\n",
+        "input\noutput\n",
+        "I am a text\n",
+        "Is\n1\n.\n",
+        "Text is an instruction to read half a gigabyte\n",
+        "Python\nis a language\n",
+        "Very\n.hidden\n",
+        "label,score\n",
+    ],
+)
+def test_text_that_starts_with_instructions_of_a_pickle(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.txt").write_text(text)
+    assert _refused(tmp_path) == {}
+
+
+class _Texts:
+    """A store with one file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.lock, self.read_bytes = data, threading.Lock(), 0
+
+    location = parse_store("/labels.txt")
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
+        part = self.data[start:] if length is None else self.data[start : start + length]
+        with self.lock:
+            self.read_bytes += len(part)
+        return [part]
+
+
+_WORDS = st.lists(st.from_regex(r"[a-zA-Z][a-z]{1,6}", fullmatch=True), max_size=12)
+
+
+@settings(max_examples=200)
+@given(_WORDS, st.sampled_from(["\n", " ", ",", "\t"]))
+def test_words_are_no_pickle(words: list[str], separator: str) -> None:
+    data = separator.join(words).encode()
+    store: Any = _Texts(data)
+    assert allowed.refusals(store, [Entry("labels.txt", len(data))], single=True) == {}
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200), st.sampled_from(sorted(set(allowed.FORMS) - {"", ".safetensors"})))
+def test_noise_never_crashes(noise: bytes, suffix: str) -> None:
+    good = next((path for path in sorted((SAMPLES / "good").rglob(f"*{suffix}")) if path.is_file()), None)
+    data = good.read_bytes() if good is not None else b""
+    at = noise[0] % (len(data) + 1) if noise else 0
+    data = data[:at] + noise + data[at + len(noise) :]
+    store: Any = _Texts(data)
+    assert set(allowed.refusals(store, [Entry(f"a{suffix}", len(data))], single=True)) <= {f"a{suffix}"}
+
+
+def test_of_large_files_only_ends_and_headers_are_read(tmp_path: Path) -> None:
+    gguf = (SAMPLES / "good/model.gguf").read_bytes()
+    store: Any = _Texts(gguf + bytes(50_000_000))
+    assert allowed.refusals(store, [Entry("model.gguf", len(store.data))], single=True) == {}
+    assert store.read_bytes < 300_000
+    text: Any = _Texts(b"a line of a table\n" * 500_000)
+    assert allowed.refusals(text, [Entry("table.csv", len(text.data))], single=True) == {}
+    assert text.read_bytes < len(text.data) + 300_000
+
+
+def test_the_documentation_names_every_form() -> None:
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    table = page.partition("## Files that an export accepts")[2].partition("\n## ")[0]
+    suffixes = " ".join(line.split("|")[2] for line in table.splitlines() if line.startswith("|"))
+    named = {word.strip("`,") for word in suffixes.split() if word.startswith("`.")} - {".zarray"}
+    assert named == set(allowed.FORMS) - {""}
