@@ -74,9 +74,13 @@ def _array(save: Callable[..., None], value: Any, **arrays: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _unzipped(data: bytes, member: str) -> bytes:
+def _load_array(data: bytes) -> Any:
+    return numpy.load(io.BytesIO(data), allow_pickle=True)
+
+
+def _load_torch(data: bytes) -> object:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return archive.read(member)
+        return pickle.loads(archive.read("model/data.pkl"))
 
 
 Form = tuple[str, bytes, Callable[[bytes], object]]
@@ -113,23 +117,25 @@ def _pickles(evil: object) -> Iterator[Form]:
         for path in (f"weights.{name}", f"{name}-weights", f"{name}.dat"):
             yield path, pack(binary), lambda data, unpack=unpack: pickle.loads(unpack(data))  # type: ignore[misc]  # bound
     objects = numpy.array([evil], dtype=object)
-    load = lambda data: numpy.load(io.BytesIO(data), allow_pickle=True)  # noqa: E731 - one line of many
-    yield "objects.npy", _array(numpy.save, objects), load
+    yield "objects.npy", _array(numpy.save, objects), _load_array
     fields = numpy.array([(1, evil)], dtype=[("a", "i4"), ("b", "O")])
-    yield "fields.npy", _array(numpy.save, fields), load
-    yield "objects.npz", _array(numpy.savez, None, good=numpy.zeros(3), bad=objects), lambda data: load(data)["bad"]
+    yield "fields.npy", _array(numpy.save, fields), _load_array
+    yield (
+        "objects.npz",
+        _array(numpy.savez, None, good=numpy.zeros(3), bad=objects),
+        lambda data: _load_array(data)["bad"],
+    )
     deflated = _array(numpy.savez_compressed, None, bad=objects)
-    yield "compressed.npz", deflated, lambda data: load(data)["bad"]
+    yield "compressed.npz", deflated, lambda data: _load_array(data)["bad"]
     torch = _zip(**{"model/data.pkl": binary, "model/data/0": bytes(100_000), "model/version": b"3"})
-    unpickle = lambda data: pickle.loads(_unzipped(data, "model/data.pkl"))  # noqa: E731 - one line of many
     for name in ("archive", "archive.npz", "archive.json", "archive.gguf", "archive.onnx", "archive.zip"):
-        yield name, torch, unpickle
-    yield "prefix", b"a text" + torch, unpickle
-    yield "prefix.txt", b"a text" + torch, unpickle
-    yield "prefix.npz", b"a text" + torch, unpickle
-    yield "prefix.png", _PNG + torch, unpickle
+        yield name, torch, _load_torch
+    yield "prefix", b"a text" + torch, _load_torch
+    yield "prefix.txt", b"a text" + torch, _load_torch
+    yield "prefix.npz", b"a text" + torch, _load_torch
+    yield "prefix.png", _PNG + torch, _load_torch
     tensors = struct.pack("<Q", 2) + b"{}"
-    yield "prefix.safetensors", tensors + torch, unpickle
+    yield "prefix.safetensors", tensors + torch, _load_torch
     yield "asr.nemo", _tar(binary, "w"), lambda data: _from_tar(data, "r:")
     yield "checkpoint.tar.gz", _tar(binary, "w:gz"), lambda data: _from_tar(data, "r:gz")
     yield "model-tar", _tar(binary, "w"), lambda data: _from_tar(data, "r:")

@@ -122,7 +122,7 @@ def test_a_connection_for_each_thread_is_all_it_takes(web: _Server) -> None:
         return {}
 
     web.faults = all_at_once
-    client = Web()
+    client = Web(web.url)
     read = [lambda: b"".join(client.read(f"{web.url}/query.csv?some", "it", 0, None, ""))] * 32
     with ThreadPoolExecutor(32) as pool:
         for _ in range(3):

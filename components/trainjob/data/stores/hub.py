@@ -68,7 +68,7 @@ class HubStore:
         self._api = HfApi(
             endpoint=self._endpoint, token=token or False, library_name="trainjob", library_version=__version__
         )
-        self._web = Web({"Authorization": f"Bearer {token}"} if token else {}, _oid)
+        self._web = Web(self._endpoint, {"Authorization": f"Bearer {token}"} if token else {}, _oid)
         self._commit = ""
         self._ranges: bool | None = None
         self._files: dict[str, Entry] | None = None

@@ -14,7 +14,7 @@ import httpx
 from trainjob import __version__, retry_after
 from trainjob.data import retries
 from trainjob.data.locations import Location, public
-from trainjob.data.stores import trust
+from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.base import CHUNK, Entry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
@@ -44,21 +44,27 @@ class Web:
     """GET, with errors in the terms of stores. Safe to be used by several threads.
 
     Args:
+        home: URL of the server that the author chose; see `redirects.Guard`.
         headers: Sent with every request; not to another host after a redirect if they authorize.
         tag: Reads the entity tag of an answer, for servers that have their own header for it; None where it has none.
     """
 
     def __init__(
-        self, headers: Mapping[str, str] | None = None, tag: Callable[[httpx.Response], str | None] | None = None
+        self,
+        home: str,
+        headers: Mapping[str, str] | None = None,
+        tag: Callable[[httpx.Response], str | None] | None = None,
     ) -> None:
         own = {"User-Agent": f"trainjob/{__version__}", "Accept-Encoding": "identity"}
         # Certificates are those of the system, or of SSL_CERT_FILE; proxies are those of the environment.
-        self._client = httpx.Client(
+        with _errors(home.partition("?")[0]):
+            self._guard = redirects.Guard(httpx.URL(home))
+        self._client = redirects.client(
+            self._guard,
             headers={**own, **(headers or {})},
             verify=trust.by_httpx(),
             timeout=_TIMEOUT,
             limits=LIMITS,
-            follow_redirects=True,
         )
         self._tag = tag or _tag
         # For those who open a store and do not close it.
@@ -70,7 +76,7 @@ class Web:
 
     def facts(self, url: str, where: str) -> Facts:
         """What the server says of a file. By GET of its first byte: many web applications answer no HEAD."""
-        with _errors(where), self._client.stream("GET", url, headers={"Range": "bytes=0-0"}) as response:
+        with _errors(where), self._get(url, where, {"Range": "bytes=0-0"}) as response:
             if response.status_code == 416 and (match := _RANGE.fullmatch(response.headers.get("Content-Range", ""))):
                 return Facts(int(match[3]), self._tag(response) or "", ranges=False)
             _check(response, where)
@@ -85,7 +91,7 @@ class Web:
             headers["Range"] = f"bytes={start}-" + (str(start + length - 1) if length is not None else "")
             if tag.startswith('"'):  # a weak tag, or a date that we put together, is not for If-Range
                 headers["If-Range"] = tag
-        with _errors(where), self._client.stream("GET", url, headers=headers) as response:
+        with _errors(where), self._get(url, where, headers) as response:
             if response.status_code in (412, 416):
                 raise CorruptData(f"{where} changed while it was read; run the step again")
             _check(response, where)
@@ -108,13 +114,32 @@ class Web:
                 if left == 0:
                     return
 
+    @contextmanager
+    def _get(self, url: str, where: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """The answer at the end of the redirects, whose body has not been read yet."""
+        request = self._client.build_request("GET", url, headers=headers)
+        history: list[httpx.Response] = []
+        while len(history) <= redirects.LIMIT:
+            response = self._client.send(request, stream=True)
+            try:
+                if response.next_request is None:
+                    response.history = history
+                    yield response
+                    return
+                self._guard.check(request.url, response.next_request.url)
+                history.append(response)
+                request = response.next_request
+            finally:
+                response.close()
+        raise ConfigurationError(f"{where}: the server redirects more than {redirects.LIMIT} times, or in a circle")
+
 
 class WebStore:
     """One file of a web server."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self._web = Web()
+        self._web = Web(location.uri)
         self._ranges = False
 
     def close(self) -> None:
@@ -229,9 +254,13 @@ def _errors(where: str) -> Iterator[None]:
                 f"{where}: the certificate of the server is not trusted here; set SSL_CERT_FILE to a file with its CA"
             ) from None
         raise StoreUnavailable(f"{where}: the server cannot be reached: {text[:200]}") from None
+    except httpx.RemoteProtocolError as error:
+        if "location header" in str(error):  # httpx 0.28 has no error of its own for it
+            raise ConfigurationError(f"{where} redirects to something that is no URL") from None
+        raise StoreUnavailable(f"{where}: the connection was cut") from None
     except (httpx.TransportError, httpx.StreamError):
         raise StoreUnavailable(f"{where}: the connection was cut") from None
-    except httpx.TooManyRedirects:
-        raise ConfigurationError(f"{where}: the server redirects in a circle") from None
+    except redirects.Refused as refused:
+        raise ConfigurationError(f"{where} {refused.reason}") from None
     except httpx.InvalidURL as error:
         raise ConfigurationError(f"{where} is no valid address: {error}") from None

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from trainjob import retry_after
-from trainjob.data.stores import trust
+from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.retries import Interrupted
 from trainjob.data.stores.web import LIMITS
@@ -26,7 +26,6 @@ CONNECT, READ, FINISH = 10.0, 60.0, 600.0
 second per GiB at best."""
 _MANIFEST_LIMIT = 16 * 1024 * 1024  # distribution-spec asks registries to take 4 MiB
 _ERROR_LIMIT = 64 * 1024
-_REDIRECTS = 5
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Docker Hub's images are named by another host than its registry has.
 _HOSTS = {"docker.io": "registry-1.docker.io"}
@@ -48,7 +47,10 @@ class Client:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self._http = httpx.Client(
+        with self._errors():
+            self._guard = redirects.Guard(httpx.URL(f"http://{_HOSTS.get(host, host)}/"))
+        self._http = redirects.client(
+            self._guard,
             verify=trust.by_system(),
             timeout=httpx.Timeout(READ, connect=CONNECT, pool=None),
             limits=LIMITS,
@@ -84,8 +86,7 @@ class Client:
         if url.host == self.base.host and url.scheme == "http" and self.base.scheme == "https":
             # What is behind a proxy that ends TLS often does not know of it.
             url = url.copy_with(scheme="https", port=self.base.port)
-        if url.scheme != "https" and self.base.scheme == "https":
-            raise ConfigurationError(f"{self.host} leads from https to {url.scheme}; not followed")
+        self._guard.check(self.base, url)
         return str(url)
 
     @contextmanager
@@ -165,7 +166,7 @@ class Client:
         self, method: str, url: str, headers: dict[str, str], content: Content, read: float | None, sent: str | None
     ) -> httpx.Response:
         timeout = httpx.Timeout(READ, connect=CONNECT, read=read or READ, pool=None)
-        for _ in range(_REDIRECTS):
+        for _ in range(1 + redirects.LIMIT):
             target = httpx.URL(url)
             allowed = {"authorization": sent} if sent and _origin(target) == _origin(self.base) else {}
             request = self._http.build_request(
@@ -192,6 +193,7 @@ class Client:
     ) -> Any:
         headers = {"authorization": authorization} if authorization else {}
         target = httpx.URL(url).copy_merge_params(list(query)) if query else httpx.URL(url)
+        self._guard.check(self.base, target)
         request = self._http.build_request("POST" if form else "GET", target, headers=headers, data=form)
         response = self._quietly(request)
         try:
@@ -230,6 +232,8 @@ class Client:
                     f"the certificate of {self.host} is not trusted here; set SSL_CERT_FILE to that of its authority"
                 ) from None
             raise Interrupted(f"{type(error).__name__} {self._access.scrub(str(error))[:200]}".strip()) from None
+        except redirects.Refused as refused:
+            raise ConfigurationError(f"{self.host} {refused.reason}") from None
         except httpx.InvalidURL:
             raise ConfigurationError(f"{self.host} leads to something that is no URL") from None
 
