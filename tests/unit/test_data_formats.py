@@ -182,6 +182,8 @@ def test_every_form_of_a_pickle_runs_its_code_and_is_refused(tmp_path: Path) -> 
         ("lines.jsonl", '{"a": 1}\n{"auto_map": {"A": "b.C"}}\n', "auto_map"),
         ("model.json", {"layers": [{"class_name": "Lambda", "config": {"function": ["4wEA", None, None]}}]}, "Lambda"),
         ("model.json", {"module": "builtins", "class_name": "function", "config": "exec"}, "builtins"),
+        ("modules.json", [{"idx": 0, "name": "0", "path": "", "type": "modeling_new.NewModule"}], "modeling_new"),
+        ("model_index.json", {"_class_name": ["pipeline", "NewPipeline"]}, "_class_name"),
         ("jsonpickle.json", {"py/reduce": [{"py/function": "os.system"}, {"py/tuple": ["id"]}]}, "py/"),
         ("hydra.json", {"model": {"_target_": "os.system", "command": "id"}}, "_target_"),
         ("hydra.yaml", "model:\n  _target_: os.system\n  command: id\n", "_target_"),
@@ -280,6 +282,14 @@ def test_external_data_is_that_which_a_model_names(tmp_path: Path) -> None:
     assert _refused(tmp_path) == {}
     (tmp_path / "model/a.onnx").write_bytes(model.replace(b"large.onnx.data", b"../../evil.data"))
     assert sorted(_refused(tmp_path)) == ["model/a.onnx", "model/large.onnx.data"]
+
+
+@pytest.mark.parametrize("name", ["large.onnx.json", "largest.one.npy", "large.data.yaml", "large.model.pth"])
+def test_a_file_of_a_form_is_checked_also_where_a_model_names_it(tmp_path: Path, name: str) -> None:
+    model = (SAMPLES / "good/large.onnx").read_bytes()
+    (tmp_path / "a.onnx").write_bytes(model.replace(b"large.onnx.data", name.encode()))
+    (tmp_path / name).write_bytes(pickle.dumps([1]))
+    assert list(_refused(tmp_path)) == [name]
 
 
 def test_a_repository_of_the_hub(tmp_path: Path) -> None:
@@ -383,6 +393,21 @@ class _Texts:
         with self.lock:
             self.read_bytes += len(part)
         return [part]
+
+
+class _Broken(_Texts):
+    """A store that gives no more than the first range."""
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
+        if start:
+            raise CorruptData("it changed while it was read")
+        return super().read(path, start=start, length=length, etag=etag)
+
+
+def test_what_cannot_be_read_is_not_accepted() -> None:
+    store: Any = _Broken(b"S'" + b"a" * 100_000 + b"'\n.")
+    with pytest.raises(CorruptData, match="it changed"):
+        allowed.refusals(store, [Entry("labels.txt", len(store.data))], single=True)
 
 
 _WORDS = st.lists(st.from_regex(r"[a-zA-Z][a-z]{1,6}", fullmatch=True), max_size=12)

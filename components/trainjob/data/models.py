@@ -23,8 +23,8 @@ _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 _WEIGHTS = (
-    ".bin .cbm .ckpt .gguf .h5 .joblib .keras .lgb .msgpack .npy .npz .onnx .pickle .pkl .pt .pth .safetensors .tflite"
-    " .ubj"
+    ".bin .cb .cbm .ckpt .gguf .h5 .joblib .keras .lgb .msgpack .npy .npz .onnx .pickle .pkl .pt .pth .safetensors"
+    " .tflite .ubj .xgb"
 )
 _FORMATS = frozenset(_WEIGHTS.split())
 

@@ -63,8 +63,8 @@ FORMS: Mapping[str, Check] = {
     ".onnx": wires.onnx,
     ".msgpack": wires.msgpack,
     **dict.fromkeys((".model", ".spm"), _text_or(wires.sentencepiece)),
-    ".ubj": _starts(_XGBOOST),
-    ".cbm": _starts(rb"CBM1"),
+    **dict.fromkeys((".ubj", ".xgb"), _starts(_XGBOOST)),
+    **dict.fromkeys((".cbm", ".cb"), _starts(rb"CBM1")),
     ".tflite": _starts(rb"TFL3", at=4),
     ".ort": _starts(rb"ORTM", at=4),
     ".parquet": tables.parquet,
@@ -163,13 +163,15 @@ class _Folder:
         kind = ".tfevents" if "tfevents" in name.split(".") else ".yaml" if name == "MLmodel" else suffix(path)
         if kind in _KNOWN:
             raise Refused(_KNOWN[kind])
+        if kind in FORMS and kind:
+            return FORMS[kind]
         if (
             path in self._external
             or (_BLOB.fullmatch(name) and parent in self._ocdbt)
             or (_CHUNK.fullmatch(name) and parent in self._zarr)
         ):
             return None
-        if kind not in FORMS:
+        if kind:
             raise Refused(f"has the suffix {kind!a}, which stands for no form that is known to be safe")
         return FORMS[kind]
 

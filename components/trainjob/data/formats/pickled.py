@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 from trainjob.data.formats.candidates import Refused
+from trainjob.errors import TrainJobError
 
 _DOTTED = re.compile(r"\w+(?:\.\w+)*")
 _LONGEST = 64 * 1024 * 1024
@@ -39,6 +40,8 @@ def check(file: BinaryIO, size: int) -> None:
             raise Refused("is a pickle") from None
         except _TooLong:
             raise Refused(f"starts as a pickle does, with a string of more than {_LONGEST} bytes") from None
+        except TrainJobError:
+            raise  # the file could not be read
         except Exception:  # noqa: BLE001 - whatever the error, a loader would have it too: the program ends there
             return
         at = file.tell()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any
 
 import yaml
@@ -13,6 +15,8 @@ from trainjob.data.formats.candidates import Candidate, Refused
 
 _LONGEST = 100_000_000
 """Bytes of JSON or YAML that are parsed at once, as in the safetensors library: more could fill the memory."""
+_LARGE = 1_000_000
+_ALONE = Lock()
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other one is ten times slower
 _TAGS = frozenset(
     {
@@ -27,7 +31,12 @@ _TAGS = frozenset(
 # Keys whose values name Python code: of transformers (remote code, custom pipelines) and of Hydra.
 _CODE = frozenset({"auto_map", "custom_pipelines", "_target_"})
 _JSONPICKLE = "py/"
-_KERAS = ("keras", "tf_keras", "tensorflow")
+# Keys of an object that names a Python module, which of them does, and the packages that it may be in: layers of Keras,
+# and the modules of Sentence Transformers.
+_MODULES = (
+    ({"class_name", "module"}, "module", ("keras", "tf_keras", "tensorflow")),
+    ({"idx", "name", "path", "type"}, "type", ("sentence_transformers",)),
+)
 
 
 def text(candidate: Candidate) -> None:
@@ -40,7 +49,8 @@ def text(candidate: Candidate) -> None:
 
 def json_text(candidate: Candidate) -> None:
     """Check that it is one JSON value."""
-    _json(_whole(candidate, "JSON"))
+    with _turn(candidate):
+        _json(_whole(candidate, "JSON"))
 
 
 def json_lines(candidate: Candidate) -> None:
@@ -59,14 +69,14 @@ def json_lines(candidate: Candidate) -> None:
 
 def yaml_text(candidate: Candidate) -> None:
     """Check that it is YAML without tags of applications, such as ``!!python/object``."""
-    whole = _whole(candidate, "YAML")
     try:
-        for event in yaml.parse(whole, Loader=_PARSER):
-            tag = getattr(event, "tag", None)
-            if tag is not None and tag not in _TAGS:
-                raise Refused(f"has the YAML tag {str(tag)[:80]!a}, which can stand for code")
-            if isinstance(event, yaml.ScalarEvent) and event.value in _CODE:
-                raise Refused(f"names Python code to call ({event.value})")
+        with _turn(candidate):
+            for event in yaml.parse(_whole(candidate, "YAML"), Loader=_PARSER):
+                tag = getattr(event, "tag", None)
+                if tag is not None and tag not in _TAGS:
+                    raise Refused(f"has the YAML tag {str(tag)[:80]!a}, which can stand for code")
+                if isinstance(event, yaml.ScalarEvent) and event.value in _CODE:
+                    raise Refused(f"names Python code to call ({event.value})")
     except yaml.YAMLError:
         raise Refused("is not YAML") from None
 
@@ -82,6 +92,11 @@ def zarray(candidate: Candidate) -> None:
         raise Refused("does not describe an array of Zarr 2") from None
     if pickles:
         raise Refused("describes an array of Python objects, which are pickles")
+
+
+def _turn(candidate: Candidate) -> AbstractContextManager[object]:
+    """Parse one large file at a time: a tokenizer's 35 MB of JSON take 190 MB."""
+    return _ALONE if candidate.size > _LARGE else nullcontext()
 
 
 def _decoded(candidate: Candidate) -> Iterator[str]:
@@ -111,15 +126,18 @@ def _json(value: str) -> None:
 
 def _check_object(pairs: list[tuple[str, Any]]) -> bool:
     """Check the keys of one object, and return whether it has any: nothing else is kept of it."""
+    names = dict(pairs)
     for key, value in pairs:
         # A vocabulary may have any of these words, with a number.
-        if value and (value is True or isinstance(value, str | list)):
-            if key in _CODE or key.startswith(_JSONPICKLE):
-                raise Refused(f"names Python code to call ({key})")
-            if key == "class_name" and value == "Lambda":
-                raise Refused("has a Lambda layer of Keras, which holds Python code")
-    names = dict(pairs)
-    module = names.get("module")
-    if "class_name" in names and isinstance(module, str) and module.partition(".")[0] not in _KERAS:
-        raise Refused(f"names Python code to call ({module[:80]})")
+        given = bool(value) and (value is True or isinstance(value, str | list))
+        if given and (key in _CODE or key.startswith(_JSONPICKLE)):
+            raise Refused(f"names Python code to call ({key})")
+        if key == "class_name" and value == "Lambda":
+            raise Refused("has a Lambda layer of Keras, which holds Python code")
+        if key == "_class_name" and isinstance(value, list):
+            raise Refused("names a pipeline of its own code (_class_name)")
+    for keys, key, known in _MODULES:
+        module = names.get(key)
+        if keys <= names.keys() and isinstance(module, str) and module.partition(".")[0] not in known:
+            raise Refused(f"names Python code to call ({module[:80]})")
     return bool(pairs)
