@@ -69,6 +69,8 @@ class Hub(Settling, http.server.HTTPServer):
         self.counts: Counter[str] = Counter()
         self.tokens: list[str] = []
         self.needs_token = ""
+        # "localhost", another host than 127.0.0.1: a token must not follow.
+        self.cdn = f"http://localhost:{self.server_port}"
         self.part_size: int | None = None
         self.fault: Callable[[str, str, int], dict[str, Any]] = lambda method, path, count: {}
         self.lock = threading.Lock()
@@ -202,8 +204,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "lfs" in item:
             self.server.blobs.setdefault(item["lfs"]["oid"], data)
             headers |= {"X-Linked-Etag": f'"{item["lfs"]["oid"]}"', "X-Linked-Size": str(len(data))}
-            # "localhost", another host than 127.0.0.1: a token must not follow.
-            place = f"http://localhost:{self.server.server_port}/cdn/{item['lfs']['oid']}"
+            place = f"{self.server.cdn}/cdn/{item['lfs']['oid']}"
             self._say(302, b"", {**headers, "Location": place})
             return
         self._ranged(data, {**headers, "ETag": f'"{item["oid"]}"'})

@@ -33,10 +33,12 @@ _NAMES = {
     **dict.fromkeys(("instance-data", "instance-data.ec2.internal"), _SERVER),
     **dict.fromkeys(("metadata", "metadata.goog", "metadata.google.internal"), _SERVER),
 }
-_SHARED = ip_network("100.64.0.0/10")  # RFC 6598, of carriers and VPNs
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))  # with an IPv4 address in the last 32 bits
-_NAT64_LOCAL = IPv6Network("64:ff9b:1::/48")  # RFC 8215
-_SITE_LOCAL = IPv6Network("fec0::/10")  # RFC 3879: not in use any more, and never public
+_PRIVATE = (
+    ip_network("100.64.0.0/10"),  # RFC 6598: pods of many clusters, VPNs
+    ip_network("64:ff9b:1::/48"),  # RFC 8215: local NAT64
+    ip_network("fec0::/10"),  # RFC 3879: not in use any more, and never public
+)
 
 
 class Refused(Exception):
@@ -157,8 +159,7 @@ def network_of(address: Address) -> str:
         "loopback": address.is_loopback,
         "unspecified": address.is_unspecified,
         "multicast": address.is_multicast,
-        "shared": address in _SHARED,
-        "private": address.is_private or address in _NAT64_LOCAL or address in _SITE_LOCAL,
+        "private": address.is_private or any(address in network for network in _PRIVATE),
         "reserved": address.is_reserved or not address.is_global,
     }
     return next((kind for kind, is_it in kinds.items() if is_it), _PUBLIC)
