@@ -189,6 +189,24 @@ def test_what_export_refuses_before_it_copies(registry: Registry, tmp_path: Path
     assert len(registry.list("m")) == 1
 
 
+def test_what_was_checked_is_what_is_exported(registry: Registry, tmp_path: Path) -> None:
+    """Between the check and the copy a pickle takes the place of a text."""
+    source, target = _model(tmp_path / "out"), str(tmp_path / "models")
+
+    class Changing(dict[str, Any]):
+        def items(self) -> Any:
+            (tmp_path / "out/notes.txt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+            return super().items()
+
+    (tmp_path / "out/notes.txt").write_text("notes")
+    with pytest.raises(CorruptData, match="changed while it was exported"):
+        export(source, target, name="m", export_id="a", provenance=Changing(run="r"))
+    assert registry.list("m") == []
+    assert not list(Path(target).rglob("MANIFEST.json"))
+    with pytest.raises(CorruptData, match=r"notes\.txt' is a pickle"):
+        export(source, target, name="m", export_id="a")
+
+
 def test_what_was_initialized_can_be_exported(registry: Registry, tmp_path: Path) -> None:
     export(_model(tmp_path / "out"), str(tmp_path / "models"), name="m", export_id="a", alias="champion")
     got = initialize("models:/m@champion", str(tmp_path / "in"))

@@ -22,6 +22,7 @@ from trainjob.data.transfer import Check
 from trainjob.errors import (
     ChecksumMismatch,
     ConfigurationError,
+    CorruptData,
     ModelNotFound,
     RegistryConflict,
     SourceNotFound,
@@ -210,10 +211,12 @@ def export(
     signer = signing.signer(key) if key else None
     records = _registry(registry)
     uri = _place(target, name, export_id)
-    facts = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
+    facts, checked = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
     origin = record.public(provenance or {})
 
     def sidecars(manifest: ContentManifest) -> Mapping[str, bytes]:
+        if manifest.origin != checked:
+            raise CorruptData(f"{source} changed while it was exported; export it again when nothing writes to it")
         known = Record(name, export_id, uri, manifest, facts, measured, origin)
         signature = {content.SIGNATURE: signer(manifest, name)} if signer else {}
         return {content.PROVENANCE: record.statement(known), content.CARD: card(known), **signature}
@@ -292,12 +295,14 @@ def _signature(uri: str) -> bytes | None:
             return None
 
 
-def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> ModelFacts:
+def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> tuple[ModelFacts, str]:
+    """What the files say of the model, and the fingerprint of those that were checked (`ContentManifest.origin`)."""
     with opened(parse_store(source)) as store:
         selection = select(store, (), ())
         for path in sorted(ours & {entry.path for entry in selection.entries}):
             raise ConfigurationError(f"{path} is written by the export; rename the one in {source}")
-        return check_model(store, selection.entries, allow_pickle=allow_pickle, single=selection.single)
+        facts = check_model(store, selection.entries, allow_pickle=allow_pickle, single=selection.single)
+        return facts, selection.origin
 
 
 def _refuse_other_content(source: str, uri: str, export_id: str, *, signed: bool) -> None:
