@@ -41,7 +41,7 @@ class _Server(EndsConnections):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = 5  # of an idle connection, so that no test hangs
+    timeout = 30  # of an idle connection, so that no test hangs
     server: _Server
 
     def log_message(self, *args: object) -> None:

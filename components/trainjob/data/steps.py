@@ -198,7 +198,7 @@ def export(
 
     Raises:
         RegistryConflict: Another model was exported under this ``export_id``.
-        CorruptData: The files are no sound model.
+        CorruptData: The files are no sound model, changed in the meantime, or could run code when they are loaded.
         TrainJobError: What `trainjob.data.transfer.copy` and `trainjob.registry.base.Registry` raise.
     """
     check_name(name)

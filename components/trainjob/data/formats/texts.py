@@ -15,19 +15,11 @@ from trainjob.data.formats.candidates import Candidate, Refused
 
 _LONGEST = 100_000_000
 """Bytes of JSON or YAML that are parsed at once, as in the safetensors library: more could fill the memory."""
-_LARGE = 1_000_000
-_ALONE = Lock()
+_LARGE, _ALONE = 1_000_000, Lock()  # bytes; see `_turn`
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other one is ten times slower
-_TAGS = frozenset(
-    {
-        "!",
-        *(
-            f"tag:yaml.org,2002:{name}"
-            for name in ("binary", "bool", "float", "int", "map", "merge", "null", "omap", "pairs", "seq", "set", "str")
-        ),
-        "tag:yaml.org,2002:timestamp",
-    }
-)
+# YAML's own (1.1); any other stands for what an application makes of it.
+_NAMES = "binary bool float int map merge null omap pairs seq set str timestamp"
+_TAGS = frozenset({"!", *(f"tag:yaml.org,2002:{name}" for name in _NAMES.split())})
 # Keys whose values name Python code: of transformers (remote code, custom pipelines) and of Hydra.
 _CODE = frozenset({"auto_map", "custom_pipelines", "_target_"})
 _JSONPICKLE = "py/"
