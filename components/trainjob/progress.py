@@ -2,7 +2,7 @@
 
     from trainjob import progress
 
-    progress.report(progress=40, metrics={"loss": 0.31}, remaining_seconds=90)
+    progress.report(step=400, total_steps=1000, metrics={"loss": 0.31})
     progress.report(outputs={"model": "s3://models/digits/7"})
 
 The file needs nothing but the standard library and may be copied next to a script. Where nobody listens, on a laptop
@@ -25,9 +25,17 @@ The message is one JSON object of at most 4096 bytes. What is unknown is left ou
 
     {"trainjob": 1, "lastUpdatedTime": "2026-01-31T12:00:00Z", "progressPercentage": 40,
      "estimatedRemainingSeconds": 90, "metrics": [{"name": "loss", "value": "0.31"}],
-     "outputs": {"model": "s3://models/digits/7", "promoted": true}}
+     "outputs": {"model": "s3://models/digits/7", "promoted": true},
+     "history": {"loss": [[100, 1769860800.0, 0.9], [400, 1769860860.0, 0.31]]}}
 
 ``returned``, any JSON value, is what a function trainer returned, see `trainjob.returned`.
+
+``history`` has the earlier values of each metric that is a finite number: step, Unix time in seconds, value. It gets
+the bytes that all the rest leaves free, at most 256 points of all metrics together. What is too much is thinned by
+min-max decimation: consecutive reports form buckets of equal size, and each bucket keeps its lowest and its highest
+value; the first and the last value stay. `report` writes it compressed, as text: base64 of zlib of ``{"loss": [steps,
+times in 0.1 s, values]}``, where steps and times are differences to the one before. It is renewed once per second, and
+at interpreter exit.
 """
 
 from __future__ import annotations
@@ -42,11 +50,13 @@ import time
 # `typing`, `json` and `dataclasses` would be nine tenths of this module's import time, and most runs need none of them.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, SupportsFloat
 
     Value = bool | int | float | str
     Given = Value | SupportsFloat
+    Point = tuple[int, float, float]
+    _Entry = tuple[float, int, int, float]  # of a series: value, number, step, time
 
 __all__ = ["Report", "flush", "read", "report"]
 
@@ -56,6 +66,13 @@ MAX_METRICS = 256  # these three: validation of TrainJob.status.trainerStatus in
 MAX_NAME = 64
 MAX_VALUE = 64
 MAX_SECONDS = 2**31 - 1  # int32 there
+MAX_STEPS = 2**53  # what JSON readers hold exactly
+MAX_POINTS = 256  # of the history, of all metrics together: 8 KB as JSON in a result
+
+_BUCKETS = MAX_POINTS // 2  # of one metric, in memory
+_HISTORY_INTERVAL = 1.0
+_HISTORY_SLACK = 64  # bytes by which the rest of the message may grow until the history is renewed
+_SAMPLES = 64  # of the progress, for the remaining time
 
 _POST_INTERVAL = 1.0
 _POST_SHARE = 20  # pauses per post: Trainer's server takes 5 posts a second of all jobs together, the others wait
@@ -72,15 +89,16 @@ class Report:
 
     Attributes:
         progress: Percentage, 0 to 100; None if it never said.
-        remaining_seconds: Its own estimate; None if it never said.
+        remaining_seconds: Its own estimate, or what its progress so far lets expect; None if it is not known.
         metrics: Name to truth value, number or text; NaN and infinity are numbers.
         outputs: Name to URI, other short text, number or truth value; empty where there was nothing to make.
         updated: RFC 3339 time in UTC; empty if the writer left it out.
         returned: What a function trainer returned, a JSON value; None if it returned nothing.
+        history: Metric to its earlier values, oldest first: step, Unix time in seconds, value.
     """
 
-    __slots__ = ("metrics", "outputs", "progress", "remaining_seconds", "returned", "updated")
-    __match_args__ = ("progress", "remaining_seconds", "metrics", "outputs", "updated", "returned")
+    __slots__ = ("history", "metrics", "outputs", "progress", "remaining_seconds", "returned", "updated")
+    __match_args__ = ("progress", "remaining_seconds", "metrics", "outputs", "updated", "returned", "history")
 
     progress: int | None
     remaining_seconds: int | None
@@ -88,6 +106,7 @@ class Report:
     outputs: dict[str, Value]
     updated: str
     returned: Any
+    history: dict[str, list[Point]]
 
     def __init__(  # noqa: PLR0917 - `__reduce__` gives them by position
         self,
@@ -97,8 +116,9 @@ class Report:
         outputs: dict[str, Value] | None = None,
         updated: str = "",
         returned: Any = None,
+        history: dict[str, list[Point]] | None = None,
     ) -> None:
-        values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated, returned)
+        values = (progress, remaining_seconds, metrics or {}, outputs or {}, updated, returned, history or {})
         for name, value in zip(self.__match_args__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -126,6 +146,8 @@ def report(
     metrics: Mapping[str, Given] | None = None,
     outputs: Mapping[str, Given] | None = None,
     remaining_seconds: float | None = None,
+    step: SupportsFloat | None = None,
+    total_steps: SupportsFloat | None = None,
 ) -> None:
     """Tell whoever launched this training how it is doing.
 
@@ -134,16 +156,23 @@ def report(
     global rank 0 talks to the status API. A channel that fails warns once on stderr and never raises.
 
     Args:
-        progress: How much is done, in percent, 0 to 100. Rounded down, so that 100 means done.
+        progress: How much is done, in percent, 0 to 100. Rounded down, so that 100 means done. If left out, it is
+            derived from `step` and `total_steps`.
         metrics: Up to 256, names and values up to 64 characters. Numbers may be NumPy, JAX or Torch scalars. If
             they do not fit, those not updated for longest go first, then the largest.
         outputs: Name to URI of what was made, other short text, finite number or truth value. Never dropped.
-        remaining_seconds: Estimated time to the end, 0 or more. Rounded up.
+        remaining_seconds: Estimated time to the end, 0 or more. Rounded up. As long as no call has given it, it is
+            derived from the progress: the speed of the latest half of the time since the first report is taken to last.
+        step: Which step the metrics are of, 0 or more, for their history. If left out, the number of this call.
+        total_steps: Number of steps of the whole training, 1 or more. Later calls may leave it out.
 
     Raises:
         ValueError: An argument is out of range, or the outputs alone exceed 4096 bytes. Nothing was changed.
     """
-    _reporter.report(_checked(progress, metrics, outputs, remaining_seconds))
+    change = _checked(progress, metrics, outputs, remaining_seconds)
+    _reporter.report(
+        change, _number("progress", progress), _steps("step", step, 0), _steps("total_steps", total_steps, 1)
+    )
 
 
 def report_returned(value: Any) -> None:
@@ -159,11 +188,12 @@ def report_returned(value: Any) -> None:
 
 
 def flush() -> None:
-    """Send what the status API has not got yet. Happens by itself at interpreter exit; needed before ``os._exit``.
+    """Send what the status API has not got yet, and write the latest points of the history.
 
-    Takes 5 s at most: a server that is away does not hold up the end.
+    Happens by itself at interpreter exit; needed before ``os._exit``. Takes 5 s at most: a server that is away does not
+    hold up the end.
     """
-    _reporter.poster.flush()
+    _reporter.flush()
 
 
 def read(text: str) -> Report | None:
@@ -191,6 +221,7 @@ def read(text: str) -> Report | None:
         outputs={k: v for k, v in outputs.items() if _is_output(v)} if isinstance(outputs, dict) else {},
         updated=updated if isinstance(updated, str) else "",
         returned=_strict(message.get("returned")),
+        history=history_of(message.get("history")),
     )
 
 
@@ -211,6 +242,68 @@ def value_of(text: str) -> Value:
 def text_of(value: Value) -> str:
     """A metric as the text in which Trainer's API takes it; `value_of` is its inverse."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def history_of(value: object) -> dict[str, list[Point]]:
+    """The history in a message or result; empty if it is malformed, or has more points than `report` writes."""
+    try:
+        found = _unpacked(value) if isinstance(value, str) else value
+        if not isinstance(found, dict) or sum(map(len, found.values())) > MAX_POINTS:
+            return {}
+        history = {name: [_point(*point) for point in points] for name, points in found.items() if points}
+    except (ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+    return {name: points for name, points in history.items() if 0 < len(name) <= MAX_NAME}
+
+
+def _point(*numbers: object) -> Point:
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
+        raise TypeError(f"not a number among {numbers!r}")
+    step, moment, value = map(float, numbers)  # type: ignore[arg-type]  # they are numbers
+    if not (step.is_integer() and math.isfinite(moment) and math.isfinite(value)):
+        raise ValueError(f"not a step, a time and a value: {numbers!r}")
+    return int(step), moment, value
+
+
+def _unpacked(text: str) -> dict[str, list[Point]]:
+    import binascii  # noqa: PLC0415 - scripts import this module at their start, and may report nothing
+    import json  # noqa: PLC0415 - as above
+    import zlib  # noqa: PLC0415 - as above
+
+    try:  # with a limit: 4 KB may stand for 4 MB
+        plain = zlib.decompressobj().decompress(binascii.a2b_base64(text), 64 * MAX_POINTS + MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    history = {}
+    for name, (steps, moments, values) in json.loads(plain).items():
+        times = [moment / 10 for moment in _sums(moments)]
+        history[name] = list(zip(_sums(steps), times, values, strict=True))
+    return history
+
+
+def _packed(history: Mapping[str, list[Point]]) -> str:
+    import binascii  # noqa: PLC0415 - as above
+    import zlib  # noqa: PLC0415 - as above
+
+    columns = {}
+    for name, points in history.items():
+        steps = [step for step, _, _ in points]
+        moments = [round(10 * moment) for _, moment, _ in points]
+        values = [float(f"{value:.6g}") for _, _, value in points]
+        columns[name] = (_differences(steps), _differences(moments), values)
+    return binascii.b2a_base64(zlib.compress(_encode(columns), 9), newline=False).decode()
+
+
+def _differences(values: Sequence[int]) -> list[int]:
+    return [value - before for before, value in zip([0, *values[:-1]], values, strict=True)]
+
+
+def _sums(differences: Sequence[int]) -> list[int]:
+    total, sums = 0, []
+    for difference in differences:
+        total += difference
+        sums.append(total)
+    return sums
 
 
 def _whole(value: object, top: int) -> int | None:
@@ -276,6 +369,13 @@ def _number(argument: str, value: SupportsFloat | None) -> float | None:
         raise ValueError(f"{argument} is not a number: {value!r}") from error
 
 
+def _steps(argument: str, value: SupportsFloat | None, least: int) -> int | None:
+    number = _number(argument, value)
+    if number is not None and not (number.is_integer() and least <= number <= MAX_STEPS):
+        raise ValueError(f"{argument} must be a whole number from {least} to {MAX_STEPS}, not {value!r}")
+    return None if number is None else int(number)
+
+
 def _name(argument: str, name: object) -> str:
     if not isinstance(name, str) or not name or len(name) > MAX_NAME:
         raise ValueError(f"{argument}: a name has 1 to {MAX_NAME} characters, not {name!r}")
@@ -321,8 +421,14 @@ class _Reporter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls = 0
-        self._progress: int | None = None
+        self._progress: float | None = None
         self._remaining: int | None = None
+        self._total_steps: int | None = None
+        self._speed = _Speed()
+        self._series: dict[str, _Series] = {}
+        self._packed = ""  # the history as it was at `_packed_at`
+        self._packed_at = -math.inf
+        self._outdated = False  # whether `_packed` lacks points, or does not fit any more
         # Name to (number of the call that set it, value), the longest unchanged first.
         self._metrics: dict[str, tuple[int, Value]] = {}
         self._outputs: dict[str, Value] = {}
@@ -330,7 +436,10 @@ class _Reporter:
         self._warned: set[str] = set()
         self.poster = _Poster(self.warn)
 
-    def report(self, change: Report) -> None:
+    def report(
+        self, change: Report, progress: float | None = None, step: int | None = None, total_steps: int | None = None
+    ) -> None:
+        """Take in what is new; `progress` is exact, and rounded down in `change`."""
         with self._lock:
             outputs = self._outputs | change.outputs
             if change.outputs:
@@ -343,13 +452,20 @@ class _Reporter:
                     )
             self._calls += 1
             self._outputs = outputs
-            self._progress = self._progress if change.progress is None else change.progress
+            self._total_steps = total_steps or self._total_steps
+            if progress is None and step is not None and self._total_steps:
+                progress = min(100.0, 100 * step / self._total_steps)
+            if progress is not None:
+                self._progress = progress
+                self._speed.add(time.monotonic(), progress)
             self._remaining = self._remaining if change.remaining_seconds is None else change.remaining_seconds
             for name, value in change.metrics.items():
                 self._metrics.pop(name, None)
                 self._metrics[name] = (self._calls, value)
+                self._remember(name, self._calls if step is None else step, value)
             for name in list(self._metrics)[:-MAX_METRICS]:
                 del self._metrics[name]
+                self._series.pop(name, None)
             self._send()
 
     def report_returned(self, value: object) -> None:
@@ -362,23 +478,43 @@ class _Reporter:
             self._returned = value
             self._send()
 
-    def _send(self) -> None:
-        # Under the lock: a slower thread must not overwrite a newer message with an older one.
+    def flush(self) -> None:
+        """See `flush`."""
+        with self._lock:
+            if self._outdated:
+                self._packed_at = -math.inf
+                self._write()
+        self.poster.flush()
+
+    def _remember(self, name: str, step: int, value: Value) -> None:
+        if not isinstance(value, bool | str) and math.isfinite(value):
+            self._series.setdefault(name, _Series()).add(step, time.time(), float(value))
+            self._outdated = True
+
+    def _write(self) -> None:
         if path := termination_log():
             try:
                 _write(path, self._fitting())
             except OSError as error:
                 self.warn("termination message", error)
+
+    def _estimate(self) -> int | None:
+        """The script's own estimate of the remaining seconds; without one, what its progress lets expect."""
+        return self._speed.remaining(time.monotonic()) if self._remaining is None else self._remaining
+
+    def _send(self) -> None:
+        # Under the lock: a slower thread must not overwrite a newer message with an older one.
+        self._write()
         if all(os.environ.get(name) for name in _API):
             metrics = [(name, value) for name, (_, value) in self._metrics.items()]
-            status = _message(self._progress, self._remaining, metrics, {})
+            status = _message(self._progress, self._estimate(), metrics, {})
             del status["trainjob"]
             if _rank("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK") == 0:
                 self.poster.post(_encode({"trainerStatus": status}))
 
     def _fitting(self) -> bytes:
-        """The message of now, without the metrics that are too many."""
-        bare = _encode(_message(self._progress, self._remaining, [], self._outputs, self._returned))
+        """The message of now: without the metrics that are too many, and with the history that fits."""
+        bare = _encode(_message(self._progress, self._estimate(), [], self._outputs, self._returned))
         room = MAX_BYTES - len(bare) - len('"metrics":[],')
         kept = list(self._metrics)
         size = {
@@ -392,7 +528,34 @@ class _Reporter:
             kept.remove(name)
             total -= size[name]
         metrics = [(name, self._metrics[name][1]) for name in kept]
-        return _encode(_message(self._progress, self._remaining, metrics, self._outputs, self._returned))
+        history = self._history(room - total - len('"history":"",'))
+        return _encode(
+            _message(self._progress, self._estimate(), metrics, self._outputs, self._returned, history=history)
+        )
+
+    def _history(self, room: int) -> str:
+        """The history as text of at most `room` bytes; renewed once per second, since that takes milliseconds."""
+        if self._outdated and time.monotonic() - self._packed_at >= _HISTORY_INTERVAL:
+            self._packed = self._thinned(room - _HISTORY_SLACK)
+            self._packed_at, self._outdated = time.monotonic(), False
+        if len(self._packed) <= room:
+            return self._packed
+        self._outdated = True  # the next renewal, or the end, makes it fit
+        return ""
+
+    def _thinned(self, room: int) -> str:
+        # Of metrics that are too many those go first that were not updated for longest, as above.
+        names = sorted(self._series, key=lambda name: -self._metrics[name][0])[: MAX_POINTS // 4]
+        buckets = MAX_POINTS // (2 * len(names)) - 1 if names else 0
+        while names:
+            packed = _packed({name: self._series[name].points(buckets) for name in names})
+            if len(packed) <= room:
+                return packed
+            if buckets > 1:
+                buckets = max(1, buckets * room // len(packed))
+            else:
+                names = names[: len(names) * room // len(packed)]
+        return ""
 
     def warn(self, channel: str, error: object) -> None:
         if channel not in self._warned:
@@ -403,19 +566,92 @@ class _Reporter:
                 return  # stderr is closed, or None
 
 
+class _Series:
+    """The values of one metric so far, in bounded memory: the extremes of buckets of equal size."""
+
+    def __init__(self) -> None:
+        self._first: _Entry | None = None
+        self._last: _Entry | None = None
+        self._buckets: list[tuple[_Entry, _Entry]] = []  # the lowest and the highest of each
+        self._size = 1  # values in each bucket
+        self._filled = 0  # values in the last one
+        self._count = 0
+
+    def add(self, step: int, moment: float, value: float) -> None:
+        """Take in the latest value."""
+        entry = self._last = (value, self._count, step, moment)
+        self._first = self._first or entry
+        self._count += 1
+        if self._buckets and self._filled < self._size:
+            low, high = self._buckets[-1]
+            self._buckets[-1] = (min(low, entry), max(high, entry))
+            self._filled += 1
+            return
+        if len(self._buckets) == _BUCKETS:
+            self._buckets, self._size = self._grouped(2), 2 * self._size
+        self._buckets.append((entry, entry))
+        self._filled = 1
+
+    def points(self, buckets: int) -> list[Point]:
+        """The first, the last, and the extremes of at most so many buckets: two points more than twice as many."""
+        grouped = self._grouped(-(-len(self._buckets) // buckets))
+        entries = {entry for entry in (self._first, self._last) if entry}.union(*grouped)
+        return [(step, moment, value) for value, _, step, moment in sorted(entries, key=lambda entry: entry[1])]
+
+    def _grouped(self, size: int) -> list[tuple[_Entry, _Entry]]:
+        groups = [self._buckets[start : start + size] for start in range(0, len(self._buckets), size)]
+        return [(min(low for low, _ in group), max(high for _, high in group)) for group in groups]
+
+
+class _Speed:
+    """How fast the progress was in the latest half of the time since the first report."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._latest = (0.0, 0.0)  # time and percentage
+        self._samples: list[tuple[float, float]] = []  # the first is where that half begins
+
+    def add(self, now: float, progress: float) -> None:
+        """Take in the progress of now, a time of a steady clock."""
+        if progress < self._latest[1]:  # another part of the work begins
+            self._samples.clear()
+        if not self._samples:
+            self._began = now
+        self._latest = (now, progress)
+        elapsed = now - self._began
+        if not self._samples or now - self._samples[-1][0] > elapsed / _SAMPLES:
+            self._samples.append(self._latest)
+        while len(self._samples) > 1 and self._samples[1][0] <= now - elapsed / 2:
+            del self._samples[0]
+
+    def remaining(self, now: float) -> int | None:
+        """Seconds to the end, if it stays as fast; None where that is not known."""
+        if not self._samples:
+            return None
+        (then, before), (latest, done) = self._samples[0], self._latest
+        if done >= 100:
+            return 0
+        if done <= before:
+            return None
+        left = (latest - then) * (100 - done) / (done - before) - (now - latest)
+        return min(math.ceil(max(0.0, left)), MAX_SECONDS)
+
+
 def _message(
-    progress: int | None,
+    progress: float | None,
     remaining: int | None,
     metrics: list[tuple[str, Value]],
     outputs: Mapping[str, Value],
     returned: object = None,
+    *,
+    history: str = "",
 ) -> dict[str, Any]:
     message: dict[str, Any] = {
         "trainjob": VERSION,
         "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     if progress is not None:
-        message["progressPercentage"] = progress
+        message["progressPercentage"] = int(progress)
     if remaining is not None:
         message["estimatedRemainingSeconds"] = remaining
     if metrics:
@@ -424,6 +660,8 @@ def _message(
         message["outputs"] = outputs
     if returned is not None:
         message["returned"] = returned
+    if history:
+        message["history"] = history
     return message
 
 

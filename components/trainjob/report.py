@@ -6,6 +6,7 @@ looks like a secret is left out of everything.
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from trainjob.launch import given_up
 from trainjob.manifest import KEY, JobRef
 from trainjob.spec.checks import holds_secret, names_a_secret
 from trainjob.status import QUEUE_LABEL, Observation, Phase, mapping, mappings, observe, parse_time
-from trainjob.waiting import result_of
+from trainjob.waiting import history_as_json, result_of
 
 if TYPE_CHECKING:
     import jinja2
@@ -103,6 +104,7 @@ class Report:
         spec: What it is to run, in short.
         metrics: What the training reported.
         outputs: Name -> URI, other text, a number or a truth value.
+        history: Metric -> its values over time, see `trainjob.waiting.TrainJobResult`; known once rank 0 has ended.
         ranks: Its pods.
         events: The latest last.
         given_up: Whether its step has failed at the first crash, and it was suspended, see `trainjob.launch.give_up`.
@@ -116,6 +118,7 @@ class Report:
     spec: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, bool | float | str] = field(default_factory=dict)
     outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
+    history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
     ranks: Sequence[Rank] = ()
     events: Sequence[Event] = ()
     given_up: bool = False
@@ -155,6 +158,7 @@ class Report:
             "running": _iso(self.running_since),
             "metrics": dict(self.metrics),
             "outputs": dict(self.outputs),
+            "history": history_as_json(self.history),
             "diagnosis": self.diagnosis.as_dict() if self.troubled else None,
             "spec": dict(self.spec),
             "ranks": [_times_as_text(asdict(rank)) for rank in self.ranks],
@@ -224,6 +228,7 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         spec=dict(_spec(trainjob)),
         metrics=_public(left.metrics),
         outputs=_public(left.outputs),
+        history={_text(name): points for name, points in left.history.items()},
         ranks=sorted((_rank(pod) for pod in evidence.pods), key=_order),
         events=_events(evidence.events),
         given_up=abandoned is not None,
@@ -392,6 +397,7 @@ def _template() -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     filters: dict[str, Any] = {"clean": _text, "moment": _moment, "short": short, "color": _color, "rounded": rounded}
+    filters["points"] = lambda points: json.dumps([list(point) for point in points])
     environment.filters |= filters
     return environment.from_string((resources.files("trainjob") / "report.html.j2").read_text(encoding="utf-8"))
 

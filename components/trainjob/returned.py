@@ -29,7 +29,7 @@ def report(name: str, value: Any) -> None:
         _warn(f"the return value of {name}() is lost, it cannot be written as JSON: {error}; {advice}")
         return
     # Where the function has used that module: a thread of it may write the message once more.
-    write = getattr(sys.modules.get("trainjob.progress"), "report_returned", _merge)
+    write = getattr(sys.modules.get("trainjob.progress"), "report_returned", lambda value: merge("returned", value))
     try:
         write(value)
     except ValueError as error:
@@ -47,8 +47,12 @@ def _scalar(value: Any) -> Any:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-def _merge(value: Any) -> None:
-    """Add the value to the message that is there, for which metrics may have to go, those that changed first."""
+def merge(field: str, value: Any) -> None:
+    """Set one field of the message that is there. For lack of room the history goes first, then the oldest metrics.
+
+    Raises:
+        ValueError: It does not fit. Nothing was changed.
+    """
     path = os.environ.get("TRAINJOB_TERMINATION_LOG", "")
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
         path = "/dev/termination-log"
@@ -61,7 +65,9 @@ def _merge(value: Any) -> None:
             found = None
         known: Any = found if isinstance(found, dict) and found.get("trainjob") == 1 else {"trainjob": 1}
         updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        message = {**known, "lastUpdatedTime": updated, "returned": value}
+        message = {**known, "lastUpdatedTime": updated, field: value}
+        if len(_encode(message)) > MAX_BYTES:
+            message.pop("history", None)
         while len(_encode(message)) > MAX_BYTES and isinstance(message.get("metrics"), list) and message["metrics"]:
             del message["metrics"][0]
         if (size := len(_encode(message))) > MAX_BYTES:

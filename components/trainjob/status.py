@@ -83,7 +83,7 @@ class Observation:
         waiting_since: While it is queued or suspended: since when. None otherwise.
         finished: When it ended; None before.
         progress: Percentage that the training script reported, 0..100.
-        remaining_seconds: The script's own estimate.
+        remaining_seconds: The script's own estimate, or one that `trainjob.progress` derived from its progress.
         metrics: The script's metrics, by name: truth values, numbers, text.
         has_run: Whether its pods were seen running, now or earlier, or have reported progress.
         pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -78,6 +78,8 @@ class TrainJobResult:
         seconds: From creation to the end: ``queued``, ``total``.
         returned: What a function trainer (`TrainJobSpec.func`) returned on rank 0, a JSON value; None if it returned
             nothing.
+        history: Metric -> its values over time, oldest first: step, Unix time in seconds, value. 256 points of all
+            metrics together at most; how they are chosen: `trainjob.progress`.
     """
 
     namespace: str
@@ -88,20 +90,28 @@ class TrainJobResult:
     outputs: Mapping[str, bool | float | str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     returned: Any = None
+    history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON and XCom, which know no NaN and no infinity: such metrics become text.
 
-        ``returned`` is left out where there is none.
+        ``returned`` and ``history`` are left out where there is none. A point of the history is a list.
         """
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else str(value)
             for name, value in self.metrics.items()
         }
-        values = {**asdict(self), "metrics": finite}
+        values = {**asdict(self), "metrics": finite, "history": history_as_json(self.history)}
         if self.returned is None:
             del values["returned"]
+        if not self.history:
+            del values["history"]
         return values
+
+
+def history_as_json(history: Mapping[str, Sequence[tuple[int, float, float]]]) -> dict[str, list[list[float]]]:
+    """A history in lists, the same before and after JSON and XCom: ``{"loss": [[step, time, value], ...]}``."""
+    return {name: [list(point) for point in points] for name, points in history.items()}
 
 
 async def follow(
@@ -377,6 +387,7 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
         },
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
         returned=report.returned,
+        history=report.history,
     )
 
 

@@ -231,6 +231,23 @@ progress.report(progress=100, metrics={{"loss": 0.25}}, outputs={{"model": "s3:/
     assert observe(jobs.client.get(ref)).progress == 100
 
 
+def test_remaining_time_that_the_script_does_not_give(jobs: Jobs, tmp_path: Path) -> None:
+    program = f"""
+import pathlib, time
+from trainjob import progress
+for step in (0, 1):
+    progress.report(step=step, total_steps=4, metrics={{"loss": 1 - step / 4}})
+while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+    time.sleep(0.02)
+"""
+    ref = jobs.launch(command=[sys.executable, "-c", program])
+    eventually(lambda: observe(jobs.client.get(ref)).progress == 25)
+    assert observe(jobs.client.get(ref)).remaining_seconds is not None
+    (tmp_path / "go").touch()
+    history = jobs.client.wait(ref).history
+    assert [(step, value) for step, _, value in history["loss"]] == [(0, 1.0), (1, 0.75)]
+
+
 def test_a_script_may_write_the_message_itself_and_only_rank_0_counts(jobs: Jobs) -> None:
     message = json.dumps({"trainjob": 1, "outputs": {"model": "file:///m"}, "metrics": [{"name": "a", "value": "1"}]})
     script = f"[ $JOB_COMPLETION_INDEX = 1 ] && exit; echo '{message}' > $TRAINJOB_TERMINATION_LOG"

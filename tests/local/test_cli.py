@@ -215,6 +215,10 @@ def test_a_run_as_json_lines(trainjob: Shell) -> None:
     assert result["outputs"] == {"model": "file:///models/1"}
     assert result["metrics"] == {"loss": 0.5}
     assert result["name"] == launched["name"]
+    assert [(step, value) for step, _, value in result["history"]["loss"]] == [(1, 1.0), (2, 0.5)]
+    for command in (["status"], ["diagnose", "--html", "page.html"]):
+        assert trainjob.json(*command, result["name"])["history"] == result["history"]
+    assert f"loss: {json.dumps(result['history']['loss'])}" in (trainjob.home / "page.html").read_text()
 
 
 def test_metrics_and_outputs_have_one_type_in_every_answer(trainjob: Shell) -> None:
@@ -541,7 +545,7 @@ class Terminal:
 
 def test_the_live_view_of_a_good_run(trainjob: Shell) -> None:
     terminal = Terminal(trainjob, "run", "--key", "digits", *trainjob.training(8))
-    eventually(lambda: re.search(r"Running .*\n.*━.* \d\d%  ETA \ds *\n +loss 0\.\d+", terminal.text))
+    eventually(lambda: re.search(r"Running .*\n.*━.* \d\d%  about \ds left *\n +loss 0\.\d+", terminal.text))
     assert "Ctrl-C cancels the job" in terminal.text
     assert terminal.wait() == 0
     final = terminal.text[terminal.text.rindex("✓") :]

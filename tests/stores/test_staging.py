@@ -49,7 +49,8 @@ from trainjob.progress import report
 data, more, output = (Path(each.partition("=")[2] or each) for each in sys.argv[1:])
 print(sorted(each.name for each in data.iterdir()), more.read_text(), data == Path(os.environ["TRAINJOB_INPUT_DATA"]))
 (output / "model.txt").write_text("trained")
-report(progress=100, metrics={"accuracy": 0.5}, outputs={"model": (output / "model.txt").as_uri(), "note": "good"})
+report(step=7, metrics={"accuracy": 0.5})
+report(progress=100, outputs={"model": (output / "model.txt").as_uri(), "note": "good"})
 """
     message, space = tmp_path / "message", tmp_path / "space"
     space.mkdir()
@@ -70,6 +71,7 @@ report(progress=100, metrics={"accuracy": 0.5}, outputs={"model": (output / "mod
     assert said is not None
     assert said.outputs == {"model": f"{root}/run/model/model.txt", "note": "good"}
     assert (said.progress, said.metrics) == (100, {"accuracy": 0.5})
+    assert [step for step, _, _ in said.history["accuracy"]] == [7]
     assert list(space.iterdir()) == []
 
 

@@ -403,7 +403,7 @@ def test_a_frame(live: Callable[..., tuple[LiveView, Callable[[], str]]], capsys
     view.change(queued, "")
     assert "default/digits-0123456789-1  Queued  waiting for admission" in frame()
     assert "1m40s" in frame()
-    assert "ETA" not in frame()
+    assert "left" not in frame()
     running = replace(queued, phase=Phase.RUNNING, reason="", message="", admitted=now)
     view.change(
         replace(running, progress=42, remaining_seconds=3700, metrics={"loss": "0.31"}), "the API server is away"
@@ -412,7 +412,7 @@ def test_a_frame(live: Callable[..., tuple[LiveView, Callable[[], str]]], capsys
         view.log(LogLine("2026-01-31T12:00:00.000000000Z", f"node-{i % 2}", f"line {i} " + "x" * 200))
     text = frame()
     assert "42%" in text
-    assert "ETA 1h01m" in text
+    assert "about 1h01m left" in text
     assert "loss 0.31" in text
     assert "the API server is away" in text
     assert "[node-1] line 29" in text

@@ -72,6 +72,7 @@ def test_message(log: Path) -> None:
     report(outputs={"model": "file:///m"})
     message = json.loads(log.read_text())
     assert datetime.fromisoformat(message.pop("lastUpdatedTime")).tzinfo is not None
+    assert list(progress.history_of(message.pop("history"))) == ["loss", "step"]
     assert message == {
         "trainjob": 1,
         "progressPercentage": 40,
@@ -356,7 +357,8 @@ go.set()
 sys.exit(os.waitstatus_to_exitcode(status))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=30)
-    assert said(tmp_path / "child") == Report(metrics={"m": 1}, updated=said(tmp_path / "child").updated)
+    child = said(tmp_path / "child")
+    assert child == Report(metrics={"m": 1}, updated=child.updated, history=child.history)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -418,7 +420,7 @@ def test_report_is_a_value() -> None:
     assert one != 5
     assert (
         repr(Report(5))
-        == "Report(progress=5, remaining_seconds=None, metrics={}, outputs={}, updated='', returned=None)"
+        == "Report(progress=5, remaining_seconds=None, metrics={}, outputs={}, updated='', returned=None, history={})"
     )
     with pytest.raises(AttributeError):
         one.progress = 7  # type: ignore[misc, unused-ignore]

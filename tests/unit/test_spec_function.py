@@ -148,13 +148,14 @@ def without_the_package() -> dict[str, str]:
     from pathlib import Path
 
     metrics = [{"name": "m" * 50 + str(i), "value": str(i)} for i in range(40)]
-    report = json.dumps({"trainjob": 1, "metrics": metrics, "outputs": {"model": "file:///m"}})
+    history = {"m": [[step, 1769860800, 0.5] for step in range(20)]}
+    report = json.dumps({"trainjob": 1, "metrics": metrics, "outputs": {"model": "file:///m"}, "history": history})
     Path(os.environ["TRAINJOB_TERMINATION_LOG"]).write_text(report + "}} rest")
     return {"package": str(importlib.util.find_spec("trainjob")), "text": "é" * 300}
 
 
 def test_no_package_is_needed_in_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the value has its room: of the metrics, those go that changed first."""
+    """And the value has its room: the history goes, and of the metrics those that changed first."""
     monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]  # not in typeshed
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     monkeypatch.setattr(os, "environ", environment)
@@ -163,6 +164,7 @@ def test_no_package_is_needed_in_the_image(tmp_path: Path, monkeypatch: pytest.M
     assert told.returned == {"package": "None", "text": "é" * 300}
     assert told.outputs == {"model": "file:///m"}
     assert 0 < len(told.metrics) < 40
+    assert not told.history
     assert f"{'m' * 50}39" in told.metrics
     assert f"{'m' * 50}0" not in told.metrics
 
@@ -177,7 +179,7 @@ def test_a_thread_that_still_reports_does_not_take_the_value_away(tmp_path: Path
         atexit.register(report, progress=100)
         return "value"
 
-    assert message(tmp_path, train) == Report(100, returned="value", updated=mock.ANY)
+    assert message(tmp_path, train) == Report(100, 0, returned="value", updated=mock.ANY)
 
 
 def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ class TrainJobOperator(TrainJobTask):
         **kwargs: Of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while deferred.
 
     Returns (XCom):
-        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds"}``, see `trainjob.TrainJobResult`.
+        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history"}``, see
+        `trainjob.TrainJobResult`.
 
     Raises:
         InvalidSpec: Literals are wrong; when the DAG is parsed.

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainjob import crashes
-from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, result_text
+from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, left_text, result_text
 from trainjob.cli.views import View
 from trainjob.diagnosis import Diagnosis
 from trainjob.logs import LogLine
@@ -200,10 +200,10 @@ class LiveView(View):
             row = Table.grid(padding=(0, 2))
             width = min(_BAR, self._console.width // 2)
             bar = ProgressBar(total=100, completed=done, width=width, complete_style="cyan", finished_style="green")
-            eta = ""
+            left = ""
             if remaining is not None and done < 100 and not self._latest.phase.terminal:
-                eta = f"ETA {short(remaining - (now - reported).total_seconds())}"
-            row.add_row("", bar, f"{done:.0f}%", eta)
+                left = left_text(remaining - (now - reported).total_seconds())
+            row.add_row("", bar, f"{done:.0f}%", left)
             yield row
         if self._latest.metrics and not self._latest.phase.terminal:  # the result shows them once more, in full
             yield Text(f"  {joined(self._latest.metrics)}", no_wrap=True, overflow="ellipsis")

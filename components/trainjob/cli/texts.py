@@ -134,10 +134,15 @@ def _moment(time: datetime | None) -> str:
 
 
 def progress_text(progress: float | None, remaining: float | None) -> str:
-    """``42%  ETA 1m10s``, as far as known."""
+    """``42%  about 1m10s left``, as far as known."""
     done = "" if progress is None else f"{progress:.0f}%"
-    eta = "" if remaining is None or progress == 100 else f"ETA {short(remaining)}"
-    return "  ".join(filter(None, (done, eta)))
+    left = "" if remaining is None or progress == 100 else left_text(remaining)
+    return "  ".join(filter(None, (done, left)))
+
+
+def left_text(seconds: float) -> str:
+    """``about 1m10s left``: it is an estimate, by the script or by `trainjob.progress`."""
+    return f"about {short(seconds)} left"
 
 
 def joined(values: Mapping[str, float | str]) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from trainjob import progress
+from trainjob import progress, returned
 from trainjob.data.locations import Location, parse
 
 _INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
@@ -122,12 +122,7 @@ def _report(moved: Mapping[str, str]) -> None:
         name: _elsewhere(value, moved) if isinstance(value, str) else value for name, value in said.outputs.items()
     }
     if outputs != said.outputs:
-        progress.report(
-            progress=said.progress,
-            metrics=said.metrics,
-            outputs=outputs,
-            remaining_seconds=said.remaining_seconds,
-        )
+        returned.merge("outputs", outputs)
 
 
 def _elsewhere(value: str, moved: Mapping[str, str]) -> str:

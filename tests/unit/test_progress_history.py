@@ -1,0 +1,262 @@
+"""Metrics over time, and the remaining time that is derived from the progress."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainjob import progress
+from trainjob.progress import Report, flush, history_of, read, report
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("LOCAL_RANK", "RANK", "KUBEFLOW_TRAINER_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(tmp_path / "message"))
+    monkeypatch.setattr(progress, "_reporter", progress._Reporter())
+    return tmp_path / "message"
+
+
+def said(log: Path) -> Report:
+    flush()
+    assert log.stat().st_size <= 4096
+    found = read(log.read_text())
+    assert found is not None
+    return found
+
+
+def test_each_value_with_its_step_and_time(log: Path) -> None:
+    before = time.time()
+    report(step=10, metrics={"loss": 0.5, "phase": "warm-up", "ok": True, "bad": math.nan})
+    report(metrics={"accuracy": 1})
+    report(step=30, metrics={"loss": 0.25, "bad": 2.0})
+    history = said(log).history
+    assert {name: [(step, value) for step, _, value in points] for name, points in history.items()} == {
+        "loss": [(10, 0.5), (30, 0.25)],
+        "accuracy": [(2, 1.0)],
+        "bad": [(30, 2.0)],
+    }
+    times = [moment for points in history.values() for _, moment, _ in points]
+    assert all(before - 0.1 <= moment <= time.time() + 0.1 for moment in times)
+
+
+def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(log: Path) -> None:
+    values = [2 / (1 + i / 500) + 0.01 * math.sin(i * 7919) for i in range(20_000)]
+    values[7_001], values[13_003] = 9.5, -1.5
+    for step, value in enumerate(values):
+        report(step=step, metrics={"loss": value, "rate": 1 - step / 20_000, "same": 1.0})
+    report(outputs={"model": "s3://models/digits/7"})
+    found = said(log)
+    assert sum(map(len, found.history.values())) <= 256
+    loss = found.history["loss"]
+    assert len(loss) >= 60, "a curve can be drawn"
+    assert {0: pytest.approx(2.0), 7_001: 9.5, 13_003: -1.5}.items() <= {step: value for step, _, value in loss}.items()
+    assert loss[-1][0] == 19_999
+    assert loss[-1][2] == pytest.approx(values[-1], rel=1e-5)
+    # Evenly: no part of the way is without points.
+    steps = [step for step, _, _ in loss]
+    assert max(b - a for a, b in pairwise(steps)) < 20_000 / 15
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=600),
+    metrics=st.integers(1, 80),
+)
+def test_the_bounds_hold_for_any_values(log: Path, values: list[float], metrics: int) -> None:
+    progress._reporter = progress._Reporter()
+    for step, value in enumerate(values):
+        report(step=step, metrics={"m": value})
+    report(step=len(values), metrics={f"n{i}": i for i in range(metrics - 1)})
+    history = said(log).history
+    assert sum(map(len, history.values())) <= 256
+    for points in history.values():
+        assert [step for step, _, _ in points] == sorted({step for step, _, _ in points})
+    if metrics <= 20:
+        rounded = [float(f"{value:.6g}") for value in values]
+        kept = [value for _, _, value in history["m"]]
+        assert (kept[0], kept[-1], min(kept), max(kept)) == (rounded[0], rounded[-1], min(rounded), max(rounded))
+
+
+def test_everything_else_goes_before_the_history(log: Path) -> None:
+    report(metrics={f"m{i}": i for i in range(60)})
+    first = said(log)
+    history = len(json.loads(log.read_text())["history"])
+    report(outputs={"text": "x" * (4096 - log.stat().st_size + history // 2)})
+    assert said(log).metrics == first.metrics
+    assert 0 < len(said(log).history) < 60
+    progress.report_returned("y" * (history // 4))
+    later = said(log)
+    assert (later.metrics, later.returned) == (first.metrics, "y" * (history // 4))
+    assert len(later.history) <= 1
+
+
+def test_a_message_without_room_costs_no_more(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thinning takes 20 ms where most of it is thrown away, and a training may report 1,000 times per second."""
+    calls: list[int] = []
+    thinned = progress._Reporter._thinned
+
+    def counted(self: progress._Reporter, room: int) -> str:
+        calls.append(room)
+        return thinned(self, room)
+
+    monkeypatch.setattr(progress, "_HISTORY_INTERVAL", math.inf)
+    monkeypatch.setattr(progress._Reporter, "_thinned", counted)
+    report(metrics={f"m{i}": i for i in range(90)})
+    for i in range(200):
+        report(metrics={"m0": 1 / (i + 1), "m1": 10 ** (i % 60)}, outputs={"note": "x" * (i * 9)})
+    assert len(calls) == 1
+    assert said(log).outputs == {"note": "x" * 199 * 9}
+    assert len(calls) == 2
+
+
+def test_metrics_that_are_dropped_take_their_history_along() -> None:
+    for i in range(300):
+        report(metrics={f"m{i}": i})
+    assert len(progress._reporter._series) == 256
+
+
+def test_memory_is_bounded() -> None:
+    for i in range(5_000):
+        report(metrics={"loss": math.sin(i)})
+    assert len(progress._reporter._series["loss"]._buckets) <= 128
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1/0", "progress.flush(); os._exit(0)"])
+def test_the_last_values_are_written_at_the_end(log: Path, end: str) -> None:
+    """The history is renewed once per second while it runs; these 40 reports take less."""
+    code = f"""
+import os
+from trainjob import progress
+for step in range(40):
+    progress.report(step=step, metrics={{"loss": step}})
+{end}
+"""
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60, stderr=subprocess.DEVNULL)
+    found = read(log.read_text())
+    assert found is not None
+    assert found.history["loss"][-1][::2] == (39, 39.0)
+
+
+def test_a_process_that_reported_nothing_writes_nothing_at_its_end(log: Path) -> None:
+    report(metrics={"loss": 1})
+    before = log.read_bytes()
+    subprocess.run([sys.executable, "-c", "from trainjob import progress"], check=True, timeout=60)
+    assert log.read_bytes() == before
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def test_other_programs_write_it_as_plain_json() -> None:
+    text = '{"trainjob": 1, "history": {"loss": [[100, 1769860800.0, 0.9], [400, 1769860860, 1]]}}'
+    found = read(text)
+    assert found is not None
+    assert found.history == {"loss": [(100, 1769860800.0, 0.9), (400, 1769860860.0, 1.0)]}
+    assert history_of(json.loads(json.dumps(found.history))) == found.history
+
+
+def packed(value: object) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(5, True, None, [], "", "no base64", "eA==", {"a": 5}, {"a": [5]}, {"a": [[1, 2]]}, {"a": [[1, 2, 3, 4]]}),
+        *({"a": [["1", 2, 3]]}, {"a": [[1, True, 3]]}, {"a": [[1.5, 2, 3]]}, {"a": [[1, 2, None]]}, {"a": {"b": 1}}),
+        *({"": [[1, 2, 3]]}, {"x" * 65: [[1, 2, 3]]}, {"a": [[1, 2, 10**400]]}, {"a": [[0, 0, 0]] * 257}),
+        *(packed(5), packed({"a": 5}), packed({"a": [[1], [2], []]}), packed({"a": [["x"], [2], [3]]})),
+        *(packed({"a": [[1], [2], [None]]}), packed({"a": [[0] * 257] * 3})),
+        base64.b64encode(zlib.compress(b"[" * 10**8)).decode(),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_history_counts_as_absent(value: Any) -> None:
+    assert history_of(value) == {}
+    found = read(json.dumps({"trainjob": 1, "progressPercentage": 5, "history": value}))
+    assert found == Report(progress=5)
+
+
+# --- the remaining time --------------------------------------------------------------------------------------------
+
+
+def remaining(samples: list[tuple[float, float]], now: float | None = None) -> int | None:
+    speed = progress._Speed()
+    for moment, done in samples:
+        speed.add(moment, done)
+    return speed.remaining(samples[-1][0] if now is None else now)
+
+
+def test_remaining_time() -> None:
+    assert remaining([(100, 10)]) is None, "one report has no speed"
+    assert remaining([(100, 10), (110, 10)]) is None
+    assert remaining([(100, 0), (110, 10)]) == 90
+    assert remaining([(100, 0), (110, 10)], now=130) == 70, "time passes also without reports"
+    assert remaining([(100, 0), (110, 10)], now=500) == 0
+    assert remaining([(100, 60), (110, 61)]) == 390, "after a resume from a checkpoint"
+    assert remaining([(100, 90), (200, 100)]) == 0
+    assert remaining([(100, 0), (1100, 90), (1101, 0), (1111, 1)]) == 990, "another part of the work"
+    assert remaining([(0, 0), (1, 1e-12)]) == 2**31 - 1
+
+
+def test_the_latest_speed_counts() -> None:
+    """100 s for the first 10 %, as with a cold cache, then 1 s for each percent."""
+    samples = [(float(10 * i), float(i)) for i in range(10)] + [(100.0 + i, 10.0 + i) for i in range(61)]
+    assert remaining(samples) == pytest.approx(30, rel=0.5)
+    samples += [(160.0 + i, 70.0 + i / 10) for i in range(200)]
+    assert remaining(samples) == pytest.approx(101, rel=0.1)
+
+
+def test_the_memory_of_the_speed_is_bounded() -> None:
+    speed = progress._Speed()
+    most = 0
+    for i in range(50_000):
+        speed.add(i * 0.01, i / 1000)
+        most = max(most, len(speed._samples))
+    assert most < 100
+    assert speed.remaining(500.0) == pytest.approx(500, abs=2)
+
+
+def test_it_is_derived_where_the_script_gives_none(log: Path) -> None:
+    report(step=1, total_steps=10)
+    assert said(log) == Report(progress=10, updated=said(log).updated)
+    report(step=2)
+    assert said(log).progress == 20
+    assert said(log).remaining_seconds in range(60), "of two reports within a moment"
+    report(progress=55, step=3)
+    assert said(log).progress == 55, "what the script says wins"
+    report(remaining_seconds=4000)
+    report(step=9)
+    assert (said(log).progress, said(log).remaining_seconds) == (90, 4000)
+
+
+def test_more_steps_than_there_should_be(log: Path) -> None:
+    report(step=11, total_steps=10)
+    assert said(log).progress == 100
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"step": -1}, {"step": 1.5}, {"step": "x"}, {"step": math.nan}, {"step": 2**53 + 2}, {"total_steps": 0}],
+)
+def test_bad_steps(log: Path, arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"^{name} "):
+        report(metrics={"loss": 1}, **arguments)
+    assert not log.exists()
+    assert os.environ["TRAINJOB_TERMINATION_LOG"] == str(log)
