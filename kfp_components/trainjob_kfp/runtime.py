@@ -121,8 +121,9 @@ def run_export(given: Parameters) -> Outcome:
         origin: dict[str, Any] = {"run": {"kfp": execution.run}, "datasets": parameters["datasets"]}
         if base.get("uri") and base.get("digest") != "":  # which it is after a fresh start
             origin["base_model"] = base
+        history: dict[str, Any] = {}
         if isinstance(metrics.get("metrics"), dict):  # the result of `train`
-            origin["trainjob"] = _identity(metrics)
+            origin["trainjob"], history = _identity(metrics), metrics.get("history") or {}
             metrics = numeric(metrics["metrics"])
         options = {
             "source": location(parameters["source"]),
@@ -136,6 +137,7 @@ def run_export(given: Parameters) -> Outcome:
             "mode": parameters["mode"],
             "min_improvement": float(parameters["min_improvement"]),
             "provenance": origin | parameters["provenance"],
+            "history": history,
             "allow_pickle": parameters["allow_pickle"],
         }
         if parameters["in_pod"]:

@@ -165,6 +165,10 @@ def test_an_export_takes_the_numbers_of_a_trainings_xcom() -> None:
     assert options(metrics={"accuracy": 1})["export_id"] == KEY
     assert options(metrics=TRAINED, export_id="mine")["export_id"] == "mine"
     assert options()["metrics"] == {}
+    assert made["history"] is None
+    history = {"accuracy": [[1, 1769860800.0, 0.9]]}
+    assert options(metrics=TRAINED | {"history": history})["history"] == history
+    assert options(metrics={"history": 1.0})["history"] is None, "a metric of this name"
 
 
 def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:

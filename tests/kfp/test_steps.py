@@ -16,6 +16,7 @@ from tests.registry.fake import FakeRegistry
 
 from trainjob import Phase
 from trainjob.manifest import KEY
+from trainjob.registry.mlflow import MlflowRegistry
 from trainjob.status import observe
 from trainjob_kfp.jobs import address_of
 from trainjob_kfp.stopping import StopWithStep
@@ -317,7 +318,14 @@ def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dic
         source=str(model),
         name="m",
         target=str(steps.directory / "models"),
-        metrics={"metrics": {"accuracy": 0.9, "gap": "nan"}, "name": "j", "uid": "u", "namespace": "n", "attempt": 1.0},
+        metrics={
+            "metrics": {"accuracy": 0.9, "gap": "nan"},
+            "history": {"accuracy": [[1.0, 1769860800.0, 0.8], [2.0, 1769860801.0, 0.9]]},
+            "name": "j",
+            "uid": "u",
+            "namespace": "n",
+            "attempt": 1.0,
+        },
         base_model=base_model,
         alias="champion",
         metric="accuracy",
@@ -339,6 +347,9 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
         ended, predicate = exported_model(steps, {"uri": "models:/m@champion", "digest": ""})
     assert predicate["buildDefinition"]["resolvedDependencies"] == []
     assert predicate["buildDefinition"]["internalParameters"]["trainjob"]["name"] == "j"
+    registry = MlflowRegistry(f"sqlite:///{steps.directory / 'registry.db'}")
+    curve = registry._client.get_metric_history(registry.resolve("m", "1").run_id, "accuracy")
+    assert [(point.step, point.value) for point in curve] == [(1, 0.8), (2, 0.9)]
     assert predicate["runDetails"]["metadata"]["invocationId"] == f"kfp/{RUN}"
     (exported,) = ended.output["artifacts"]["exported"]["artifacts"]
     assert json.loads(Path(exported["uri"]).read_text())["uri"] == ended.output["parameterValues"]["uri"]

@@ -115,4 +115,4 @@ def test_a_server_that_takes_no_local_files(code: int, message: str, kind: type[
         create_model_version=refuse,
     )
     with pytest.raises(kind, match=words):
-        registry._create("m", "file:///m", "key", {})
+        registry._create("m", "file:///m", "key", {}, None)

@@ -259,6 +259,7 @@ def test_the_programs(registry: Registry, tmp_path: Path, python: str) -> None:
     (tmp_path / "script").write_text('import runpy; runpy.run_module("trainjob.data", run_name="__main__")')
     _model(tmp_path / "out")
     (tmp_path / "metrics.json").write_text('{"acc": 0.5}')
+    (tmp_path / "history.json").write_text('{"acc": [[1, 1769860800.0, 0.25], [2.0, 1769860801.0, 0.5]]}')
 
     def run(*arguments: str) -> tuple[int, str, str, dict[str, Any]]:
         import os
@@ -273,8 +274,18 @@ def test_the_programs(registry: Registry, tmp_path: Path, python: str) -> None:
         return done.returncode, done.stdout, done.stderr, _outputs(log)
 
     exporting = ("export", "--source", "out", "--target", "models", "--name", "m", "--export-id", "a")
-    code, out, err, outputs = run(*exporting, "--metrics", "@metrics.json", "--alias", "champion", "--metric", "acc")
+    measured = (
+        "--metrics",
+        "@metrics.json",
+        "--history",
+        "@history.json",
+        "--provenance",
+        '{"trainjob": {"uid": "u"}}',
+    )
+    code, out, err, outputs = run(*exporting, *measured, "--alias", "champion", "--metric", "acc")
     assert (code, err) == (0, "")
+    curve = connect()._client.get_metric_history(registry.resolve("m", "1").run_id, "acc")  # type: ignore[attr-defined]  # MLflow's
+    assert [(point.step, point.value) for point in curve] == [(1, 0.25), (2, 0.5)]
     assert "version 1 of 'm'" in out
     assert (outputs["version"], outputs["promoted"], outputs["name"]) == ("1", True, "m")
     code, out, err, outputs = run("initialize-model", "--source", "models:/m@champion", "--target", "in")

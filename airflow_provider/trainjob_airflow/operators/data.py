@@ -174,7 +174,7 @@ class ModelExportOperator(_DataOperator):
         target: Directory of all models.
         name: Model in the registry.
         metrics: What it was measured to reach: numbers by name, or the XCom of the task that trained it
-            (``train.output``), whose numeric metrics are taken.
+            (``train.output``), whose numeric metrics are taken, and their history for the MLflow run of its job.
         alias: Name such as ``champion`` to give to the version.
         metric: Metric that has to be better than that of the version which holds `alias`; None: move it always.
         mode: ``max`` or ``min``: whether more of it is better, or less.
@@ -259,6 +259,7 @@ class ModelExportOperator(_DataOperator):
             "mode": self.mode,
             "min_improvement": self.min_improvement,
             "provenance": {name: value for name, value in provenance.items() if value},
+            "history": metrics.get("history") if training else None,
             "allow_pickle": self.allow_pickle,
             "sign": self.sign,
         }

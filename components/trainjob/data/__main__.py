@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument("--mode", choices=("max", "min"), default="max", help="whether more of it is better")
     step.add_argument("--min-improvement", type=float, default=0.0, help="by how much")
     step.add_argument("--provenance", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
+    step.add_argument("--history", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
     step.add_argument("--allow-pickle", action="store_true", help="accept files that can run code when loaded, too")
     step.add_argument("--sign", metavar="PATH", help="private key to sign it with (OpenSSF Model Signing)")
     return parser
@@ -134,6 +135,7 @@ def _export(given: argparse.Namespace) -> Exported:
         provenance=_json("--provenance", given.provenance),
         allow_pickle=given.allow_pickle,
         sign=given.sign,
+        history=_json("--history", given.history),
         progress=_say,
     )
 

@@ -28,6 +28,7 @@ from trainjob.errors import (
     SourceNotFound,
     UnsafePath,
 )
+from trainjob.progress import history_of
 from trainjob.registry import Mode, Registry, connect
 from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule
 from trainjob.settings import Settings
@@ -169,6 +170,7 @@ def export(
     provenance: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
     sign: str | None = None,
+    history: Mapping[str, Any] | None = None,
     progress: Notify | None = None,
 ) -> Exported:
     """Store a trained model, register it as a version, and make it the holder of ``alias`` if it is better.
@@ -190,10 +192,12 @@ def export(
         provenance: Written beside the model, into ``provenance.json`` and, unless the model has one of its own,
             ``MODEL_CARD.md``: ``datasets``, ``base_model`` and ``images`` (each ``{"uri", "digest"}`` or a URI),
             ``code`` (``{"uri", "revision"}``), ``trainjob``, ``run``, and whatever else tells where it came from. JSON
-            values only; what is secret in them is left out.
+            values only; what is secret in them is left out. With MLflow as the registry, the TrainJob that it names
+            (``trainjob``: ``uid``, ``name``) gets a run of its own, whose parameters are ``parameters``.
         allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it);
             ``TRAINJOB_SIGN_KEY`` if left out.
+        history: The metrics over time for that run, as `trainjob.waiting.TrainJobResult` has them.
         progress: Takes lines for people.
 
     Raises:
@@ -205,6 +209,9 @@ def export(
     measured = check_metrics(metrics or {})
     check_rule(metric, mode, min_improvement)
     check_promotion(measured, alias, metric)
+    curves = history_of(history or {})
+    if history and not curves:
+        raise ConfigurationError('history has to be {"metric": [[step, time, value], ...]}, of 256 points at most')
     if not export_id:
         raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
     key = sign or Settings().sign_key
@@ -228,7 +235,9 @@ def export(
     written, uri = uri, _pinned(uri)
     if uri != written:
         tags["trainjob.tag"] = written
-    version = records.register(name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags)
+    version = records.register(
+        name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags, history=curves
+    )
     promoted, reason = False, "no alias was asked for"
     if alias is not None:
         verdict = records.promote(

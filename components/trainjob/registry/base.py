@@ -10,6 +10,9 @@ from typing import Literal, Protocol
 
 from trainjob.errors import ConfigurationError
 
+History = Mapping[str, Sequence[tuple[int, float, float]]]
+"""Metric -> its values over time: step, Unix time in seconds, value."""
+
 Mode = Literal["max", "min"]
 """Whether more of a metric is better, or less."""
 
@@ -27,6 +30,7 @@ class ModelVersion:
         aliases: Names that point to it now.
         tags: All else that was recorded.
         created: Unix time in seconds.
+        run_id: MLflow's run of the training; empty if there is none.
     """
 
     name: str
@@ -37,6 +41,7 @@ class ModelVersion:
     aliases: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     created: float = 0.0
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,11 @@ class Registry(Protocol):
         digest: str,
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
+        history: History | None = None,
     ) -> ModelVersion:
         """Record a version, once for each ``export_id``: the same call again gives the same version.
+
+        MLflow gets a run for the TrainJob that ``tags`` name, see `trainjob.registry.runs`, with ``history``.
 
         Raises:
             RegistryConflict: Another digest or location is recorded under this ``export_id``.

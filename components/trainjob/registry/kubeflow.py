@@ -26,6 +26,7 @@ from time import sleep
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import records
 from trainjob.registry.base import (
+    History,
     Mode,
     ModelVersion,
     Promotion,
@@ -62,6 +63,7 @@ class KubeflowRegistry:
         digest: str,
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
+        history: History | None = None,  # noqa: ARG002 - for MLflow's runs
     ) -> ModelVersion:
         """See `Registry.register`. What another call left half done is finished."""
         check_name(name)

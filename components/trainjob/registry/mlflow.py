@@ -10,6 +10,7 @@ Tags: ``trainjob.export_id``, ``trainjob.export_key`` (a hash of it, safe in a s
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,8 +25,9 @@ from trainjob.errors import (
     RegistryError,
     RegistryUnavailable,
 )
-from trainjob.registry import sqlite
+from trainjob.registry import runs, sqlite
 from trainjob.registry.base import (
+    History,
     Mode,
     ModelVersion,
     Promotion,
@@ -39,6 +41,7 @@ from trainjob.registry.claims import Claim, holder
 from trainjob.registry.quiet import calm, open_client
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 _PREFIX = "trainjob."
 _EXPORT_ID, _EXPORT_KEY = f"{_PREFIX}export_id", f"{_PREFIX}export_key"
@@ -76,6 +79,7 @@ class MlflowRegistry:
         digest: str,
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
+        history: History | None = None,
     ) -> ModelVersion:
         """See `Registry.register`. Of versions that a race or a lost reply doubled, the lowest stays."""
         check_name(name)
@@ -85,16 +89,20 @@ class MlflowRegistry:
         every = {name: value for name, value in (tags or {}).items() if name not in _RESERVED}
         every |= {f"{_METRIC}{metric}": repr(value) for metric, value in check_metrics(metrics or {}).items()}
         every |= {_EXPORT_ID: export_id, _EXPORT_KEY: key, _DIGEST: digest}
+        run = runs.run_of(every, metrics or {}, history or {})
         with self._exclusive():
             found = self._call(f"find {name!r}", lambda: self._find(name, key))
             if not found:
-                self._call(f"register {name!r}", lambda: self._create(name, uri, key, every))
+                run_id = self._record(run) if run else None
+                self._call(f"register {name!r}", lambda: self._create(name, uri, key, every, run_id))
                 found = self._call(f"find {name!r}", lambda: self._find(name, key))
             if not found:
                 raise RegistryUnavailable(f"{self._uri} took a version of {name!r} but does not list it")
             version, *doubles = found
             for double in doubles:
                 self._call(f"remove a double of {name!r}", partial(self._remove, double))
+            if run and version.run_id:
+                self._call(f"remove doubles of run {run.name!r}", lambda: runs.tidy(self._client, run, version.run_id))
         if (version.digest, version.uri) != (digest, uri):
             raise RegistryConflict(
                 f"version {version.version} of {name!r} was registered by this same export with other content:"
@@ -219,7 +227,15 @@ class MlflowRegistry:
         ]
         return sorted(named, key=lambda version: int(version.version))
 
-    def _create(self, name: str, uri: str, key: str, tags: Mapping[str, str]) -> None:
+    def _record(self, run: runs.Run) -> str | None:
+        """Id of the run; None where this user may register models and not create runs."""
+        try:
+            return self._call(f"create the run {run.name!r}", lambda: runs.record(self._client, run, self._database))
+        except ConfigurationError as error:
+            _log.warning("the model is registered without an MLflow run of its TrainJob: %s", error)
+            return None
+
+    def _create(self, name: str, uri: str, key: str, tags: Mapping[str, str], run_id: str | None) -> None:
         from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
 
         try:
@@ -231,7 +247,7 @@ class MlflowRegistry:
         if self._find(name, key):
             return
         try:
-            self._client.create_model_version(name, uri, tags=dict(tags), await_creation_for=0)
+            self._client.create_model_version(name, uri, run_id=run_id, tags=dict(tags), await_creation_for=0)
         except MlflowException as error:
             if error.error_code == "INVALID_PARAMETER_VALUE" and "source" in str(error):
                 raise ConfigurationError(
@@ -333,4 +349,5 @@ def _version(found: Any) -> ModelVersion:
         aliases=tuple(sorted(found.aliases or ())),
         tags={name: value for name, value in tags.items() if not name.startswith(_METRIC)},
         created=found.creation_timestamp / 1000,
+        run_id=found.run_id or "",
     )

@@ -21,6 +21,7 @@ _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # of a run that ends; stdout is for programs to read
 }
 _NOISY = ("mlflow", "alembic", "urllib3.connectionpool")
 _CALM = RLock()
