@@ -61,8 +61,8 @@ async def launch(
     """Create the job of `key`, or adopt the one that is there. A fresh launch is one request.
 
     An attempt that is under way, suspended, or complete and not yet delivered is adopted; one that `cancel` suspended
-    is resumed, one that a person suspended is left to that person. After one that failed, was given up or deleted, or
-    whose result was delivered, the next attempt is made, under a name never used before.
+    is resumed, one that a person suspended is left to that person. After one that failed, was given up, cancelled or
+    deleted, or whose result was delivered, the next attempt is made, under a name never used before.
 
     Args:
         backend: Where.
@@ -117,7 +117,7 @@ async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: 
 
 async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFailure) -> bool:
     phase = observe(trainjob).phase
-    if "deletionTimestamp" in trainjob["metadata"]:
+    if "deletionTimestamp" in trainjob["metadata"] or phase is Phase.CANCELLED:
         return False
     if phase is Phase.COMPLETE:
         return DELIVERED not in (trainjob["metadata"].get("annotations") or {})
@@ -171,11 +171,11 @@ async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAct
         except Rejected:
             patch = None
     if patch is None:
-        await backend.delete(ref)
+        await backend.cancel(ref)
 
 
 def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> dict[str, Any] | None:
-    """The patch that stops `trainjob`; None if it has to be deleted. `mark` is the value of its annotation.
+    """The patch that stops `trainjob`; None if it has to be ended. `mark` is the value of its annotation.
 
     A job that Kueue manages is deleted also where it was to be suspended: Kueue starts an admitted job that somebody
     else suspends again (its reconciler: "start the job if the workload has been admitted").
@@ -194,7 +194,8 @@ async def cancel(
 ) -> bool:
     """Stop a job and see to it that nothing of it is left running. A finished job is left as it is.
 
-    A job that is suspended here goes on when its key is launched again.
+    A job that is suspended here goes on when its key is launched again. With ``delete``, the local backend ends the job
+    as `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with them.
 
     Returns:
         True once its last pod has ended; False if some were still ending after `timeout_seconds`.

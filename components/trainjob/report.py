@@ -37,6 +37,7 @@ HIDDEN = "•••"
 _LONGEST = 2000  # characters of a line of a log or of a message
 _COMMAND = 300  # of a command: one that embeds a function is its source
 _EVENTS = 100  # the latest
+_LAST_LINES, _LAST_RANKS = 20, 8  # of what is saved before a job is deleted
 _ALIKE = 60  # characters at the end of two texts of which one quotes the other
 
 
@@ -233,6 +234,27 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         events=_events(evidence.events),
         given_up=abandoned is not None,
     )
+
+
+def last_state(evidence: Evidence) -> dict[str, Any]:
+    """What is lost when a job is deleted, as JSON values.
+
+    ``phase``, ``progress``, ``metrics`` and, in ``logs``, the last lines of each rank that has failed, else of rank 0.
+    """
+    observation = observe(evidence.trainjob)
+    ranks = {rank_of(pod): pod for pod in evidence.pods}
+    bad = sorted(rank for rank, pod in ranks.items() if _rank(pod).exit_code)[:_LAST_RANKS]
+    shown = bad or [rank for rank in ("launcher-0", "node-0") if rank in ranks][:1]
+    return {
+        "phase": str(observation.phase),
+        "progress": observation.progress,
+        "metrics": _public(observation.metrics),
+        "logs": {
+            rank: [_masked(printable(line, _LONGEST)) for line in list(lines)[-_LAST_LINES:]]
+            for rank in shown
+            if (lines := evidence.logs.get(_text(mapping(ranks[rank], "metadata").get("name"))))
+        },
+    }
 
 
 def _obstacle(evidence: Evidence, phase: Phase) -> Any:

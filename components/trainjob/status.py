@@ -17,12 +17,12 @@ from trainjob.progress import value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
-"""Annotation of a job that `trainjob.launch.cancel` has suspended or deleted. Launching its key again resumes a
+"""Annotation of a job that `trainjob.launch.cancel` has suspended, ended or deleted. Launching its key again resumes a
 suspended one."""
 
 
 class Phase(StrEnum):
-    """Where a job stands. Only `COMPLETE`, `FAILED` and `DELETED` are final."""
+    """Where a job stands. Only `COMPLETE`, `FAILED`, `CANCELLED` and `DELETED` are final."""
 
     NOT_STARTED = "NotStarted"
     """Accepted, but nothing was created for it yet (or its creation is refused: only Events tell)."""
@@ -40,12 +40,14 @@ class Phase(StrEnum):
     """Suspended by a person or a program other than Kueue."""
     COMPLETE = "Complete"
     FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    """Cancelled with its logs and metrics kept, on the local backend; on a cluster, a cancelled job is deleted."""
     DELETED = "Deleted"
 
     @property
     def terminal(self) -> bool:
         """True for phases that no job leaves."""
-        return self in (Phase.COMPLETE, Phase.FAILED, Phase.DELETED)
+        return self in (Phase.COMPLETE, Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
 
     @property
     def idle(self) -> bool:
@@ -158,7 +160,7 @@ def observe(
     common = _reported(reported, previous) | {"created": created, "has_run": has_run}
     common["cancelled"] = CANCELLED in mapping(trainjob, "metadata", "annotations")
 
-    for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
+    for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED), ("Cancelled", Phase.CANCELLED)):
         condition = mapping(conditions, kind)
         if condition.get("status") == "True":
             return Observation(

@@ -177,8 +177,13 @@ def publish(dag: DAG) -> None:
 
 
 def jobs(home: Path, namespace: str = "default") -> list[str]:
-    """Names of the TrainJobs that a local backend holds."""
-    return sorted(path.name for path in (home / "jobs" / namespace).glob("[!.]*"))
+    """Names of the TrainJobs that a local backend holds, without those that were cancelled."""
+    from trainjob import Phase
+    from trainjob.backends.local.files import JobFiles
+    from trainjob.status import observe
+
+    held = {path.name: JobFiles(path).read() for path in (home / "jobs" / namespace).glob("[!.]*")}
+    return sorted(name for name, job in held.items() if observe(job).phase is not Phase.CANCELLED)
 
 
 def python(code: str) -> list[str]:

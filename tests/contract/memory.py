@@ -211,6 +211,9 @@ class MemoryBackend:
             suspended = job["spec"]["suspend"]
             self.condition(ref, "Suspended", "Suspended" if suspended else "Resumed", str(bool(suspended)))
 
+    async def cancel(self, ref: JobRef) -> None:
+        await self.delete(ref)
+
     async def delete(self, ref: JobRef) -> None:
         await self._request("delete")
         job = self.jobs.get((ref.namespace, ref.name))

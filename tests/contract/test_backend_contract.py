@@ -205,7 +205,7 @@ async def test_a_cancel_by_another_client_is_reported_as_a_cancel(harness: Harne
         def cancel_it(*_: object) -> None:
             tasks.start_soon(cancel, harness.backend, ref)
 
-        with pytest.raises(TrainJobFailed, match="the job was cancelled with trainjob while it was waited for"):
+        with pytest.raises(TrainJobFailed, match="the job was cancelled with trainjob"):
             await wait(harness.backend, ref, on_change=cancel_it)
 
 
@@ -279,6 +279,18 @@ async def test_created_suspended(harness: Harness) -> None:
     if not harness.shell:
         await harness.end(ref, 0)
     assert observe(await ended(harness, ref)).phase is Phase.COMPLETE
+
+
+async def test_a_cancelled_job_is_over(harness: Harness) -> None:
+    """Kept as cancelled, or deleted; its name stays taken, and its key's next launch is the next attempt."""
+    ref = await harness.create()
+    for _ in range(2):
+        assert await cancel(harness.backend, ref)
+    phase = observe(await harness.backend.get(ref.namespace, ref.name)).phase
+    assert phase in (Phase.CANCELLED, Phase.DELETED)
+    assert observe((await harness.backend.evidence(ref)).trainjob).phase is phase
+    with pytest.raises(AlreadyExists):
+        await harness.create()
 
 
 async def test_delete_is_idempotent(harness: Harness) -> None:

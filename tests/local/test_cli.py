@@ -306,7 +306,7 @@ def test_no_such_job(trainjob: Shell) -> None:
         assert json.loads(out)["error"]["type"] == "NotFound"
 
 
-def test_deleted_while_it_is_waited_for(trainjob: Shell) -> None:
+def test_cancelled_while_it_is_waited_for(trainjob: Shell) -> None:
     name = trainjob("run", "-d", *STEP, *FOREVER).strip()
     process = trainjob.start("wait", name)
     read_until(process, "begun")
@@ -343,8 +343,10 @@ def test_an_interrupt_cancels_and_leaves_nothing_running(trainjob: Shell, number
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
-    assert "cancelled default/sh-" in err
-    assert trainjob.json("list") == {"jobs": []}
+    name = re.search(r"cancelled default/(sh-\S+); its logs and metrics are kept: trainjob logs \1$", err, re.MULTILINE)
+    assert name, err
+    assert [job["phase"] for job in trainjob.json("list")["jobs"]] == ["Cancelled"]
+    assert trainjob("logs", name[1]).count("begun") == 2
     eventually(trainjob.is_quiet)
 
 
@@ -389,7 +391,7 @@ def test_interrupted_at_any_moment_nothing_is_left(trainjob: Shell) -> None:
         _, err = process.communicate(timeout=30)
         early = process.returncode == 1 and "Fatal Python error: init_" in err  # the interpreter was not up yet
         assert early or process.returncode in (130, -signal.SIGINT), err
-    assert trainjob.json("list") == {"jobs": []}
+    assert {job["phase"] for job in trainjob.json("list")["jobs"]} <= {"Cancelled"}
     eventually(trainjob.is_quiet)
 
 
@@ -575,7 +577,9 @@ def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:
     terminal.press(b"\x03")
     eventually(lambda: "cancelling; Ctrl-C again leaves" in terminal.text)
     assert terminal.wait() == 130
-    assert re.search(r"\ncancelled default/sh-\w+-1\n$", terminal.text)
+    assert re.search(
+        r"\ncancelled default/sh-\w+-1; its logs and metrics are kept: trainjob logs sh-\S+\n$", terminal.text
+    )
     eventually(trainjob.is_quiet)
 
 

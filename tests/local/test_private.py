@@ -246,6 +246,18 @@ def test_a_supervisor_that_cannot_start(jobs: Jobs, monkeypatch: pytest.MonkeyPa
     assert jobs.lines(ref) == ["on"]
 
 
+def test_a_supervisor_runs_no_module_of_the_working_directory(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as /tmp, where any user can leave one."""
+    (tmp_path / "there").mkdir()
+    for module in ("trainjob", "json", "selectors"):
+        (tmp_path / "there" / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path / "there")
+    jobs.run("true", KEY)
+    assert not (tmp_path / "ran").exists()
+
+
 # ---------------------------------------------------------------- what others can read
 
 

@@ -45,9 +45,10 @@ def test_it_is_suspended_and_resumed_by_who_waits_again(jobs: Jobs) -> None:
     eventually(lambda: phase(jobs, ref) is Phase.SUSPENDED)
 
 
-def test_it_is_deleted_where_that_is_asked(jobs: Jobs) -> None:
+def test_it_ends_where_its_deletion_is_asked(jobs: Jobs) -> None:
     ref = launched(jobs, "delete")
-    eventually(lambda: jobs.client.get(ref) is None)
+    eventually(lambda: phase(jobs, ref) is Phase.CANCELLED)
+    assert jobs.lines(ref) == ["on"]
 
 
 def test_while_somebody_waits_it_runs(jobs: Jobs) -> None:

@@ -103,7 +103,12 @@ def test_a_suspension_has_the_reason_and_words_of_its_condition() -> None:
 
 
 def test_which_phases_are_final() -> None:
-    assert {phase for phase in Phase if phase.terminal} == {Phase.COMPLETE, Phase.FAILED, Phase.DELETED}
+    assert {phase for phase in Phase if phase.terminal} == {
+        Phase.COMPLETE,
+        Phase.FAILED,
+        Phase.CANCELLED,
+        Phase.DELETED,
+    }
 
 
 def test_reason_and_message_of_the_end() -> None:

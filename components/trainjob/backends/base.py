@@ -112,6 +112,12 @@ class Backend(Protocol):
             NotFound: the job of this UID is gone.
         """
 
+    async def cancel(self, ref: JobRef) -> None:
+        """Ask for the job of this UID to be ended; nothing happens if it has ended, or is gone.
+
+        A backend that can keep a job's logs and metrics ends it as `Phase.CANCELLED`; others delete it.
+        """
+
     async def delete(self, ref: JobRef) -> None:
         """Ask for the job of this UID to be deleted; nothing happens if it is gone already."""
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
-from datetime import timedelta
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Self
@@ -21,11 +24,14 @@ from trainjob import launch as flow
 from trainjob import report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.backends.local.files import leftovers
 from trainjob.cli import texts
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
 from trainjob.errors import InvalidSpec, NotFound, Problem, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.launch import CrashAction
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
+from trainjob.report import short
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Phase, observe
@@ -36,6 +42,9 @@ Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool, boo
 
 _DETAILS = ("spec", "ranks", "events", "running")
 """What `diagnose` has and `status` has not."""
+
+_LAST_STATE_SECONDS = 2.0
+"""For what is read of a job while it is cancelled."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
@@ -273,20 +282,40 @@ class Commands:
         told = "nothing was launched"
         jobs = [ref] if ref else map(JobRef.of, await self.backend.find(self.namespace, labels_of(key)))
         for job in jobs:
-            _, told = await self._cancelled(job, suspend=False)
+            _, told, last = await self._cancelled(job, suspend=False)
+            told = "\n".join([told, *([texts.last_text(last)] if last else [])])
         return told
 
-    async def _cancelled(self, ref: JobRef, *, suspend: bool) -> tuple[bool, str]:
-        """Whether nothing of the job is left running, and what to tell."""
-        stopped = await flow.cancel(self.backend, ref, "suspend" if suspend else "delete")
-        phase = observe(await self.backend.get(ref.namespace, ref.name)).phase
-        if phase in (Phase.COMPLETE, Phase.FAILED):
-            return True, f"{ref} had ended already: {phase}"
-        if suspend and phase is Phase.DELETED:
-            why = "it cannot be suspended (managed by Kueue, or its runtime was deleted)"
-            return stopped, f"deleted {ref}: {why}"
-        done = "suspended" if suspend else "cancelled"
-        return stopped, f"{done} {ref}" if stopped else f"{done} {ref}, but its last ranks are still ending"
+    async def _cancelled(self, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
+        """Whether nothing of the job is left running, what to report, and what was saved of a job that is deleted."""
+        reading = asyncio.create_task(self._last_state(ref))
+        try:
+            before = observe(await self.backend.get(ref.namespace, ref.name)).phase
+            stopped = await flow.cancel(self.backend, ref, "suspend" if suspend else "delete")
+            phase = observe(await self.backend.get(ref.namespace, ref.name)).phase
+            last = await reading if phase is Phase.DELETED else None
+        finally:
+            reading.cancel()
+        if before.terminal or phase in (Phase.COMPLETE, Phase.FAILED):
+            return True, f"{ref} had ended already: {phase}", None
+        why = ""
+        if suspend and phase in (Phase.CANCELLED, Phase.DELETED):
+            why = ": it cannot be suspended (managed by Kueue, or its runtime was deleted)"
+        done = f"suspended {ref}" if suspend and not why else f"cancelled {ref}{why}"
+        if phase is Phase.DELETED and why:
+            done = f"deleted {ref}{why}"
+        if not stopped:
+            done += ", but its last ranks are still ending"
+        elif phase is Phase.CANCELLED:
+            done += f"; its logs and metrics are kept: trainjob logs {self._call(ref)}"
+        return stopped, done, last
+
+    async def _last_state(self, ref: JobRef) -> dict[str, Any] | None:
+        """What the deletion of the job would lose, as far as it can be read in a moment; None if it cannot."""
+        with suppress(TrainJobError), anyio.move_on_after(_LAST_STATE_SECONDS):
+            trainjob = await self.backend.get(ref.namespace, ref.name)
+            return report.last_state(replace(await self.backend.evidence(ref), trainjob=trainjob))
+        return None
 
     async def logs(
         self, name: tuple[str, str], *, follow: bool, ranks: Sequence[str], tail: int | None, timestamps: bool
@@ -358,10 +387,12 @@ class Commands:
     async def cancel(self, name: tuple[str, str], *, suspend: bool) -> int:
         """Stop or suspend."""
         ref = JobRef.of(await self._find(name))
-        stopped, told = False, f"left {ref}, which may still be stopping"
+        stopped, told, last = False, f"left {ref}, which may still be stopping", None
         with Interrupts() as interrupts, interrupts.stage():
-            stopped, told = await self._cancelled(ref, suspend=suspend)
-        self._tell(ref, told, stopped=stopped)
+            stopped, told, last = await self._cancelled(ref, suspend=suspend)
+        if last and not self.as_json:
+            told += f"\n{texts.last_text(last)}"
+        self._tell(ref, told, stopped=stopped, **({"last": last} if last else {}))
         return interrupts.exit_code or (0 if stopped else STILL_STOPPING)
 
     async def resume(self, name: tuple[str, str]) -> int:
@@ -389,7 +420,40 @@ class Commands:
         self._tell(ref, f"deleted {ref}", deleted=True)
         return 0
 
-    def _tell(self, ref: JobRef, message: str, **facts: bool) -> None:
+    async def gc(self, older_than: timedelta, *, dry_run: bool) -> int:
+        """Remove the jobs of this machine that ended longer ago than that."""
+        if not isinstance(self.backend, LocalBackend):
+            raise click.UsageError(
+                "gc removes jobs of this machine (--backend local); on a cluster: trainjob delete NAME"
+            )
+        removed = []
+        for trainjob in await self.backend.find(self.namespace, {}):
+            ref, now = JobRef.of(trainjob), observe(trainjob)
+            ago = datetime.now(UTC) - now.finished if now.phase.terminal and now.finished else timedelta(0)
+            if ago <= older_than:
+                continue
+            if not dry_run:
+                await self.backend.delete(ref)
+            removed.append(texts.describe(trainjob))
+            if not self.as_json:
+                done = "would remove" if dry_run else "removed"
+                click.echo(f"{done} {ref}: {now.phase}, ended {short(ago.total_seconds())} ago")
+        left = leftovers(self.backend.home, self.namespace, time.time() - older_than.total_seconds())
+        for path in left:
+            if not dry_run:
+                shutil.rmtree(path, ignore_errors=True)
+            if not self.as_json:
+                done = "would remove" if dry_run else "removed"
+                click.echo(f"{done} {path}, left by a launch or deletion that was killed")
+        if self.as_json:
+            found = {"removed": removed, "leftovers": [str(path) for path in left]}
+            click.echo(texts.as_json({"dry_run": dry_run, **found}))
+        elif not removed and not left:
+            limit = short(older_than.total_seconds())
+            click.echo(f"no job in namespace {self.namespace} ended more than {limit} ago", err=True)
+        return 0
+
+    def _tell(self, ref: JobRef, message: str, **facts: Any) -> None:
         job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         self._answer({**job, **facts, "message": message}, lambda: message)
 

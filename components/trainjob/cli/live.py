@@ -154,8 +154,8 @@ class LiveView(View):
     def _frame(self) -> RenderableType:
         now = datetime.now(UTC)
         parts: list[RenderableType] = [self._header(now), *self._phases(now), *self._progress(now)]
-        failed = self._latest is not None and self._latest.phase in (Phase.FAILED, Phase.DELETED)
-        if self._lines and not failed:  # the diagnosis shows the lines that matter
+        ended = self._latest is not None and self._latest.phase in (Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
+        if self._lines and not ended:  # the diagnosis shows the lines that matter
             parts += ["", *self._log()]
         if self._notice:
             parts += ["", Text(self._notice, style="yellow")]

@@ -19,6 +19,7 @@ from trainjob.cli.options import (
     Target,
     WithCommand,
     common_options,
+    duration,
     fields_of,
     global_options,
     job_name,
@@ -55,7 +56,7 @@ Exit codes:
   2    usage, spec or configuration: a person has to change something
   3    infrastructure, preemption or quota: a retry may help
   4    a budget ran out; the job goes on
-  5    no such job or model, or the job was deleted while it was waited for
+  5    no such job or model, or the job was cancelled or deleted while it was waited for
   70   a bug in trainjob
   130  interrupted (143 by SIGTERM)
 
@@ -308,7 +309,11 @@ def list_(target: Target, /, *, phases: tuple[str, ...], key: str | None) -> int
 @common_options
 @click.pass_obj
 def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
-    """Stop a job, and see to it that nothing of it is left running."""
+    """Stop a job, and wait until nothing of it is left running.
+
+    On this machine its logs and metrics are kept, and `trainjob gc` removes them later. On a cluster the job is deleted
+    with its pods and logs; its phase, metrics and last log lines are printed.
+    """
     return target.do(lambda commands: commands.cancel(name, suspend=suspend))
 
 
@@ -328,6 +333,23 @@ def resume(target: Target, /, *, name: tuple[str, str]) -> int:
 def delete(target: Target, /, *, name: tuple[str, str]) -> int:
     """Delete a job that has ended, with its logs."""
     return target.do(lambda commands: commands.delete(name))
+
+
+@program.command()
+@click.option(
+    "--older-than",
+    type=duration,
+    metavar="AGE",
+    default="7d",
+    show_default=True,
+    help="Only jobs that ended longer ago, e.g. 12h.",
+)
+@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
+@common_options
+@click.pass_obj
+def gc(target: Target, /, *, older_than: timedelta, dry_run: bool) -> int:
+    """Remove the jobs of this machine that have ended, with their logs. Jobs that run are left alone."""
+    return target.do(lambda commands: commands.gc(older_than, dry_run=dry_run))
 
 
 @program.command(cls=WithCommand)

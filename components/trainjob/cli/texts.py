@@ -23,6 +23,7 @@ _RANKS, _EVENTS = 50, 20  # that fit on a screen or two
 PHASE_COLOURS = {
     Phase.COMPLETE: "green",
     Phase.FAILED: "red",
+    Phase.CANCELLED: "red",
     Phase.DELETED: "red",
     Phase.RUNNING: "cyan",
     Phase.QUEUED: "yellow",
@@ -160,6 +161,19 @@ def result_text(result: TrainJobResult) -> str:
         width = max(map(len, values), default=0)
         lines += [f"{title}:"] if values else []
         lines += [f"  {name:<{width}}  {rounded(value)}" for name, value in values.items()]
+    return "\n".join(lines)
+
+
+def last_text(last: Mapping[str, Any]) -> str:
+    """What was saved of a job before it was deleted, for people."""
+    shown = {
+        "phase": last["phase"],
+        "progress": progress_text(last["progress"], None),
+        "metrics": joined(last["metrics"]),
+    }
+    lines = _aligned(shown)
+    for rank, log in last["logs"].items():
+        lines += [f"last lines of {rank}:", *(f"  | {line}" for line in log)]
     return "\n".join(lines)
 
 

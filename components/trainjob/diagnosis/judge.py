@@ -85,11 +85,12 @@ class Diagnosis:
     @property
     def failed(self) -> bool:
         """Whether the job has ended without success."""
-        return self.phase in (Phase.FAILED, Phase.DELETED)
+        return self.phase in (Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
 
     def text(self) -> str:
         """All of it, for a task log or a terminal."""
-        lines = [f"TrainJob {self.job} {'failed' if self.failed else f'is {self.phase}'}: {self.summary}"]
+        ended = "failed" if self.failed and self.phase is not Phase.CANCELLED else f"is {self.phase}"
+        lines = [f"TrainJob {self.job} {ended}: {self.summary}"]
         if self.log:
             lines.append(f"last lines of {self.rank or 'its log'}:")
             lines += [f"  | {line}" for line in self.log]
@@ -132,6 +133,13 @@ def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
 
 
 def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
+    if observation.phase is Phase.CANCELLED:
+        return Diagnosis(
+            Category.DELETED,
+            RetryVerdict.CONFIGURATION,
+            observation.message or "the job was cancelled",
+            advice="launch it again if that was not intended; its logs and metrics are kept",
+        )
     if observation.phase is Phase.DELETED and observation.cancelled:
         return Diagnosis(
             Category.DELETED,

@@ -15,7 +15,9 @@ from tests.airflow.system.training import MODES, Training
 from tests.airflow.versions import older_than
 from tests.processes import wait_until
 
+from trainjob import Phase
 from trainjob.manifest import DELIVERED
+from trainjob.status import observe
 
 FATES = {
     "failed": "cancel",
@@ -70,8 +72,10 @@ def is_acknowledged(it: Training) -> bool:
 
 
 def gone(it: Training) -> float:
-    """When its job was deleted: where its name is kept as used."""
-    return max(name.stat().st_mtime for name in (it.home / "jobs" / it.namespace / ".deleted").glob("[!.]*"))
+    """When its job was cancelled."""
+    with it.client() as client:
+        ends = [now.finished for job in client.list() if (now := observe(job)).phase is Phase.CANCELLED]
+    return max(end.timestamp() for end in ends if end is not None)
 
 
 def keep(them: Both) -> None:

@@ -14,7 +14,7 @@ from tests.airflow.conftest import jobs
 from tests.airflow.system.airflow import Airflow
 from tests.processes import wait_until
 
-from trainjob import TrainJobClient
+from trainjob import Phase, TrainJobClient
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.status import observe
 
@@ -58,7 +58,8 @@ class Training:
     @property
     def phases(self) -> dict[str, str]:
         with self.client() as client:
-            return {job["metadata"]["name"]: str(observe(job).phase) for job in client.list()}
+            found = {job["metadata"]["name"]: observe(job).phase for job in client.list()}
+        return {name: str(phase) for name, phase in found.items() if phase is not Phase.CANCELLED}
 
     @property
     def task(self) -> dict[str, Any]:

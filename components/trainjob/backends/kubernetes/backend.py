@@ -281,6 +281,10 @@ class KubernetesBackend:
         if patch.get("spec", {}).get("suspend"):
             self._told[ref.uid] = time.monotonic()
 
+    async def cancel(self, ref: JobRef) -> None:
+        """See `Backend.cancel`. Nothing but its deletion ends a TrainJob, and its pods and their logs go with it."""
+        await self.delete(ref)
+
     async def delete(self, ref: JobRef) -> None:
         """See `Backend.delete`."""
         try:

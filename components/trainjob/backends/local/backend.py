@@ -20,7 +20,7 @@ import anyio.to_thread
 from trainjob import names
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import private, runtimes
-from trainjob.backends.local.files import JobFiles, job_names, now
+from trainjob.backends.local.files import JobFiles, ending, job_names, now
 from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
 from trainjob.diagnosis import READ_LINES, Evidence, obstacles, rank_of
@@ -119,7 +119,6 @@ class LocalBackend:
         files = self._files(ref.namespace, ref.name)
         seen, checked = None, 0.0
         abandoned: list[dict[str, Any]] = []
-        last: TrainJob = {}
         while True:
             if time.monotonic() >= checked + _CHECK:
                 checked = time.monotonic()
@@ -130,13 +129,8 @@ class LocalBackend:
                 seen = now_seen
                 trainjob = files.read()
                 if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
-                    if last and files.cancelled:
-                        metadata = last["metadata"]
-                        annotations = {**(metadata.get("annotations") or {}), CANCELLED: "true"}
-                        yield Snapshot({**last, "metadata": {**metadata, "annotations": annotations}})
                     yield Snapshot(None)
                     return
-                last = trainjob
                 yield Snapshot(trainjob, obstacle=obstacles.in_events(abandoned))
             await asyncio.sleep(_POLL)
 
@@ -183,8 +177,7 @@ class LocalBackend:
         while True:
             over = files.finished() or files.read() is None
             fresh: list[Iterable[LogLine]] = []
-            for pod in files.pods():
-                name, rank = pod["metadata"]["name"], rank_of(pod)
+            for name, rank in files.logged().items():
                 if ranks and rank not in ranks:
                     continue
                 if name not in readers:
@@ -217,11 +210,23 @@ class LocalBackend:
         await anyio.to_thread.run_sync(_edit, files, ref, patch)
         await anyio.to_thread.run_sync(_check, files)
 
+    async def cancel(self, ref: JobRef) -> None:
+        """See `Backend.cancel`. The job ends as `Phase.CANCELLED`, and its files are kept."""
+        files = self._files(ref.namespace, ref.name)
+        trainjob = files.read()
+        if trainjob is None or files.finished() or "deletionTimestamp" in trainjob["metadata"]:
+            return
+        with suppress(NotFound):
+            metadata = {**ending(), "annotations": {CANCELLED: "true"}}
+            await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": metadata})
+            await anyio.to_thread.run_sync(_end, files)
+
     async def delete(self, ref: JobRef) -> None:
         """See `Backend.delete`. Without a supervisor, a finished job's files are removed at once."""
         files = self._files(ref.namespace, ref.name)
         with suppress(NotFound):
-            await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": {"deletionTimestamp": now()}})
+            asked = {"metadata": {"deletionTimestamp": now(), "finalizers": None}}
+            await anyio.to_thread.run_sync(_edit, files, ref, asked)
             # The supervisor of a job that has ended may be about to go without having seen this.
             patience = 5.0 if files.finished() else 0.0
             lock = await anyio.to_thread.run_sync(lambda: files.supervise(wait_seconds=patience))
@@ -297,7 +302,8 @@ def _supervise(files: JobFiles) -> None:
             return
         with suppress(FileNotFoundError), open(log, "ab", opener=private.opener) as output:
             subprocess.run(
-                [sys.executable, "-m", "trainjob.backends.local.supervisor", str(files.directory)],
+                # -P: the working directory, which may be another user's, is not searched for modules.
+                [sys.executable, "-P", "-m", "trainjob.backends.local.supervisor", str(files.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -314,8 +320,12 @@ def _supervise(files: JobFiles) -> None:
 
 def _check(files: JobFiles) -> None:
     """Fail a job that has begun and whose supervisor died. Starts nothing: whoever looks runs no other's program."""
-    if files.finished() or not files.begun():
-        return
+    if not files.finished() and files.begun():
+        _end(files)
+
+
+def _end(files: JobFiles) -> None:
+    """End a job that has no supervisor, as its object asks or as failed."""
     lock = files.supervise()
     if lock is not None:
         mend(files, patient=False)

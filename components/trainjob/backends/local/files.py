@@ -38,9 +38,12 @@ from typing import Any
 
 from trainjob import durable, names
 from trainjob.backends.local import private
-from trainjob.status import CANCELLED, mapping
 
 DELETED = ".deleted"
+KEEP = "trainjob.dev/keep"
+"""Finalizer of a job that is to be ended and not removed: with it, ``deletionTimestamp`` asks for a cancel."""
+FINAL = ("Complete", "Failed", "Cancelled")
+"""Types of the conditions that end a job."""
 _SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
 Stamp = tuple[int, int, int]
@@ -133,11 +136,20 @@ class JobFiles:
         trainjob = read_json(self.object)
         if trainjob is not None:
             trainjob["status"] = (read_json(self.status) or {}).get("status") or {}
+            if _final(trainjob["status"]) and kept(trainjob):  # what was asked for is done, or came too late
+                trainjob["metadata"].pop("deletionTimestamp", None)
+                trainjob["metadata"].pop("finalizers", None)
         return trainjob
 
     def pods(self) -> list[dict[str, Any]]:
         """The job's pods as they were written last."""
         return list((read_json(self.status) or {}).get("pods") or [])
+
+    def logged(self) -> dict[str, str]:
+        """Pod -> rank, as ``node-0``, of all that have a log: those of a suspended job are no pods any more."""
+        prefix = f"{self.directory.name}-"
+        pods = sorted(path.stem for path in (self.directory / "logs").glob(f"{prefix}*-0-*.log"))
+        return {pod: pod.removeprefix(prefix).replace("-0-", "-", 1) for pod in pods}
 
     def stamp(self) -> tuple[Stamp, Stamp]:
         """Changes whenever `read` would give something new: one part for `object`, one for `status`."""
@@ -192,22 +204,10 @@ class JobFiles:
         private.make(tombstone.parent)
         tombstone.touch(0o600)
         durable.sync(tombstone.parent)
-        if CANCELLED in mapping(read_json(self.object), "metadata", "annotations"):
-            self._cancelled.touch(0o600)
         grave = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             os.rename(self.directory, grave)  # noqa: PTH104 - gone for readers in one step
         shutil.rmtree(grave, ignore_errors=True)
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether a job that is gone was cancelled; its files may be gone before anybody has seen the annotation."""
-        return self._cancelled.exists()
-
-    @property
-    def _cancelled(self) -> Path:
-        tombstone = _tombstone(self.directory)
-        return tombstone.with_name(f"{tombstone.name}~cancelled")
 
     def wait(self) -> int | None:
         """Become one of those who wait for the job: an open file descriptor to keep, or None if the job is gone."""
@@ -257,7 +257,17 @@ class JobFiles:
 
 def _final(status: Mapping[str, Any]) -> bool:
     conditions = status.get("conditions") or []
-    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+    return any(c["type"] in FINAL and c["status"] == "True" for c in conditions)
+
+
+def ending() -> dict[str, Any]:
+    """Metadata that ask for a job to be cancelled; `kept` recognizes them."""
+    return {"deletionTimestamp": now(), "finalizers": [KEEP]}
+
+
+def kept(trainjob: Mapping[str, Any]) -> bool:
+    """Whether a job is to be cancelled, and its files kept."""
+    return KEEP in (trainjob["metadata"].get("finalizers") or ())
 
 
 def job_names(home: Path, namespace: str) -> list[str]:
@@ -273,6 +283,18 @@ def job_names(home: Path, namespace: str) -> list[str]:
             return sorted(each.name for each in found if names.JOB.fullmatch(each.name) and not each.is_file())
     except FileNotFoundError:
         return []
+
+
+def leftovers(home: Path, namespace: str, before: float) -> list[Path]:
+    """Directories of launches and deletions that were killed midway, last changed before that Unix time.
+
+    Raises:
+        ConfigurationError: a directory down to the namespace is not this user's alone.
+    """
+    directory = home / "jobs" / namespace
+    check_levels(directory / DELETED)
+    found = [*directory.glob(".new-*"), *(directory / DELETED).glob(".*")]
+    return sorted(path for path in found if path.lstat().st_mtime < before)
 
 
 def check_levels(directory: Path) -> None:

@@ -4,7 +4,8 @@
 or another. What may die:
 
 * the launcher: the supervisor is in a session of its own and does not notice;
-* the supervisor: its guard, a fork that waits for nothing else, kills the ranks and fails the job;
+* the supervisor: its guard, a fork that waits for nothing else, kills the ranks and fails the job, or ends it as it was
+  asked to end;
 * both at once: the next process that looks at the job does the same (`mend`);
 * the launcher before the job has begun: the next launch of the same key starts the supervisor. A look never does, since
   it would run a program.
@@ -26,7 +27,7 @@ from typing import Any
 
 from trainjob import progress, unattended
 from trainjob.backends.local import runtimes
-from trainjob.backends.local.files import JobFiles, Stamp, now, read_json
+from trainjob.backends.local.files import FINAL, JobFiles, Stamp, ending, kept, now, read_json
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
 from trainjob.status import CANCELLED
 
@@ -42,6 +43,9 @@ SUSPENDED = ("Suspended", "True", "Suspended", "TrainJob is suspended")
 RESUMED = ("Suspended", "False", "Resumed", "TrainJob is resumed")
 COMPLETE = ("Complete", "True", "AllJobsCompleted", "jobset completed successfully")
 DEADLINE = ("Failed", "True", "DeadlineExceeded", "TrainJob exceeded its active deadline")
+CANCEL = ("Cancelled", "True", "Cancelled", "the job was cancelled with trainjob")
+UNATTENDED = ("Cancelled", "True", "Unattended", "the job was cancelled because nobody waited for it")
+LOST = ("Failed", "True", "SupervisorLost", "the local supervisor of this job was killed; its ranks were stopped")
 
 
 class Supervisor:
@@ -74,7 +78,10 @@ class Supervisor:
         while not (deleted := self._deleted()) and not self.files.finished():
             if self._unwritten and time.monotonic() >= self._next_try:
                 self._save()
-            if not self._over:
+            if not self._over and kept(self.trainjob):
+                self._stop()
+                self._write(_cancelled(self.trainjob))
+            elif not self._over:
                 self._follow()
             self._wait(_TICK)
             if self.ranks and not self._over:
@@ -85,7 +92,7 @@ class Supervisor:
             self.files.remove()
 
     def _deleted(self) -> bool:
-        """Read the object again if it changed; True once it is to be deleted."""
+        """Read the object again if it changed; True once the job is to be removed."""
         stamp = self.files.stamp()[0]
         if stamp != self._stamp:
             self._stamp = stamp
@@ -93,7 +100,7 @@ class Supervisor:
             if latest is None:
                 return True
             self.trainjob = {**latest, "status": self.status}
-        return "deletionTimestamp" in self.trainjob["metadata"]
+        return _removed(self.trainjob)
 
     def _follow(self) -> None:
         """Start the ranks or suspend the job, as the object says."""
@@ -195,12 +202,12 @@ class Supervisor:
             del latest["status"]
             metadata = latest["metadata"]
             annotations = {**(metadata.get("annotations") or {}), CANCELLED: unattended.MARK}
-            deleted = {"deletionTimestamp": now()} if policy.action == "delete" else {}
+            ended = ending() if policy.action == "delete" else {}
             suspended = {"suspend": True} if policy.action == "suspend" else {}
             self.files.write_object(
                 {
                     **latest,
-                    "metadata": {**metadata, "annotations": annotations, **deleted},
+                    "metadata": {**metadata, "annotations": annotations, **ended},
                     "spec": {**latest["spec"], **suspended},
                 }
             )
@@ -261,10 +268,8 @@ class Supervisor:
             self._trainer_status()
         self.status["jobsStatus"] = self._jobs_status()
         if condition is not None:
-            kept = [c for c in self.status.get("conditions") or [] if c["type"] != condition[0]]
-            fields = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
-            self.status["conditions"] = [*kept, {**fields, "lastTransitionTime": now()}]
-            self._over = condition[0] in ("Complete", "Failed")
+            self.status["conditions"] = _conditions(self.status, condition)
+            self._over = condition[0] in FINAL
         self._save()
 
     def _save(self) -> None:
@@ -286,6 +291,21 @@ class Supervisor:
             "suspended": int(not codes),
         }
         return [{"name": name, **counts} for name in names]
+
+
+def _removed(trainjob: Mapping[str, Any]) -> bool:
+    return "deletionTimestamp" in trainjob["metadata"] and not kept(trainjob)
+
+
+def _cancelled(trainjob: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return UNATTENDED if unattended.marked(trainjob) else CANCEL
+
+
+def _conditions(status: Mapping[str, Any], condition: tuple[str, str, str, str]) -> list[dict[str, Any]]:
+    """The conditions of `status` with `condition` (type, status, reason, message) set now."""
+    others = [c for c in status.get("conditions") or [] if c["type"] != condition[0]]
+    fields = dict(zip(("type", "status", "reason", "message"), condition, strict=True))
+    return [*others, {**fields, "lastTransitionTime": now()}]
 
 
 def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> OSError | None:
@@ -329,7 +349,7 @@ def _free_port() -> int:
 
 
 def mend(files: JobFiles, *, patient: bool = True) -> None:
-    """End a job whose supervisor died: no rank left, and a condition that says so. The caller holds the lock.
+    """End a job that has no supervisor: no rank is left, and a condition says why. The caller holds the lock.
 
     A client is not `patient` with a disk that is full: it has others to answer, and the next look tries again.
     """
@@ -337,18 +357,12 @@ def mend(files: JobFiles, *, patient: bool = True) -> None:
     if trainjob is None or files.finished():
         return
     sweep(trainjob["metadata"]["uid"])
-    if "deletionTimestamp" in trainjob["metadata"]:
+    if _removed(trainjob):
         files.remove()
         return
-    message = "the local supervisor of this job was killed; its ranks were stopped"
-    failed = {"type": "Failed", "status": "True", "reason": "SupervisorLost", "message": message}
-    kept = [c for c in trainjob["status"].get("conditions") or [] if c["type"] != "Failed"]
     jobs = [{**job, "active": 0, "ready": 0, "failed": 1} for job in trainjob["status"].get("jobsStatus") or []]
-    status = {
-        **trainjob["status"],
-        "jobsStatus": jobs,
-        "conditions": [*kept, {**failed, "lastTransitionTime": now()}],
-    }
+    ended = _conditions(trainjob["status"], _cancelled(trainjob) if kept(trainjob) else LOST)
+    status = {**trainjob["status"], "jobsStatus": jobs, "conditions": ended}
     (_insist if patient else write_status)(files, status, files.pods())
 
 

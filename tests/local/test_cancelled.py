@@ -1,0 +1,242 @@
+"""A cancelled job of this machine has ended, and keeps what it has left until `gc` or `delete` removes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.processes import marked
+from tests.local.conftest import Jobs, kill
+from tests.processes import eventually
+from tests.unit.test_cli import exit_of
+
+from trainjob import JobRef, Phase, TrainJobFailed
+from trainjob.backends.local.files import read_json, write_json
+from trainjob.diagnosis import Category
+from trainjob.launch import request_cancel
+from trainjob.status import observe
+from trainjob.unattended import AFTER
+
+REPORTING = (
+    "import time; from trainjob import progress; print('epoch 1'); "
+    "progress.report(progress=40, metrics={'loss': 0.5}); time.sleep(60)"
+)
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+
+
+def training(jobs: Jobs, **fields: Any) -> JobRef:
+    """A job that has written a line and reported a metric, and keeps running."""
+    ref = jobs.launch(command=[sys.executable, "-c", REPORTING], **fields)
+    eventually(lambda: observe(jobs.client.get(ref)).progress == 40)
+    return ref
+
+
+def is_kept(jobs: Jobs, ref: JobRef, message: str = "the job was cancelled with trainjob") -> None:
+    """It has ended as cancelled, nothing of it runs, and what it left is there."""
+    job = jobs.client.get(ref)
+    assert job is not None
+    now = observe(job)
+    assert (now.phase, now.message, now.progress, now.metrics) == (Phase.CANCELLED, message, 40, {"loss": 0.5})
+    assert now.phase.terminal
+    assert now.finished is not None
+    assert "deletionTimestamp" not in job["metadata"]
+    assert jobs.lines(ref)[0] == "epoch 1"
+    assert marked(ref.uid) == {}
+    report = jobs.client.diagnose(ref.name)
+    assert [(rank.rank, bool(rank.exit_code)) for rank in report.ranks] == [("node-0", True)]
+    assert (report.diagnosis.category, report.diagnosis.summary) == (Category.DELETED, message)
+    with pytest.raises(TrainJobFailed, match=message) as caught:
+        jobs.client.wait(ref)
+    assert caught.value.diagnosis.category is Category.DELETED
+    eventually(lambda: jobs.supervisors(ref) == [])
+
+
+def test_a_cancelled_job_keeps_what_it_has_left(jobs: Jobs) -> None:
+    ref = training(jobs)
+    assert jobs.client.cancel(ref)
+    is_kept(jobs, ref)
+    assert jobs.client.cancel(ref), "again"
+    is_kept(jobs, ref)
+
+
+def test_by_one_request(jobs: Jobs) -> None:
+    """As KFP's steps do, which are about to be killed."""
+    ref = training(jobs)
+    job = jobs.client.get(ref)
+    assert job is not None
+    jobs.client.call(lambda: request_cancel(jobs.client.backend, job))
+    eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)))
+    is_kept(jobs, ref)
+
+
+def test_because_nobody_waited(jobs: Jobs) -> None:
+    ref = training(jobs, unattended="delete")
+    jobs.client.call(lambda: jobs.client.backend.patch(ref, {"metadata": {"annotations": {AFTER: "1"}}}))
+    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.CANCELLED)
+    is_kept(jobs, ref, "the job was cancelled because nobody waited for it")
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_its_supervisor_is_killed_meanwhile(jobs: Jobs, tmp_path: Path, both: bool) -> None:
+    script = REPORTING.replace("import time;", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);")
+    ref = jobs.launch(command=[sys.executable, "-c", script])
+    eventually(lambda: observe(jobs.client.get(ref)).progress == 40)
+    supervisor, guard = jobs.supervisors(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    if both:
+        kill(guard)
+    kill(supervisor)
+    eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.CANCELLED)
+    assert marked(ref.uid) == {}
+    assert jobs.lines(ref) == ["epoch 1"]
+
+
+def test_suspended_then_cancelled(jobs: Jobs) -> None:
+    ref = training(jobs)
+    assert jobs.client.cancel(ref, "suspend")
+    assert jobs.client.cancel(ref)
+    assert observe(jobs.client.get(ref)).phase is Phase.CANCELLED
+    assert jobs.lines(ref)[0] == "epoch 1"
+
+
+@pytest.mark.parametrize("first_attempt", [1, 2])
+@pytest.mark.parametrize("after_failure", ["retry", "verdict", "infrastructure"])
+def test_the_next_launch_is_the_next_attempt(jobs: Jobs, after_failure: Any, first_attempt: int) -> None:
+    ref = jobs.launch("echo on; sleep 60")
+    assert jobs.client.cancel(ref)
+    spec = {"runtime": "trainjob-step", "command": ["true"]}
+    again = jobs.client.launch(spec, "key", first_attempt=first_attempt, after_failure=after_failure)
+    assert (ref.attempt, again.attempt) == (1, 2)
+
+
+def test_a_launch_while_it_ends_is_the_next_attempt(jobs: Jobs, tmp_path: Path) -> None:
+    ref = jobs.launch(f"trap 'until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit' TERM; echo on; sleep 60 & wait")
+    jobs.starts(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    assert jobs.launch("true").attempt == 2
+    (tmp_path / "go").touch()
+
+
+def test_a_cancel_that_comes_too_late_changes_nothing(jobs: Jobs) -> None:
+    ref = jobs.launch("echo done")
+    jobs.client.wait(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    path = jobs.directory(ref) / "object.json"
+    late = read_json(path)
+    assert late is not None
+    late["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["trainjob.dev/keep"]}
+    write_json(path, late)  # the job has ended between the look and the change
+    assert observe(jobs.client.get(ref)).phase is Phase.COMPLETE
+    assert jobs.launch("echo done") == ref, "its result is still to be delivered"
+
+
+def test_it_is_deleted_for_good(jobs: Jobs) -> None:
+    ref = training(jobs)
+    jobs.client.cancel(ref)
+    jobs.client.call(lambda: jobs.client.backend.delete(ref))
+    assert jobs.client.get(ref) is None
+    assert not jobs.directory(ref).exists()
+    assert jobs.launch("true").attempt == 2
+
+
+def test_deleted_while_it_is_cancelled(jobs: Jobs) -> None:
+    ref = jobs.launch("trap '' TERM; echo on; while :; do sleep 0.1; done")
+    jobs.starts(ref)
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    jobs.client.call(lambda: jobs.client.backend.delete(ref))
+    jobs.client.call(lambda: jobs.client.backend.cancel(ref))
+    eventually(lambda: jobs.client.get(ref) is None)
+    assert not jobs.directory(ref).exists()
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_the_command_line_tells_where_its_logs_are(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    ref = training(jobs)
+    told = f"cancelled {ref}; its logs and metrics are kept: trainjob logs {ref.name}\n"
+    assert exit_of(capsys, "cancel", ref.name)[:2] == (0, told)
+    assert exit_of(capsys, "cancel", ref.name)[:2] == (0, f"{ref} had ended already: Cancelled\n")
+    assert "epoch 1" in exit_of(capsys, "logs", ref.name)[1]
+    (listed,) = json.loads(exit_of(capsys, "list", "--phase", "Cancelled", "--json")[1])["jobs"]
+    assert (listed["phase"], listed["reason"], listed["metrics"]) == ("Cancelled", "Cancelled", {"loss": 0.5})
+    code, out, _ = exit_of(capsys, "status", ref.name)
+    assert code == 0
+    assert "loss 0.5" in out
+    assert f"TrainJob {ref} is Cancelled: the job was cancelled with trainjob" in out
+    code, _, err = exit_of(capsys, "wait", ref.name)
+    assert code == 5
+    assert "the job was cancelled with trainjob" in err
+    assert exit_of(capsys, "diagnose", ref.name)[0] == 5
+    code, _, err = exit_of(capsys, "resume", ref.name)
+    assert (code, "is Cancelled; launch it again" in err) == (2, True)
+
+
+def ended_ago(jobs: Jobs, ref: JobRef, time: str) -> None:
+    eventually(lambda: jobs.supervisors(ref) == [])
+    path = jobs.directory(ref) / "status.json"
+    status = read_json(path)
+    assert status is not None
+    for condition in status["status"]["conditions"]:
+        condition["lastTransitionTime"] = time
+    write_json(path, status)
+
+
+def test_gc_removes_what_ended_long_ago(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    old, failed, fresh, running = (
+        jobs.launch(script, key) for key, script in enumerate_keys("true", "exit 3", "true", "echo on; sleep 60")
+    )
+    cancelled = training(jobs, key="cancelled")
+    jobs.client.cancel(cancelled)
+    for ref in (old, failed, fresh):
+        eventually(lambda ref=ref: observe(jobs.client.get(ref)).phase.terminal)  # type: ignore[misc]
+    for ref in (old, failed, cancelled):
+        ended_ago(jobs, ref, "2026-01-01T00:00:00Z")
+    phases = {old: "Complete", failed: "Failed", cancelled: "Cancelled"}
+
+    draft, grave = jobs.home / "jobs" / "default" / ".new-0", jobs.home / "jobs" / "default" / ".deleted" / ".a.0"
+    for path in (draft, grave, draft.with_name(".new-1")):
+        (path / "logs").mkdir(parents=True)
+        if path.name != ".new-1":  # of a launch that may still be under way
+            os.utime(path, (1, 1))
+
+    code, out, _ = exit_of(capsys, "gc", "--dry-run")
+    assert code == 0
+    for ref, phase in phases.items():
+        assert f"would remove {ref}: {phase}, ended " in out
+    assert len(out.splitlines()) == 3 + 2
+    assert all(jobs.directory(ref).exists() for ref in phases)
+    assert draft.exists()
+
+    assert exit_of(capsys, "gc", "-n", "other")[1:] == ("", "no job in namespace other ended more than 7d00h ago\n")
+    answer = json.loads(exit_of(capsys, "gc", "--older-than", "7d", "--json")[1])
+    assert answer["dry_run"] is False
+    assert {job["name"]: job["phase"] for job in answer["removed"]} == {
+        ref.name: phase for ref, phase in phases.items()
+    }
+    assert not any(jobs.directory(ref).exists() for ref in phases)
+    assert answer["leftovers"] == [str(path) for path in (grave, draft)]
+    assert [draft.exists(), grave.exists(), draft.with_name(".new-1").exists()] == [False, False, True]
+    assert {job["metadata"]["name"] for job in jobs.client.list()} == {fresh.name, running.name}
+    assert observe(jobs.client.get(running)).phase is not Phase.DELETED
+    assert exit_of(capsys, "gc")[1:] == ("", "no job in namespace default ended more than 7d00h ago\n")
+    assert jobs.launch("true", key="0").attempt == 2, "a name is not used again"
+
+
+def enumerate_keys(*scripts: str) -> list[tuple[str, str]]:
+    return [(str(number), script) for number, script in enumerate(scripts)]
+
+
+def test_gc_is_for_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", os.devnull)
+    code, _, err = exit_of(capsys, "gc", "--backend", "kubernetes")
+    assert code == 2
+    assert "trainjob delete NAME" in err

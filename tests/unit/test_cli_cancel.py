@@ -1,0 +1,120 @@
+"""`cancel` where it deletes the job, as on a cluster: what would be lost is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend
+from tests.unit.test_cli import exit_of
+
+from trainjob import JobRef, LogLine, TrainJobSpec
+from trainjob import launch as flow
+from trainjob.diagnosis import Evidence
+from trainjob.errors import BackendUnavailable
+
+
+def pod(index: int, code: int | None = None) -> dict[str, Any]:
+    state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+    labels = {"batch.kubernetes.io/job-completion-index": f"{index}", "jobset.sigs.k8s.io/replicatedjob-name": "node"}
+    return {
+        "metadata": {"name": f"p-{index}", "labels": labels},
+        "spec": {"containers": [{"name": "node"}]},
+        "status": {"containerStatuses": [{"name": "node", "state": state}]},
+    }
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    backend = MemoryBackend()
+    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
+    return backend
+
+
+@pytest.fixture
+def job(backend: MemoryBackend) -> JobRef:
+    """One that runs and has reported a metric."""
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+    ref = asyncio.run(flow.launch(backend, spec, "key", namespace="default"))
+    backend.running(ref)
+    backend.status(ref, trainerStatus={"progressPercentage": 40, "metrics": [{"name": "loss", "value": "0.5"}]})
+    backend.lines = [LogLine("", "node-0", f"line {number}") for number in range(1, 31)]
+    return ref
+
+
+def test_the_last_lines_of_rank_0(backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
+    backend.terminated[job.uid] = [pod(1), pod(0)]
+    code, out, _ = exit_of(capsys, "cancel", job.name)
+    assert code == 0
+    first, *lines = out.splitlines()
+    assert first == f"cancelled {job}"
+    assert lines[:4] == ["  phase     Running", "  progress  40%", "  metrics   loss 0.5", "last lines of node-0:"]
+    assert lines[4:] == [f"  | line {number}" for number in range(11, 31)]
+    assert backend.jobs == {}
+
+
+def test_those_of_ranks_that_have_failed(
+    backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.terminated[job.uid] = [pod(0), pod(1, 3), pod(2, 1)]
+    answer = json.loads(exit_of(capsys, "cancel", job.name, "--json")[1])
+    assert answer["message"] == f"cancelled {job}"
+    last = answer["last"]
+    assert (last["phase"], last["progress"], last["metrics"]) == ("Running", 40, {"loss": 0.5})
+    assert last["logs"].keys() == {"node-1", "node-2"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_cannot_be_read_does_not_hold_up_the_cancel(
+    backend: MemoryBackend,
+    job: JobRef,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    left: list[tuple[str, str]] = []
+
+    async def evidence(_: JobRef) -> Evidence:
+        if fails:
+            raise BackendUnavailable("no answer")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.extend(backend.jobs)
+        raise AssertionError
+
+    monkeypatch.setattr(backend, "evidence", evidence)
+    monkeypatch.setattr("trainjob.cli.commands._LAST_STATE_SECONDS", 0.5)
+    code, out, _ = exit_of(capsys, "cancel", job.name, "--json")
+    assert code == 0
+    assert "last" not in json.loads(out)
+    assert backend.jobs == {}
+    assert left == [], "it was deleted while this was read"
+
+
+def test_an_interrupt_prints_them_as_well(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.lines = [LogLine("", "node-0", "epoch 7")]
+    watch = backend.watch
+
+    def watched(ref: JobRef) -> Any:
+        backend.running(ref)
+        backend.terminated[ref.uid] = [pod(0)]
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return watch(ref)
+
+    monkeypatch.setattr(backend, "watch", watched)
+    code, _, err = exit_of(capsys, "run", "--plain", "--runtime", "torch-distributed", "--", "train")
+    assert code == 130
+    assert "  phase     Running\nlast lines of node-0:\n  | epoch 7\n" in err
+    assert backend.jobs == {}
+
+
+def test_suspend_prints_nothing_more(backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(capsys, "cancel", "--suspend", job.name)[1] == f"suspended {job}\n"
