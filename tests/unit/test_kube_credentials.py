@@ -42,6 +42,16 @@ def test_a_token_that_is_just_being_written_is_read_again(tmp_path: Path) -> Non
     assert credentials(tmp_path, 2).load().authorization == "Bearer second"
 
 
+def test_no_module_of_the_working_directory_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as /tmp, where any user can leave one."""
+    (tmp_path / "there").mkdir()
+    for module in ("trainjob", "json", "kubernetes"):
+        (tmp_path / "there" / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path / "there")
+    assert credentials(tmp_path, 0).load().authorization == "Bearer second"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_empty_token_is_no_header(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="token is empty: look at what its exec plugin prints"):
         credentials(tmp_path, 100).load()

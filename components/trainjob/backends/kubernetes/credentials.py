@@ -136,7 +136,8 @@ class Credentials:
             json.dump(asdict(self), request)
             request.flush()
             request.seek(0)
-            command = [sys.executable, "-m", __name__, str(request.fileno())]
+            # -P: the working directory, which may be another user's, is not searched for modules.
+            command = [sys.executable, "-P", "-m", __name__, str(request.fileno())]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, pass_fds=[request.fileno()])
         try:
             answer = json.loads(done.stdout)
