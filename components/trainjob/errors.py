@@ -39,7 +39,7 @@ what is certain to fail again is final.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -117,19 +117,50 @@ class Problem:
         return f"{self.path}: {self.message}{hint}" if self.path else f"{self.message}{hint}"
 
 
+_SHOWN_PROBLEMS, _SHOWN_CHARACTERS = 100, 500
+"""Of an invalid spec: what is wrong with it may be as large as the spec."""
+
+
 class InvalidSpec(TrainJobError):
-    """A spec that no cluster could run as meant. Lists all problems at once."""
+    """A spec that no cluster could run as meant. Lists its problems at once, the first 100 if there are more."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("invalid TrainJob spec:" + "".join(f"\n  - {problem}" for problem in self.problems))
+        more = len(problems) - _SHOWN_PROBLEMS
+        self.problems = tuple(map(_shortened, problems[:_SHOWN_PROBLEMS]))
+        if more > 0:
+            self.problems += (Problem("", f"and {more} more problems"),)
+        if len(self.problems) == 1 and not self.problems[0].path:
+            super().__init__(f"invalid TrainJob spec: {self.problems[0]}")
+        else:
+            super().__init__("invalid TrainJob spec:" + "".join(f"\n  - {problem}" for problem in self.problems))
 
     def __reduce__(self) -> tuple[type[InvalidSpec], tuple[tuple[Problem, ...]]]:
         return (type(self), (self.problems,))
 
 
+def _shortened(problem: Problem) -> Problem:
+    parts = {name: text for name, text in vars(problem).items() if len(text) > _SHOWN_CHARACTERS}
+    half = _SHOWN_CHARACTERS // 2
+    cut = {name: f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}" for name, text in parts.items()}
+    return replace(problem, **cut) if cut else problem
+
+
 class ConfigurationError(TrainJobError):
     """Settings, credentials or an installed extra are missing or wrong."""
+
+
+def missing(what: str, packages: str, extra: str) -> ConfigurationError:
+    """The error for a package that is not installed, with the command that installs it.
+
+    Args:
+        what: What needs it.
+        packages: The package, or several.
+        extra: The extra of this package that brings it.
+    """
+    return ConfigurationError(
+        f"{what} needs {packages}, not installed here: install trainjob[{extra}] (in a checkout of trainjob: "
+        f"pip install -c constraints/main.txt '.[{extra}]'), or use an image that has it"
+    )
 
 
 class LaunchError(TrainJobError):

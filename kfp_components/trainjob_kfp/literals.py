@@ -14,6 +14,7 @@ from trainjob.data.checks import check_options
 from trainjob.data.program import STEP_RUNTIME, Step
 from trainjob.errors import ConfigurationError
 from trainjob.spec.literals import check_literals, has_open
+from trainjob.spec.reading import check_limits
 from trainjob_kfp.execution import as_text, location
 from trainjob_kfp.jobs import ACTIONS
 
@@ -60,6 +61,8 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
     Raises:
         TrainJobError: with what is wrong, and what to write instead.
     """
+    for name, value in arguments.items():
+        check_limits(value, name)
     # A channel must not be compared: `==` makes a condition of it, which is true.
     given = {name: value for name, value in arguments.items() if is_open(value) or value not in (None, "", 0, [], {})}
     for name in _REQUIRED.get(component, ()):

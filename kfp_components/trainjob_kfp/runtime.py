@@ -22,6 +22,7 @@ from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
 from trainjob.launch import CancelAction
 from trainjob.report import numeric
+from trainjob.spec.reading import check_limits
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
 from trainjob_kfp.jobs import address_of, attend, budgets_of, connect, run_job
@@ -152,6 +153,8 @@ def run_export(given: Parameters) -> Outcome:
 
 def _read(given: Parameters) -> tuple[Execution, dict[str, Any]]:
     execution = Execution.of(sys.argv)
+    for name, value in given.items():
+        check_limits(value, name)
     return execution, {name: execution.plain(_plain(value)) for name, value in given.items()}
 
 

@@ -64,7 +64,26 @@ def function(body: str, **fields: Any) -> Callable[[], object]:
     return of
 
 
+def nested(kind: Callable[[Any], Any], depth: int = 20_000) -> Any:
+    """Lists or mappings inside each other, deeper than Python's own limit of recursion."""
+    value: Any = 1
+    for _ in range(depth):
+        value = kind(value)
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return {"a": value}
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "deep labels": (train(labels=nested(_mapping)), "is nested 65 lists and mappings deep"),
+    "deep volumes": (train(volumes=nested(lambda value: [value])), "is nested 65 lists and mappings deep"),
+    "deep affinity": (train(affinity=nested(_mapping)), "is nested 65 lists and mappings deep"),
+    "deep spec": (lambda: TrainJobOperator(task_id="t", spec=_mapping(nested(_mapping))), "is nested 65 lists"),
+    "deep YAML": (lambda: TrainJobOperator(task_id="t", spec=f"runtime: {'[' * 5000}"), "line 1, column 73"),
+    "large YAML": (lambda: TrainJobOperator(task_id="t", spec="runtime: x\n#" + "x" * 2**20), "at most 1,048,576"),
+    "large env": (train(env={"A": "x" * 2**20}), "more than 1,048,576 bytes"),
     "no runtime": (lambda: TrainJobOperator(task_id="t", command=["x"]), "runtime: is missing"),
     "text as a number": (train(num_nodes="two"), "num_nodes"),
     "no nodes": (train(num_nodes=0), "num_nodes"),

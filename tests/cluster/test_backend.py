@@ -108,9 +108,9 @@ async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
     with pytest.raises(Rejected, match='cannot create resource "trainjobs"') as forbidden:
         await launch(reader, spec(), "a", namespace=namespace)
     with pytest.raises(Rejected, match=r"[Tt]oo large") as too_large:  # for etcd
-        await launch(backend, spec(env={"BIG": "x" * 2_000_000}), "a", namespace=namespace)
+        await backend.create(_with_env(render(spec(), "a", 1, namespace), "BIG", "x" * 2_000_000))
     with pytest.raises(Rejected, match=r"is 3\.3 MiB of JSON, and an API server takes 3"):
-        await launch(backend, spec(env={"BIG": "x" * 3_500_000}), "a", namespace=namespace)
+        await backend.create(_with_env(render(spec(), "a", 1, namespace), "BIG", "x" * 3_500_000))
     with pytest.raises(Rejected, match="PET_NNODES") as invalid:
         await backend.create(_with_env(render(spec(), "a", 1, namespace), "PET_NNODES"))
     for refused in (forbidden, too_large, invalid):
@@ -124,8 +124,8 @@ async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
     await reader.aclose()
 
 
-def _with_env(trainjob: TrainJob, name: str) -> TrainJob:
-    trainer = {**trainjob["spec"]["trainer"], "env": [{"name": name, "value": "1"}]}
+def _with_env(trainjob: TrainJob, name: str, value: str = "1") -> TrainJob:
+    trainer = {**trainjob["spec"]["trainer"], "env": [{"name": name, "value": value}]}
     return {**trainjob, "spec": {**trainjob["spec"], "trainer": trainer}}
 
 

@@ -16,7 +16,19 @@ DATASET = {"source": "s3://b/d"}
 MODEL = {"source": "models:/m@champion"}
 EXPORT = {"source": "s3://b/m", "name": "digits"}
 
+
+def nested(depth: int) -> dict[str, Any]:
+    """Mappings inside each other."""
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "depth": (train, {**TRAIN, "spec": nested(20_000)}, "spec is nested 65 lists and mappings deep"),
+    "depth of a step": (export_model, {**EXPORT, "provenance": nested(20_000)}, "provenance is nested 65"),
+    "size": (train, {**TRAIN, "args": ["x" * 2**20]}, "args has more than 1,048,576 bytes"),
     "token in env": (train, {**TRAIN, "env": {"T": TOKEN}}, "secret"),
     "token in args": (train, {**TRAIN, "args": [f"--token={TOKEN}"]}, "secret"),
     "token in spec": (train, {**TRAIN, "spec": {"runtime_patches": [TOKEN]}}, "runtime_patches"),

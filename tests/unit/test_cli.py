@@ -201,14 +201,6 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], words: lis
     assert message in error["message"]
 
 
-def test_settings_of_the_wrong_form_exit_with_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", "{")
-    code, _, err = exit_of(capsys, "list")
-    assert (code, "settings from the environment" in err) == (2, True)
-
-
 def test_problems_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = exit_of(capsys, "run", "--json", "--runtime", "r", "--label", "a b=c", "--input", "d=nothing")
     error = json.loads(out)["error"]

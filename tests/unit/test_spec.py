@@ -312,8 +312,9 @@ def test_all_problems_are_told_at_once() -> None:
     ("source", "says"),
     [
         ("a: [", "not valid YAML"),
-        ("just text", "a mapping of fields is needed, not str"),
-        ("", "a mapping of fields is needed, not NoneType"),
+        ("just text", "the spec is a single value; a mapping of fields is needed"),
+        ("- a", "the spec is a list; a mapping of fields is needed"),
+        ("", "the spec is empty; a mapping of fields is needed"),
         (Path("/nonexistent/spec.yaml"), "cannot be read"),
         ({1: 2}, "should be strings"),
     ],

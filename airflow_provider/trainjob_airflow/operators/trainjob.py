@@ -212,6 +212,9 @@ class TrainJobOperator(TrainJobTask):
         self.managed_by = managed_by
         self.unattended = unattended
         self.unattended_after = unattended_after
+        from trainjob.spec.reading import check_limits
+
+        check_limits([volumes, volume_mounts, tolerations, affinity, image_pull_secrets, security_context])
         self.volumes = as_json(volumes)
         self.volume_mounts = as_json(volume_mounts)
         self.node_selector = node_selector
@@ -248,19 +251,19 @@ class TrainJobOperator(TrainJobTask):
             context: Renders the spec's YAML file; None: the file is not read.
         """
         from trainjob import TrainJobSpec
-        from trainjob.spec.trainjob import load
+        from trainjob.spec.reading import load
 
-        spec = self.spec
+        spec, name = self.spec, ""
         if spec is None:
             return self.literal_fields()
         if isinstance(spec, str | Path) and _is_path(spec):
             if context is None:
                 return None
-            spec = self._file(spec, context)
+            name, spec = str(spec), self._file(spec, context)
         if isinstance(spec, TrainJobSpec):
             return spec.model_dump(mode="json", exclude_unset=True)
         if isinstance(spec, str):
-            return None if "{{" in spec or "{%" in spec else load(spec)
+            return None if "{{" in spec or "{%" in spec else load(spec, name)
         return spec if isinstance(spec, Mapping) else None
 
     def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
@@ -329,10 +332,11 @@ class TrainJobOperator(TrainJobTask):
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """See `TrainJobTask`."""
         from trainjob import TrainJobSpec  # pydantic: not in a DAG file
+        from trainjob.spec.reading import load
 
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):
-            source = self._file(source, context)
+            source = load(self._file(source, context), str(source))
         with self._argument_names():
             return TrainJobSpec.parse(source)
 
@@ -346,8 +350,10 @@ class TrainJobOperator(TrainJobTask):
         """The text of a spec's file, rendered."""
         from jinja2 import TemplateError
 
+        from trainjob.spec.reading import content
+
         # Not by template_ext: Airflow would then take every argument that ends in .yaml for a template file.
-        text = (Path(self.dag.folder) / name).read_text(encoding="utf-8")
+        text = content(Path(self.dag.folder) / name, str(name)).decode()
         try:
             return str(self.render_template(text, context))
         except TemplateError as error:

@@ -17,7 +17,6 @@ from typing import IO, Any, Self
 
 import anyio
 import click
-import yaml
 from pydantic.alias_generators import to_camel
 
 from trainjob import launch as flow
@@ -28,12 +27,13 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.files import leftovers
 from trainjob.cli import texts
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
-from trainjob.errors import InvalidSpec, NotFound, Problem, RankCrashed, TrainJobError, TrainJobFailed
+from trainjob.errors import NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.launch import CrashAction
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.report import short
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
+from trainjob.spec.reading import load
 from trainjob.status import Phase, observe
 from trainjob.waiting import Budgets
 
@@ -111,12 +111,7 @@ def parse_spec(source: IO[bytes] | None, fields: Mapping[str, Any]) -> TrainJobS
     Raises:
         InvalidSpec: with every problem.
     """
-    try:
-        loaded = yaml.safe_load(source.read()) if source is not None else {}
-    except yaml.YAMLError as error:
-        raise InvalidSpec([Problem("", f"not valid YAML: {error}")]) from None
-    if not isinstance(loaded, dict):
-        raise InvalidSpec([Problem("", f"a mapping of fields is needed, not {type(loaded).__name__}")])
+    loaded = load(source, _name_of(source)) if source is not None else {}
     if fields and ("apiVersion" in loaded or "kind" in loaded):
         return TrainJobSpec.parse({"manifest": loaded, **fields})
     for name, value in fields.items():
@@ -135,6 +130,11 @@ def _merged(present: Any, more: Mapping[str, str]) -> Any:
         kept = [item for item in present if not (isinstance(item, dict) and item.get("name") in more)]
         return [*kept, *({"name": name, "value": value} for name, value in more.items())]
     return {**present, **more} if isinstance(present, dict) else dict(more)
+
+
+def _name_of(source: IO[bytes]) -> str:
+    path = getattr(source, "name", None)
+    return path if isinstance(path, str) and path not in ("-", "<stdin>") else "standard input"
 
 
 def slug_of(source: IO[bytes] | None, command: Sequence[str]) -> str:

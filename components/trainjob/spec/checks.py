@@ -41,7 +41,7 @@ _NO_SECRET = re.compile(  # references, switches (HF_HUB_DISABLE_IMPLICIT_TOKEN=
 )
 _SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|xox[abpr]-[\w-]{10,}"
-    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+    r"|(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
 )
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 

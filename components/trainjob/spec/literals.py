@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainjob.spec import torchtune
+from trainjob.spec.reading import check_limits
 from trainjob.spec.trainjob import TrainJobSpec
 
 IsOpen = Callable[[object], bool]
@@ -32,6 +33,7 @@ def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec |
     Raises:
         InvalidSpec: with every problem that no later value can make good.
     """
+    check_limits(fields)
     if "apiVersion" in fields or "kind" in fields:
         return None if has_open(fields, is_open) else TrainJobSpec.parse(fields)
     known = {name: _known(value, is_open) for name, value in fields.items() if not _is_hidden(name, value, is_open)}

@@ -24,6 +24,7 @@ from trainjob import names
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
+_LONGEST = 40  # characters of a quantity: the largest is 2^63 - 1, with nine decimals
 
 # The Kubeflow SDK's short names, and those that it takes in any case.
 _SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
@@ -178,7 +179,7 @@ class Resources(Part):
             return value
         amounts = {name: str(amount) for name, amount in value.items()}
         for name, amount in amounts.items():
-            if not _QUANTITY.fullmatch(amount):
+            if len(amount) > _LONGEST or not _QUANTITY.fullmatch(amount):
                 raise ValueError(f"{name}: {amount!r} is not a Kubernetes quantity such as 4, 500m or 16Gi")
         return amounts
 

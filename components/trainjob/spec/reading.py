@@ -1,0 +1,278 @@
+"""How specs are read, with limits of size and depth: every reader of specs comes through here.
+
+`load` reads a mapping, YAML or JSON; `check_limits` is for values that something else has read (Airflow, KFP).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+import yaml
+
+from trainjob.errors import InvalidSpec, Problem
+
+if TYPE_CHECKING:
+    _Safe = yaml.SafeLoader
+else:  # libyaml, which the wheels of PyYAML have, reads 1 MiB in a second; the same in Python takes ten
+    _Safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+MAX_BYTES = 1 << 20
+"""Bytes of a spec with its YAML aliases written out. etcd takes requests of 1.5 MiB (``--max-request-bytes``,
+https://etcd.io/docs/v3.6/dev-guide/limit/), and what the API server adds to an object has to fit in, too."""
+
+MAX_DEPTH = 64
+"""Lists and mappings inside each other. Those of a pod template in a manifest are about 20; Python's own limit, which
+would end the program, is reached by the modules that check and write a spec from some 300 on."""
+
+MAX_BITS = 1024
+"""Of an integer: about those of the largest float, which is what numbers are in KFP. Python refuses to write integers
+of more than 4,300 digits."""
+
+MAX_VALUES = 50_000
+"""Names and values of lists and mappings: more than fit into `func_args`, which are one argument of a process, of which
+Linux takes 128 KiB (``MAX_ARG_STRLEN``)."""
+
+_DIGITS = 400  # of an integer in YAML: more than 1,024 bits have, in every base but 2
+_INSTEAD = "put data into a file and name it in inputs, code into the image"
+
+
+def content(source: Path | IO[bytes], name: str = "") -> bytes:
+    """The bytes of a spec's file.
+
+    Args:
+        source: The file, or its path.
+        name: What errors call it; the path if left out.
+
+    Raises:
+        InvalidSpec: it is larger than a spec may be. No more than that is read.
+        OSError: it cannot be read.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return content(file, name or str(source))
+    data = source.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        _refuse(name, f"has {_size(source) or f'more than {MAX_BYTES:,}'} bytes; {_MOST}", _INSTEAD)
+    return data
+
+
+def load(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: str = "") -> dict[str, Any]:
+    """The fields of a spec, unchecked but for the limits of a text. `TrainJobSpec` itself has `check_limits`.
+
+    YAML is read as ``kubectl`` reads it: dates and ``12:30`` are text.
+
+    Args:
+        source: A mapping, YAML or JSON text, a file of it, or the path of one.
+        name: What errors call it; the path if left out.
+
+    Raises:
+        InvalidSpec: it cannot be read, is no mapping, or is larger or more deeply nested than a spec may be.
+    """
+    if isinstance(source, Mapping):
+        return dict(source)
+    name = name or (str(source) if isinstance(source, Path) else "")
+    try:
+        data = source if isinstance(source, str | bytes) else content(source, name)
+    except OSError as error:
+        raise InvalidSpec([Problem("", f"{name or 'the spec'} cannot be read: {error.strerror}")]) from None
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogatepass")
+    if len(data) > MAX_BYTES:
+        _refuse(name, f"has {len(data):,} bytes; {_MOST}", _INSTEAD)
+    try:
+        _check_events(data, name)
+        loaded = yaml.load(data, _Loader)  # noqa: S506 - a safe loader with fewer types
+    except yaml.YAMLError as error:
+        where, why = _explained(error, data)
+        raise InvalidSpec([Problem("", f"{name or 'the spec'}{where}: not valid YAML: {why}")]) from None
+    if not isinstance(loaded, dict):
+        found = "is empty" if loaded is None else f"is {'a list' if isinstance(loaded, list) else 'a single value'}"
+        _refuse(name, f"{found}; a mapping of fields is needed, such as runtime: torch-distributed")
+    return loaded
+
+
+_MOST = f"a spec has at most {MAX_BYTES:,} (1 MiB), since a cluster stores no object above 1.5 MiB"
+
+
+def check_limits(value: object, name: str = "") -> None:
+    """Refuse a value that is larger or more deeply nested than a spec may be. Takes no longer for a larger one.
+
+    Args:
+        value: Lists, mappings, models and what is in them; other objects are not looked into.
+        name: What errors call it.
+
+    Raises:
+        InvalidSpec: with the limit, and what was found.
+    """
+    size, count, level, depth = 0, 1, [value], 0
+    while level:  # by level, without recursion: the value may contain itself
+        if depth > MAX_DEPTH:
+            _refuse(name, _deep(depth))
+        below: list[object] = []
+        for each in level:
+            size += _bytes_of(each, name)
+            if size > MAX_BYTES:
+                _refuse(name, f"has more than {MAX_BYTES:,} bytes of text, names and values; {_MOST}", _INSTEAD)
+            below.extend(_parts(each))
+            if count + len(below) > MAX_VALUES:
+                _refuse(name, f"has more than {MAX_VALUES:,} names and values", _INSTEAD)
+        level, count, depth = below, count + len(below), depth + 1
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    # Models of pydantic: this module stays without it, as a DAG file does.
+    return vars(value).values() if hasattr(type(value), "model_fields") else ()
+
+
+def _bytes_of(value: object, name: str) -> int:
+    if isinstance(value, str):
+        try:
+            return len(value.encode()) + 1
+        except UnicodeEncodeError as error:
+            text = repr(value[max(0, error.start - 20) : error.end])
+            _refuse(name, f"holds text that is not Unicode (half of a surrogate pair): {text}")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        _refuse(name, f"holds an integer of {value.bit_length():,} bits; at most {MAX_BITS:,}", "write it as text")
+    return len(value) if isinstance(value, bytes) else 1
+
+
+# ---------------------------------------------------------------- YAML
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end was not read yet.
+
+    Attributes:
+        anchor: Its name for aliases.
+        size: Bytes in it.
+        count: Names and values in it, itself included.
+        height: Lists and mappings inside each other in it, itself included.
+    """
+
+    anchor: str | None
+    size: int = 1
+    count: int = 1
+    height: int = 1
+
+
+def _check_events(data: bytes, name: str) -> None:
+    """Refuse before anything is built what is too deep, or too large with its aliases written out."""
+    known: dict[str | None, tuple[int, int, int]] = {}
+    opened = [_Open(None)]
+    for event in yaml.parse(data, Loader=_Safe):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append(_Open(event.anchor))
+            size, count, height = 0, 0, 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = opened.pop()
+            size, count, height = known[done.anchor] = done.size, done.count, done.height
+        elif isinstance(event, yaml.ScalarEvent):
+            size, count, height = known[event.anchor] = len(event.value.encode("utf-8", "surrogatepass")) + 1, 1, 0
+        elif isinstance(event, yaml.AliasEvent):
+            if any(each.anchor == event.anchor for each in opened[1:]):
+                _refuse(name, f"has an alias inside what it stands for: *{event.anchor}{_at(event.start_mark)}")
+            size, count, height = known.get(event.anchor, (0, 0, 0))
+        else:
+            continue
+        last = opened[-1]
+        last.size, last.count, last.height = last.size + size, last.count + count, max(last.height, height + 1)
+        if len(opened) - 1 + height > MAX_DEPTH:
+            _refuse(name, _deep(len(opened) - 1 + height, _at(event.start_mark)))
+        if last.size > MAX_BYTES or last.count > MAX_VALUES:
+            most = _MOST if last.size > MAX_BYTES else f"a spec has at most {MAX_VALUES:,}"
+            found = f"more than {MAX_BYTES:,} bytes" if last.size > MAX_BYTES else "more names and values"
+            _refuse(name, f"has {found} with its aliases written out{_at(event.start_mark)}; {most}", _INSTEAD)
+
+
+class _Loader(_Safe):
+    """JSON's types only, as ``kubectl`` has it, and errors that name the line."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """See PyYAML.
+
+        Raises:
+            ConstructorError: the value is none of its type.
+        """
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, OverflowError, AttributeError):
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{_brief(repr(node.value))} is no {kind}", node.start_mark
+            ) from None
+
+    def integer(self, node: Any) -> int | str:
+        """An integer; YAML 1.1's base 60 (12:30) is text."""
+        text = str(self.construct_scalar(node))
+        if ":" in text:
+            return text
+        if len(text) > _DIGITS:
+            problem = f"an integer of {len(text):,} digits; at most {_DIGITS}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return int(self.construct_yaml_int(node))
+
+    def real(self, node: Any) -> float | str:
+        """A float; YAML 1.1's base 60 is text."""
+        text = str(self.construct_scalar(node))
+        return text if ":" in text else float(self.construct_yaml_float(node))
+
+
+_JSON = ("null", "bool", "int", "float", "str", "seq", "map")
+_Loader.yaml_constructors = {
+    tag: make
+    for tag, make in _Safe.yaml_constructors.items()
+    if tag is None or str(tag).removeprefix("tag:yaml.org,2002:") in _JSON
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.real)
+_Loader.yaml_implicit_resolvers = {
+    first: [each for each in resolvers if each[0].rpartition(":")[2] not in ("timestamp", "value")]
+    for first, resolvers in _Safe.yaml_implicit_resolvers.items()
+}
+
+
+def _explained(error: yaml.YAMLError, data: bytes) -> tuple[str, str]:
+    """Where YAML is wrong, as ``, line 3, column 5``, and why; each on one line."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        return _at(mark), _brief(" ".join(", ".join(filter(None, (error.context, error.problem))).split()))
+    if isinstance(error, yaml.reader.ReaderError):
+        before = data[: error.position]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        return f", line {line}, column {column}", _brief(str(error.reason))
+    return "", _brief(" ".join(str(error).split()))
+
+
+def _at(mark: Any) -> str:
+    return f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _size(source: IO[bytes]) -> str:
+    """Bytes of a file; empty where only reading it to its end would show that."""
+    try:
+        found = os.fstat(source.fileno())
+    except OSError:
+        return ""
+    return f"{found.st_size:,}" if stat.S_ISREG(found.st_mode) else ""
+
+
+def _deep(found: int, where: str = "") -> str:
+    return f"is nested {found} lists and mappings deep, or more{where}; a spec has at most {MAX_DEPTH}"
+
+
+def _refuse(name: str, message: str, instead: str = "") -> NoReturn:
+    raise InvalidSpec([Problem("", f"{name or 'the spec'} {message}", instead)])
