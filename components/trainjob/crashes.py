@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence
+from trainjob.diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence
 from trainjob.errors import RetryVerdict
 from trainjob.status import Phase, mapping, mappings
 
@@ -34,7 +34,7 @@ def printable(text: str, characters: int = LINE_CHARACTERS) -> str:
     plain = _ESCAPES.sub("", last).replace("\t", "    ")
     shown = "".join(c if c.isprintable() else "\ufffd" for c in plain[:characters])
     left_out = max(0, len(plain) - characters) + max(0, len(text) - 20 * characters)
-    return f"{shown} … ({left_out} characters more)" if left_out else shown
+    return f"{shown} … ({left_out}{CUT}" if left_out else shown
 
 
 def warning(diagnosis: Diagnosis) -> list[str]:
@@ -42,7 +42,10 @@ def warning(diagnosis: Diagnosis) -> list[str]:
     lines = [diagnosis.crash]
     if diagnosis.log:
         lines.append(f"last lines of {diagnosis.rank or 'its log'}:")
-        lines += [f"  | {printable(line)}" for line in diagnosis.log]
+        shown = [printable(line) for line in diagnosis.log]
+        lines += [f"  | {line}" for line in shown]
+        if any(line.endswith(CUT) for line in shown):
+            lines.append(diagnosis.whole_log)
     return lines
 
 

@@ -31,6 +31,7 @@ from trainjob.manifest import (
     DELIVERED,
     GIVEN_UP,
     JobRef,
+    check_key,
     differences,
     job_name,
     labels_of,
@@ -80,6 +81,7 @@ async def launch(
         SpecMismatch: the attempt that would be adopted was made from another spec.
         TrainJobFailed: the earlier attempt's verdict is final by `after_failure`.
         LaunchError: the job was refused.
+        InvalidSpec: the spec is wrong, or the key is blank.
     """
     spec.check()
     attempt = first_attempt
@@ -108,6 +110,7 @@ async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: 
         LaunchError: the job would be refused.
     """
     spec.check()
+    check_key(key)
     # Under a name that is free, since a job that is there is no reason to refuse this one.
     trainjob = render(spec, f"{key}/dry-run/{secrets.token_hex(6)}", 1, namespace)
     stored = await backend.create(trainjob, dry_run=True)

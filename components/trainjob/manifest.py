@@ -114,8 +114,24 @@ def _work_name(key: str) -> str:
     return f"{slug[:_SLUG].rstrip('-') or 'job'}-{key_hash(key)}"
 
 
+def check_key(key: str) -> None:
+    """Refuse a key that names no piece of work: all who leave it blank would share one job.
+
+    Raises:
+        InvalidSpec: the key is blank, or no text.
+    """
+    if not isinstance(key, str) or not key.strip():
+        what = "is blank" if isinstance(key, str) else f"must be text, not {type(key).__name__}"
+        raise InvalidSpec([Problem("key", what, "name the piece of work, such as nightly/train")])
+
+
 def labels_of(key: str) -> dict[str, str]:
-    """Labels that all attempts of `key` have, to find them by."""
+    """Labels that all attempts of `key` have, to find them by.
+
+    Raises:
+        InvalidSpec: see `check_key`.
+    """
+    check_key(key)
     return {MANAGED_BY: "trainjob", KEY: key_hash(key)}
 
 
@@ -133,7 +149,9 @@ def render(
 
     Raises:
         ConfigurationError: no namespace can have this name.
+        InvalidSpec: there is no runtime, or the key is blank.
     """
+    check_key(key)
     if spec.manifest is not None:
         body = spec.manifest.get("spec") or {}
         metadata = spec.manifest.get("metadata") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from trainjob.errors import ConfigurationError
 class Settings(BaseSettings):
     """What can be set in the environment; an explicit argument or an Airflow connection wins over each of these.
 
-    ``Settings()`` reads the environment afresh at every call, so tests and notebooks see their changes.
+    ``Settings()`` reads the environment afresh at every call, so tests and notebooks see their changes. An empty
+    variable counts as one that is not set.
 
     Raises:
         ConfigurationError: a variable has a value that it cannot have.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TRAINJOB_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="TRAINJOB_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     backend: str = "kubernetes"
     """``kubernetes`` or ``local`` (``TRAINJOB_BACKEND``)."""
@@ -62,10 +64,11 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            wrong = "; ".join(f"TRAINJOB_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-            raise ConfigurationError(f"settings from the environment cannot be used: {wrong}") from None
-        except SettingsError as error:  # no JSON where JSON is needed
-            raise ConfigurationError(f"settings from the environment cannot be used: {error}") from None
+            raise ConfigurationError(_wrong(error)) from None
+        except SettingsError as error:  # no JSON where JSON is needed: one setting is written in JSON
+            raise ConfigurationError(
+                f"TRAINJOB_LOCAL_ENVIRONMENTS: {error.__cause__ or error}; {_ENVIRONMENTS}"
+            ) from None
 
     @field_validator("namespace")
     @classmethod
@@ -79,3 +82,26 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("local_environments", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"is {'a list' if isinstance(value, list) else 'a single value'}")
+        for runtime, environment in value.items():
+            if not runtime.strip() or not str(environment).strip():
+                raise ValueError(f"{runtime!r}: {environment!r} is blank")
+        return value
+
+
+def _wrong(error: ValidationError) -> str:
+    problems = []
+    for each in error.errors(include_url=False):
+        setting, *path = map(str, each["loc"])
+        form = f"; {_ENVIRONMENTS}" if setting == "local_environments" else ""
+        message = each["msg"].removeprefix("Value error, ")
+        problems.append(": ".join([f"TRAINJOB_{setting.upper()}", *path, message]) + form)
+    return "\n".join(problems)
+
+
+_ENVIRONMENTS = 'write a JSON object: {"torch-distributed": "/path/of/a/virtual/environment"}'

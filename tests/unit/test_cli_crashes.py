@@ -206,5 +206,5 @@ def test_a_page_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], backend: MemoryBackend, job: JobRef, tmp_path: Path
 ) -> None:
     code, _, err = exit_of(capsys, "diagnose", job.name, "--html", str(tmp_path / "no" / "such" / "directory.html"))
-    assert code == 3
-    assert "No such file or directory" in err
+    assert code == 2
+    assert f"there is no directory {tmp_path / 'no' / 'such'}" in err

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncGenerator, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,9 +98,11 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_runtimes_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mpi = next(name for name, framework in runtimes.FRAMEWORKS.items() if framework == "mpi")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = by_check(local.examine(LocalBackend(), ["nosuch", mpi], "gpus"))
-    assert (found["runtime"].level, found["mpi"].level) == (Level.FAILURE, Level.FAILURE)
-    assert "trainjob-step" in found["runtime"].advice
+    findings = [*local.examine(LocalBackend(), ["nosuch", mpi], "gpus")]
+    unknown, known = [finding for finding in findings if finding.check == "runtime"]
+    found = by_check(findings)
+    assert (unknown.level, known.level, found["mpi"].level) == (Level.FAILURE, Level.FAILURE, Level.FAILURE)
+    assert "trainjob-step" in unknown.advice
     assert "openmpi" in found["mpi"].advice
     assert found["queue"].level is Level.SKIPPED
     assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.OK, "nobody needs it"
@@ -117,6 +120,86 @@ def test_environments_of_runtimes(tmp_path: Path) -> None:
     assert [finding.level for finding in found] == [Level.OK, Level.OK, Level.FAILURE, Level.WARNING]
     assert "jax-distributed" in found[2].message
     assert "torch-distrbuted" in found[3].message
+
+
+def made_environment(path: Path, *, programs: tuple[str, ...] = (), modules: tuple[str, ...] = ()) -> Path:
+    """What a virtual environment looks like from outside: its Python finds nothing but `modules`."""
+    (path / "bin").mkdir(parents=True)
+    scripts = dict.fromkeys(programs, "#!/bin/sh\n")
+    scripts["python"] = f'#!/bin/sh\nPYTHONPATH={path}/site exec {sys.executable} -S "$@"\n'
+    for name, script in scripts.items():
+        (path / "bin" / name).write_text(script)
+        (path / "bin" / name).chmod(0o755)
+    for name in modules:
+        (path / "site" / f"{name}-1.2.dist-info").mkdir(parents=True)
+        (path / "site" / f"{name}-1.2.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.2\n")
+        (path / "site" / f"{name}.py").write_text("raise SystemExit('it is not imported')")
+    return path
+
+
+NEEDS = {
+    "torch-distributed": (("torchrun",), ("torch",)),
+    "torch-resilient": (("torchrun",), ("torch",)),
+    "jax-distributed": ((), ("jax",)),
+    "jax-resilient": ((), ("jax",)),
+    "xgboost-distributed": ((), ("xgboost",)),
+    "deepspeed-distributed": (("mpirun",), ("deepspeed", "torch")),
+    "mlx-distributed": (("mpirun",), ("mlx",)),
+    "trainjob-step": ((), ()),
+}
+
+
+@pytest.mark.parametrize("runtime", runtimes.FRAMEWORKS)
+def test_a_runtime_is_looked_for_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
+) -> None:
+    """Not in that of trainjob, which may have what the ranks will not find, and the other way round."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    programs, modules = NEEDS[runtime]
+    whole = made_environment(tmp_path / "whole", programs=programs, modules=modules)
+    bare = made_environment(tmp_path / "bare")
+    found = by_check(local.examine(LocalBackend(environments={runtime: whole}), [runtime]))
+    assert {name for name, each in found.items() if each.level is not Level.OK} == set()
+    for name in modules:
+        assert f"{name} 1.2 is in {whole}" in found["runtime"].message
+    for name in programs:
+        message = found["mpi" if name == "mpirun" else "runtime"].message
+        assert f"{name} is {whole}/bin/{name}" in message
+    found = by_check(local.examine(LocalBackend(environments={runtime: bare}), [runtime]))
+    assert (found["runtime"].level is Level.FAILURE) == bool(modules)
+    assert (found["mpi"].level is Level.FAILURE) == ("mpirun" in programs)
+    for name in modules:
+        assert f"no {name}" in found["runtime"].message
+        assert f"{bare}/bin/python -m pip install" in found["runtime"].advice
+
+
+def test_a_runtime_without_what_it_needs_is_reported_with_the_setting_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(runtimes.MODULES, "torch-distributed", ("nosuch_module",))
+    other = {"jax-distributed": Path("/venvs/jax")}
+    finding = by_check(local.examine(LocalBackend(environments=other), ["torch-distributed"]))["runtime"]
+    assert "no nosuch_module in the environment of trainjob" in finding.message
+    (variable,) = re.findall(r"TRAINJOB_LOCAL_ENVIRONMENTS='([^']+)'", finding.advice)
+    assert json.loads(variable) == {"jax-distributed": "/venvs/jax", "torch-distributed": "/path/of/it"}
+
+
+def test_an_environment_that_is_gone_is_not_replaced_by_another(tmp_path: Path) -> None:
+    gone = {"torch-distributed": tmp_path / "gone"}
+    found = by_check(local.examine(LocalBackend(environments=gone), ["torch-distributed"]))
+    assert found["runtime"].level is Level.FAILURE
+    assert str(tmp_path / "gone") in found["runtime"].message
+
+
+def test_extras_that_are_not_installed_are_named_with_what_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert local.EXTRAS.keys() == project["optional-dependencies"].keys() - {"all", "examples"}
+    monkeypatch.setattr(local, "find_spec", lambda name: None if name == "obstore" else True)
+    finding = by_check(local.examine(LocalBackend()))["extras"]
+    assert finding.level is Level.OK, "jobs of this machine need none"
+    assert "storage (s3://, gs://" in finding.message
+    assert "mlflow" not in finding.message
+    assert ".[storage]" in finding.advice
 
 
 def test_by_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +352,7 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[RetryVerdict
 
 
 def test_a_finding_fits_the_terminal_and_its_advice_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "on_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "70")
     advice = "kubectl " + "x" * 100
     text = click.unstyle(clusters._text(Finding("rights", Level.WARNING, "may not watch\npods " * 8, advice), ""))

@@ -25,7 +25,7 @@ from trainjob.manifest import (
 RFC_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 TRAIN: dict[str, Any] = {"runtime": "torch-distributed", "command": ["train"], "num_nodes": 2}
-KEYS = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+KEYS = st.text(alphabet=st.characters(exclude_categories=["Cs"])).filter(str.strip)
 
 
 def rendered(key: str = "key", attempt: int = 1, **fields: Any) -> dict[str, Any]:

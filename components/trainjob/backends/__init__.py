@@ -34,7 +34,7 @@ def connect(
     Raises:
         ConfigurationError: there is no such backend.
     """
-    from trainjob.errors import ConfigurationError  # noqa: PLC0415 - supervisors import this package too
+    from trainjob.errors import ConfigurationError, missing  # noqa: PLC0415 - supervisors import this package too
     from trainjob.settings import Settings  # noqa: PLC0415
 
     name = backend or Settings().backend
@@ -47,7 +47,9 @@ def connect(
             from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx, an extra
             from trainjob.backends.kubernetes.client import Timings  # noqa: PLC0415 - needs httpx, an extra
         except ImportError as error:
-            raise ConfigurationError("httpx is missing: pip install 'trainjob[kubernetes]'") from error
+            needed = missing("a cluster (TRAINJOB_BACKEND=kubernetes, the default)", "httpx", "kubernetes")
+            raise ConfigurationError(f"{needed}; to run jobs on this machine: export TRAINJOB_BACKEND=local") from error
         timings = Timings(probe=_PROBE_SECONDS) if attended else None
         return KubernetesBackend(credentials, shared=shared, timings=timings)
-    raise ConfigurationError(f"there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+    where = "" if backend else "TRAINJOB_BACKEND: "
+    raise ConfigurationError(f"{where}there is no backend {name!r}; there are: {', '.join(BACKENDS)}")

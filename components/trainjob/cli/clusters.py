@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,7 +19,6 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.options import Target
-from trainjob.cli.views import on_terminal
 from trainjob.doctor import Finding, Level, local
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
@@ -126,7 +126,7 @@ def _fields(finding: Finding) -> dict[str, Any]:
 def _text(finding: Finding, said: str) -> str:
     """One finding for people; advice that was just `said` is not repeated, nor broken: it can be a command to copy."""
     level = click.style(f"{finding.level:<9}", fg=_COLOURS[finding.level])
-    width = shutil.get_terminal_size().columns if on_terminal() else 1 << 20
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
     room = max(40, width - len(_INDENT))
     message = textwrap.wrap(" ".join(finding.message.split()), room, break_long_words=False, break_on_hyphens=False)
     lines = [f"{level}{finding.check:<13}{message[0]}", *(_INDENT + line for line in message[1:])]

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -26,7 +27,9 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.files import leftovers
 from trainjob.cli import texts
-from trainjob.cli.views import JsonView, PlainView, View, drop_stdout, on_terminal
+from trainjob.cli.options import redrawn
+from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
+from trainjob.diagnosis import rank_of
 from trainjob.errors import NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.launch import CrashAction
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
@@ -45,6 +48,8 @@ _DETAILS = ("spec", "ranks", "events", "running")
 
 _LAST_STATE_SECONDS = 2.0
 """For what is read of a job while it is cancelled."""
+_RANKS = 20
+"""Ranks that an error names."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
@@ -197,7 +202,7 @@ class Commands:
     def _view(self, hint: str, *, plain: bool, logs: bool) -> View:
         if self.as_json:
             return JsonView(logs=logs)
-        if plain or not on_terminal():
+        if plain or not redrawn(sys.stdout):
             return PlainView(logs=logs)
         from trainjob.cli.live import LiveView  # noqa: PLC0415 - rich takes longer than most commands
 
@@ -332,8 +337,18 @@ class Commands:
                     if show.closed:
                         return PIPE_CLOSED
         if not written and not interrupts.exit_code:
+            await self._check_ranks(ref, ranks)
             click.echo(f"no lines{' of ' + ', '.join(ranks) if ranks else ''} in the logs of {ref}", err=True)
         return interrupts.exit_code
+
+    async def _check_ranks(self, ref: JobRef, ranks: Sequence[str]) -> None:
+        """Refuse ranks that a job has not."""
+        if not ranks:
+            return
+        known = {rank_of(pod) for pod in (await self.backend.evidence(ref)).pods} - {""}
+        if known and (unknown := [rank for rank in ranks if rank not in known]):
+            shown = ", ".join(sorted(known)[:_RANKS]) + (", …" if len(known) > _RANKS else "")
+            raise click.BadParameter(f"{ref} has no rank {' and no rank '.join(unknown)}; it has {shown}")
 
     # --- commands that look once
 
@@ -364,7 +379,9 @@ class Commands:
         jobs = [job for job in jobs if not phases or job["phase"] in phases]
         jobs.sort(key=lambda job: job["created"] or "", reverse=True)
         if not jobs and not self.as_json:
-            click.echo(f"no jobs in namespace {self.namespace}", err=True)
+            asked = "".join([f" with key {key!r}" if key else "", f" in phase {' or '.join(phases)}" if phases else ""])
+            rest = f"; {len(found)} in other phases" if found else "; list all: trainjob list" if key else ""
+            click.echo(f"no jobs in namespace {self.namespace}{asked}{rest}", err=True)
             return 0
         self._answer({"jobs": jobs}, lambda: texts.table(jobs))
         return 0

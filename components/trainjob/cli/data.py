@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from trainjob.cli.options import Target, json_option
+from trainjob.cli.options import Target, json_option, redrawn
 
 if TYPE_CHECKING:
     from trainjob.data import ContentManifest
@@ -73,7 +73,7 @@ def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
     if quiet:
         yield {}
         return
-    if as_json or not sys.stderr.isatty():
+    if as_json or not redrawn(sys.stderr):
         yield {"progress": lambda line: click.echo(line, err=True)}
         return
     from rich.console import Console

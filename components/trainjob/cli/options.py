@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from trainjob import names
+from trainjob.cli import completion
 from trainjob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -36,6 +42,25 @@ def pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def work_key(text: str) -> str:
+    """A key, which is not blank."""
+    if not text.strip():
+        raise click.BadParameter("is blank: name the piece of work, such as nightly/train, or leave --key out")
+    return text
+
+
+def output_file(text: str) -> Path:
+    """The path of a file that can be written, as far as is known before."""
+    path = Path(text)
+    if path.is_dir():
+        raise click.BadParameter(f"{text!r} is a directory: name a file in it")
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"{text!r} cannot be written: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise click.BadParameter(f"{text!r} cannot be written: permission denied")
+    return path
 
 
 def job_name(text: str) -> tuple[str, str]:
@@ -74,6 +99,30 @@ class WithCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What stands behind the command's name in its usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
+
+
+def colours() -> bool | None:
+    """False where nobody wants colours; None where the stream decides: a terminal has them, a file has none."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
+def redrawn(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal on which the cursor may be moved."""
+    return stream.isatty() and bool(os.environ.get("TERM")) and colours() is None
+
+
+def fitted(line: str) -> str:
+    """A line that is wider than the terminal, on several, under its own beginning; words are not broken."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
+    if len(click.unstyle(line)) <= width:
+        return line
+    # Of a quoted line of a log the bar, of a name with its value the name, else the blanks.
+    begin = re.match(r" *(\| |\S+ {2,})?", line)
+    start = begin[0] if begin else ""
+    below = start if start.endswith("| ") else " " * len(start)
+    room = max(20, width - len(start))
+    rest = textwrap.wrap(line[len(start) :], room, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{below if i else start}{part}" for i, part in enumerate(rest))
 
 
 @dataclass
@@ -139,7 +188,9 @@ def _pairs(option: str, text: str) -> Callable[[Any], Any]:
 # What to run: names are those of the spec's fields. They add to SPEC, or take the place of what it says.
 spec_options = _apply(
     click.argument("spec", type=click.File("rb"), required=False, metavar="[SPEC.yaml|-]"),
-    click.option("--runtime", help="ClusterTrainingRuntime, e.g. torch-distributed."),
+    click.option(
+        "--runtime", shell_complete=completion.runtimes, help="ClusterTrainingRuntime, e.g. torch-distributed."
+    ),
     click.option("--image", help="Image of the nodes."),
     click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes."),
     click.option("--num-proc-per-node", type=click.IntRange(min=1), metavar="N", help="Processes on each node."),
@@ -148,7 +199,13 @@ spec_options = _apply(
     _pairs("--input", "URI that is read; $TRAINJOB_INPUT_<NAME> on the nodes."),
     _pairs("--output", "URI that is written; $TRAINJOB_OUTPUT_<NAME> on the nodes."),
     _pairs("--label", "Label of the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
-    click.option("--key", help="Which piece of work this is: the same key again is the same job."),
+    click.option(
+        "--key",
+        type=work_key,
+        metavar="KEY",
+        shell_complete=completion.keys,
+        help="Which piece of work this is: the same key again is the same job.",
+    ),
 )
 live_options = _apply(
     click.option("--queue-timeout", type=duration, help="Longest wait for admission, e.g. 30m."),

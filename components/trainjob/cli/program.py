@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -14,20 +15,25 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 import click
 
 from trainjob import __version__
+from trainjob.cli import completion
 from trainjob.cli.data import data
 from trainjob.cli.options import (
     Target,
     WithCommand,
+    colours,
     common_options,
     duration,
     fields_of,
+    fitted,
     global_options,
     job_name,
     live_options,
+    output_file,
     require_crash_option,
     require_work,
     service_account,
     spec_options,
+    work_key,
 )
 from trainjob.cli.registry import registry
 from trainjob.errors import (
@@ -39,12 +45,18 @@ from trainjob.errors import (
     TimedOut,
     TrainJobError,
     TrainJobFailed,
+    missing,
 )
 from trainjob.status import Phase
 
 if TYPE_CHECKING:
     from trainjob.install import Part
     from trainjob.launch import CrashAction
+
+_LASTING = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+)
+"""What a retry finds again: a path that is not there, is of another kind, or may not be used."""
 
 USER, USAGE, INFRASTRUCTURE, BUDGET, NOT_FOUND, BUG, INTERRUPTED = 1, 2, 3, 4, 5, 70, 130
 
@@ -77,10 +89,12 @@ def exit_code(error: TrainJobError) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit; errors of this package become a message and an exit code, never a traceback."""
+    if completion.VARIABLE in os.environ:
+        completion.main(program)
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words
     try:
-        answer = program.main(words, prog_name="trainjob", standalone_mode=False)
+        answer = program.main(words, prog_name="trainjob", standalone_mode=False, color=colours())
         code = answer if isinstance(answer, int) else 0
     except click.ClickException as error:
         error.show()
@@ -93,12 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from trainjob.crashes import printable  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
 
         first, *more = (printable(line, 2000) for line in str(error).split("\n"))  # lines of logs are among them
-        click.echo("\n".join([click.style(f"error: {first}", fg="red", bold=True), *more]), err=True)
+        text = "\n".join([click.style(f"error: {first}", fg="red", bold=True), *map(fitted, more)])
+        click.echo(text, err=True, color=colours())
         _error_object(own, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
     except OSError as error:
-        code = INFRASTRUCTURE
-        click.echo(f"error: {error}", err=True)
-        _error_object(own, str(error), code, type=type(error).__name__)
+        code = USAGE if error.errno in _LASTING else INFRASTRUCTURE
+        message = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+        click.echo(f"error: {message}", err=True)
+        _error_object(own, message, code, type=type(error).__name__)
     except Exception as error:  # noqa: BLE001 - a script must not take our bug for a failed training
         code = BUG
         traceback.print_exc()
@@ -129,8 +145,7 @@ def _error_object(words: Sequence[str], message: str, code: int, **fields: Any) 
 def program(ctx: click.Context) -> None:
     """Run Kubeflow TrainJobs exactly once, wait for them, and see what went wrong."""
     ctx.ensure_object(Target)
-    if os.environ.get("NO_COLOR"):
-        ctx.color = False
+    ctx.color = colours()
 
 
 @program.command(cls=WithCommand, epilog=EXIT_CODES)
@@ -190,7 +205,7 @@ def run(
 
 
 @program.command(epilog=EXIT_CODES)
-@click.argument("name", type=job_name, required=False)
+@click.argument("name", type=job_name, required=False, shell_complete=completion.jobs)
 @click.option(
     "--stdin",
     "many",
@@ -236,7 +251,7 @@ def wait(
 
 
 @program.command()
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, shell_complete=completion.jobs)
 @common_options
 @click.pass_obj
 def status(target: Target, /, *, name: tuple[str, str]) -> int:
@@ -245,11 +260,11 @@ def status(target: Target, /, *, name: tuple[str, str]) -> int:
 
 
 @program.command(epilog=EXIT_CODES)
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, shell_complete=completion.jobs)
 @click.option(
     "--html",
     "page",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=output_file,
     metavar="FILE",
     help="Write one HTML page, too, that needs nothing else.",
 )
@@ -265,7 +280,7 @@ def diagnose(target: Target, /, *, name: tuple[str, str], page: Path | None) -> 
 
 
 @program.command()
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, shell_complete=completion.jobs)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
 @click.option("--rank", "ranks", multiple=True, metavar="RANK", help="Only this rank, e.g. node-1; may be repeated.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each rank.")
@@ -295,7 +310,9 @@ def logs(
     metavar="PHASE",
     help="Only jobs in this phase, e.g. Running; may be repeated.",
 )
-@click.option("--key", help="Only the attempts of this key.")
+@click.option(
+    "--key", type=work_key, metavar="KEY", shell_complete=completion.keys, help="Only the attempts of this key."
+)
 @common_options
 @click.pass_obj
 def list_(target: Target, /, *, phases: tuple[str, ...], key: str | None) -> int:
@@ -304,7 +321,7 @@ def list_(target: Target, /, *, phases: tuple[str, ...], key: str | None) -> int
 
 
 @program.command()
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, shell_complete=completion.jobs)
 @click.option("--suspend", is_flag=True, help="Keep the job, stopped; `trainjob resume` starts its ranks anew.")
 @common_options
 @click.pass_obj
@@ -318,7 +335,7 @@ def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
 
 
 @program.command()
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, shell_complete=completion.jobs)
 @common_options
 @click.pass_obj
 def resume(target: Target, /, *, name: tuple[str, str]) -> int:
@@ -327,7 +344,7 @@ def resume(target: Target, /, *, name: tuple[str, str]) -> int:
 
 
 @program.command()
-@click.argument("name", type=job_name)
+@click.argument("name", type=job_name, shell_complete=completion.jobs)
 @common_options
 @click.pass_obj
 def delete(target: Target, /, *, name: tuple[str, str]) -> int:
@@ -426,7 +443,14 @@ def reap(target: Target, /) -> int:
 
 
 @program.command(epilog=EXIT_CODES)
-@click.option("--runtime", "runtimes", multiple=True, metavar="NAME", help="A runtime that has to be there.")
+@click.option(
+    "--runtime",
+    "runtimes",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.runtimes,
+    help="A runtime that has to be there.",
+)
 @click.option("--queue", default="", metavar="NAME", help="LocalQueue of Kueue that jobs are to name.")
 @common_options
 @click.pass_obj
@@ -457,15 +481,15 @@ def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
     wrong but a cluster could not be reached.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+    from importlib.util import find_spec  # noqa: PLC0415 - the same
 
     found = [*entry_points(group="trainjob.check")]
-    if not found:
-        raise click.UsageError("Airflow's provider is not installed here: pip install 'trainjob[airflow]'")
+    if not found or find_spec("airflow") is None:
+        raise missing("trainjob check", "Airflow", "airflow")
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")  # its log goes to stdout
-    codes = {0}
+    codes = set()
     for each in found[0].load()(dags, cluster=cluster):
-        if each.problem:
-            codes.add(INFRASTRUCTURE if each.retryable else USAGE)
+        codes.add((INFRASTRUCTURE if each.retryable else USAGE) if each.problem else 0)
         if as_json:
             click.echo(json.dumps(_checked(each, cluster=cluster)))
             continue
@@ -477,7 +501,9 @@ def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
             click.echo(f"{click.style('ok', fg='green')}       {each.where}{note}")
         for note in each.notes:
             click.echo(f"         {click.style('note', fg='yellow')}: {note}")
-    return USAGE if USAGE in codes else max(codes)
+    if not codes:
+        click.echo(f"no TrainJob tasks in {dags}", err=True)
+    return USAGE if USAGE in codes else max(codes, default=0)
 
 
 def _checked(each: Any, *, cluster: bool) -> dict[str, Any]:

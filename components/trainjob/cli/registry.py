@@ -41,6 +41,8 @@ def list_(target: Target, /, *, name: str, uri: str | None) -> int:
     versions = connect(uri).list(name)
     if target.as_json:
         return _say(texts.as_json({"versions": [_fields(version) for version in versions]}))
+    if not versions:
+        click.echo(f"no versions of a model {name} in this registry", err=True)
     rows = [["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]]
     rows += [
         [each.version, ", ".join(each.aliases), texts.joined(each.metrics), _moment(each), each.uri]

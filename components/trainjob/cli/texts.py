@@ -12,6 +12,7 @@ import click
 import yaml
 
 from trainjob.backends.base import TrainJob
+from trainjob.cli.options import fitted
 from trainjob.crashes import printable
 from trainjob.manifest import KEY, JobRef
 from trainjob.report import Event, Rank, Report, facts, rounded, seconds_of, short
@@ -81,18 +82,22 @@ def status_text(report: Report) -> str:
         "active": short(seconds["active"]) if "active" in seconds else "",
     }
     text = "\n".join([click.style(str(report.ref), bold=True), *_aligned(shown)])
-    return f"{text}\n\n{report.diagnosis.text()}" if report.troubled else text
+    return f"{text}\n\n{_explanation(report)}" if report.troubled else text
 
 
 def report_text(report: Report) -> str:
     """All that is known of a job, for people."""
     parts = [status_text(report)]
     if not report.troubled and report.diagnosis.summary:
-        parts.append(report.diagnosis.text())
+        parts.append(_explanation(report))
     spec = {name: text for name, text in report.spec.items() if name not in ("runtime", "nodes")}
     parts += [_section("spec", _aligned(spec)), _section("ranks", _rank_lines(report.ranks))]
     parts.append(_section("events", [_event_line(event, report.taken) for event in report.events[-_EVENTS:]]))
     return "\n\n".join(filter(None, parts))
+
+
+def _explanation(report: Report) -> str:
+    return "\n".join(map(fitted, report.diagnosis.text().split("\n")))
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
@@ -100,7 +105,7 @@ def _section(title: str, lines: Sequence[str]) -> str:
 
 
 def _aligned(values: Mapping[str, str]) -> list[str]:
-    return [f"  {name:<9} {text}" for name, text in values.items() if text]
+    return [fitted(f"  {name:<9} {text}") for name, text in values.items() if text]
 
 
 def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
@@ -121,7 +126,7 @@ def _event_line(event: Event, now: datetime) -> str:
     age = f"{short((now - event.time).total_seconds())} ago" if event.time else ""
     often = f" ({event.count} times)" if event.count > 1 else ""
     reason = click.style(event.reason, fg="yellow") if event.kind == "Warning" else event.reason
-    return f"  {age:<11} {reason}  {event.about}: {event.message}{often}"
+    return fitted(f"  {age:<11} {reason}  {event.about}: {event.message}{often}")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

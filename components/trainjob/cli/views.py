@@ -22,11 +22,6 @@ from trainjob.waiting import TrainJobResult
 _PROGRESS_STEP = 10.0  # percentage points between two plain lines about progress
 
 
-def on_terminal() -> bool:
-    """Whether stdout is a terminal that can be redrawn."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def drop_stdout() -> None:
     """Send the rest of stdout nowhere: its reader is gone, and Python would complain about that at exit."""
     with suppress(OSError, ValueError):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest, File
-from trainjob.errors import ChecksumMismatch, ConfigurationError
+from trainjob.errors import ChecksumMismatch, ConfigurationError, missing
 
 Wanted = Callable[[str], bool]
 
@@ -96,9 +96,7 @@ def _library() -> tuple[Any, Any]:
     try:
         from model_signing import signing, verifying  # noqa: PLC0415 - an extra, for those who need it
     except ImportError as error:
-        raise ConfigurationError(
-            f"signatures need model-signing: install trainjob[sign], or use an image that has it ({error})"
-        ) from None
+        raise missing("a signature", f"model-signing ({error})", "sign") from None
     return signing, verifying
 
 

@@ -14,8 +14,8 @@
 """
 
 from trainjob.diagnosis.crashes import READ_LINES, rank_of
-from trainjob.diagnosis.judge import Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.judge import CUT, Diagnosis, Evidence, diagnose
 from trainjob.diagnosis.meanings import Category
 from trainjob.diagnosis.tails import TAIL_LINES
 
-__all__ = ["READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "rank_of"]
+__all__ = ["CUT", "READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "rank_of"]

@@ -14,7 +14,10 @@ from trainjob.diagnosis.tails import TAIL_LINES, Tail
 from trainjob.errors import RetryVerdict
 from trainjob.status import Observation, Phase, mapping, observe
 
-_SHOWN = 2000  # characters of a log line that are shown
+CUT = " characters more)"
+"""How a line ends of which not all is shown."""
+
+_SHOWN, _KEPT = 2000, 1900  # characters of a log line that are shown, and those of one that is longer
 _SAID = 400  # characters of a message that are quoted in a summary
 
 
@@ -94,12 +97,20 @@ class Diagnosis:
         if self.log:
             lines.append(f"last lines of {self.rank or 'its log'}:")
             lines += [f"  | {line}" for line in self.log]
+            if any(line.endswith(CUT) for line in self.log):
+                lines.append(self.whole_log)
         if self.advice:
             lines.append(f"what to do: {self.advice}")
         if self.category is not Category.NONE:
             lines.append(f"category: {self.category}; {self.outlook}")
         lines += [f"not seen: {what}" for what in self.unseen]
         return "\n".join(lines)
+
+    @property
+    def whole_log(self) -> str:
+        """Where lines that are cut are whole."""
+        rank = f" --rank {self.rank}" if self.rank else ""
+        return f"some lines are cut; all of them, while the pods are there: trainjob logs {self.job}{rank}"
 
     @property
     def outlook(self) -> str:
@@ -271,14 +282,18 @@ def _of_crash(blamed: Blamed, evidence: Evidence) -> Diagnosis:
 
 
 def _shown(evidence: Evidence, pod: str, tail: Tail) -> tuple[str, ...]:
-    return tuple(_cut(line, _SHOWN) for line in tails.excerpt(evidence.logs.get(pod, ()), tail))
+    return tuple(map(_shortened, tails.excerpt(evidence.logs.get(pod, ()), tail)))
 
 
 def _left(crash: Crash) -> tuple[str, ...]:
     """A termination message in place of the log: ``FallbackToLogsOnError`` puts the end of the log there."""
     if crash.meaning is not None or crash.message.startswith("{"):  # a report of results is none
         return ()
-    return tuple(_cut(line, _SHOWN) for line in crash.message.splitlines()[-TAIL_LINES:])
+    return tuple(map(_shortened, crash.message.splitlines()[-TAIL_LINES:]))
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _SHOWN else f"{line[:_KEPT]} … ({len(line) - _KEPT}{CUT}"
 
 
 def _line(text: str) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from trainjob.backends.local import private, runtimes
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.doctor.findings import Finding, Level
+from trainjob.errors import ConfigurationError
 
 _ROOM = 1 << 30  # bytes; logs and models of a small training
 
@@ -30,10 +36,9 @@ def examine(backend: LocalBackend, wanted: Sequence[str] = (), queue: str = "") 
     for runtime, environment in backend.environments.items():
         yield _environment(runtime, environment)
     for runtime in wanted:
-        if runtime not in runtimes.FRAMEWORKS:
-            known = ", ".join(sorted(runtimes.FRAMEWORKS))
-            yield Finding("runtime", Level.FAILURE, f"there is no runtime {runtime} here", f"use one of {known}")
-    yield _mpi(wanted)
+        yield _runtime(backend, runtime)
+    yield _mpi(backend, wanted)
+    yield _extras()
     gpus = runtimes.gpus_present()
     yield Finding(
         "gpus", Level.OK, f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: jobs that ask for one are refused"
@@ -72,16 +77,99 @@ def _environment(runtime: str, environment: Path) -> Finding:
         return Finding("python", Level.WARNING, message, f"name one of {known}")
     python = environment.expanduser() / "bin" / "python"
     if not os.access(python, os.X_OK):
-        message = f"{runtime} has the environment {environment}, in which there is no Python"
-        return Finding("python", Level.FAILURE, message, f"python -m venv {environment}, or correct its path")
+        message = (
+            f"TRAINJOB_LOCAL_ENVIRONMENTS: {runtime} has the environment {environment}, in which there is no Python"
+        )
+        return Finding("python", Level.FAILURE, message, f"python3 -m venv {environment}, or correct its path")
     return Finding("python", Level.OK, f"{runtime} runs with {python}")
 
 
-def _mpi(wanted: Sequence[str]) -> Finding:
-    program = shutil.which("mpirun")
-    if program:
-        return Finding("mpi", Level.OK, f"mpirun is {program}")
+def _runtime(backend: LocalBackend, runtime: str) -> Finding:
+    """Whether what a training on a runtime starts with, and is written for, is where its ranks look for it."""
+    if runtime not in runtimes.FRAMEWORKS:
+        known = ", ".join(sorted(runtimes.FRAMEWORKS))
+        return Finding("runtime", Level.FAILURE, f"there is no runtime {runtime} here", f"use one of {known}")
+    try:
+        path = backend.path_of(runtime)
+    except ConfigurationError as error:
+        return Finding("runtime", Level.FAILURE, f"{runtime} cannot start: {error}")
+    programs = {name: shutil.which(name, path=path) for name in runtimes.PROGRAMS.get(runtime, ()) if name != "mpirun"}
+    python = shutil.which("python", path=path) or ""
+    modules = _modules(python, path, runtimes.MODULES.get(runtime, ()))
+    lacking = [name for name, found in [*programs.items(), *modules.items()] if not found]
+    where = backend.environments.get(runtime) or f"the environment of trainjob, {sys.prefix}"
+    if not lacking:
+        found = [f"{name} is {place}" for name, place in programs.items()]
+        found += [f"{name} {version} is in {where}" for name, version in modules.items()]
+        return Finding("runtime", Level.OK, f"{runtime}: {', '.join(found) or 'needs nothing that is not here'}")
+    packages = sorted(runtimes.MODULES.get(runtime, ()))
+    # As JSON, for a shell: a name of a runtime has no quotes.
+    advice = f"{python or 'python'} -m pip install {' '.join(packages)}"
+    if runtime not in backend.environments:
+        advice += f", or name an environment that has it: {_setting(backend, runtime)}"
+    return Finding("runtime", Level.FAILURE, f"{runtime}: there is no {' and no '.join(lacking)} in {where}", advice)
+
+
+def _setting(backend: LocalBackend, runtime: str) -> str:
+    environments = {**{name: str(path) for name, path in backend.environments.items()}, runtime: "/path/of/it"}
+    return f"export TRAINJOB_LOCAL_ENVIRONMENTS='{json.dumps(environments)}'"
+
+
+_ASK = """
+import importlib.metadata, importlib.util, json, sys
+found = {}
+for name in sys.argv[1:]:
+    if importlib.util.find_spec(name) is not None:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "of unknown version"
+print(json.dumps(found))
+"""
+
+
+def _modules(python: str, path: str, names: Sequence[str]) -> dict[str, str]:
+    """Module -> its version in the environment of a Python; empty where it is not there. Nothing of it is imported."""
+    found: dict[str, str] = {}
+    if names and python:
+        environment = {**os.environ, "PATH": path}
+        with suppress(OSError, subprocess.SubprocessError, ValueError):  # as good as not there
+            answer = subprocess.run(
+                [python, "-c", _ASK, *names], env=environment, capture_output=True, timeout=60, check=True
+            )
+            found = json.loads(answer.stdout)
+    return {name: found.get(name, "") for name in names}
+
+
+EXTRAS = {
+    "kubernetes": (("httpx", "kubernetes", "msgspec"), "jobs on a cluster"),
+    "storage": (("httpx", "obstore", "safetensors"), "s3://, gs://, az://, https:// and oci://"),
+    "hf": (("httpx", "huggingface_hub"), "hf://"),
+    "mlflow": (("mlflow", "sqlalchemy", "alembic"), "MLflow as the registry"),
+    "model-registry": (("httpx",), "the Kubeflow Model Registry"),
+    "sign": (("model_signing", "OpenSSL"), "signatures"),
+    "airflow": (("airflow",), "DAGs and trainjob check"),
+    "kfp": (("kfp",), "pipelines"),
+}
+"""Extra of this package -> the modules that it brings, and what needs them."""
+
+
+def _extras() -> Finding:
+    """What is not installed, and what does not work without it. None of it keeps a job from running on this machine."""
+    lacking = [extra for extra, (modules, _) in EXTRAS.items() if not all(map(find_spec, modules))]
+    if not lacking:
+        return Finding("extras", Level.OK, "all are installed")
+    without = "; ".join(f"{extra} ({EXTRAS[extra][1]})" for extra in lacking)
+    return Finding("extras", Level.OK, f"not installed: {without}", f"in a checkout: pip install '.[{lacking[0]}]'")
+
+
+def _mpi(backend: LocalBackend, wanted: Sequence[str]) -> Finding:
     need = sorted(runtime for runtime, framework in runtimes.FRAMEWORKS.items() if framework == "mpi")
-    level = Level.FAILURE if set(need) & set(wanted) else Level.OK
+    asked = [runtime for runtime in need if runtime in wanted]
+    with suppress(ConfigurationError):  # an environment without Python is another finding
+        path = backend.path_of(asked[0]) if asked else None
+        if program := shutil.which("mpirun", path=path):
+            return Finding("mpi", Level.OK, f"mpirun is {program}")
+    level = Level.FAILURE if asked else Level.OK
     message = f"there is no mpirun: jobs of {' and '.join(need)} are refused"
     return Finding("mpi", level, message, "Debian: apt install openmpi-bin" if level is Level.FAILURE else "")

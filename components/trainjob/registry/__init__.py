@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from trainjob.errors import ConfigurationError
+from trainjob.errors import ConfigurationError, missing
 from trainjob.registry.base import Mode, ModelVersion, Promotion, Registry
 
 __all__ = ["Mode", "ModelVersion", "Promotion", "Registry", "connect"]
@@ -42,9 +42,7 @@ def connect(uri: str | None = None) -> Registry:
         try:
             from trainjob.registry.kubeflow import KubeflowRegistry  # noqa: PLC0415 - an extra
         except ImportError:
-            raise ConfigurationError(
-                "a Kubeflow Model Registry needs httpx: install trainjob[model-registry], or use an image that has it"
-            ) from None
+            raise missing("a Kubeflow Model Registry", "httpx", "model-registry") from None
         return KubeflowRegistry(url)
     from trainjob.registry.mlflow import MlflowRegistry  # noqa: PLC0415 - an extra
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
-from trainjob.errors import ConfigurationError
+from trainjob.errors import missing
 
 # A library does not phone home for those who use it. Read by MLflow at its import.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -42,9 +42,7 @@ def calm() -> Iterator[None]:
         try:
             import mlflow  # noqa: F401, PLC0415 - an extra; before the loggers, whose levels it sets
         except ImportError:
-            raise ConfigurationError(
-                "this registry needs MLflow: install trainjob[mlflow], or use an image that has it"
-            ) from None
+            raise missing("this registry", "MLflow", "mlflow") from None
         loggers = [logging.getLogger(name) for name in _NOISY]
         levels = [logger.level for logger in loggers]
         added = [name for name in _LIMITS if name not in os.environ]

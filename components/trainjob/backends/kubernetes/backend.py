@@ -140,6 +140,16 @@ class KubernetesBackend:
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
         return [*await self._insist(lambda: self._client.items(_path(namespace), {"labelSelector": selector}))]
 
+    async def runtimes(self) -> list[str]:
+        """Names of the cluster's ClusterTrainingRuntimes, one page of them; asked once.
+
+        Raises:
+            ApiError: anything but a success.
+        """
+        path = f"/apis/{API_VERSION}/clustertrainingruntimes"
+        found = await self._client.send(Request("GET", path, {"limit": "500"}))
+        return [runtime["metadata"]["name"] for runtime in found.get("items") or []]
+
     async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
         """See `Backend.refs`. With a shared watch its list is asked, so that 10,000 names are no 10,000 requests."""
         if self._shared:

@@ -24,7 +24,7 @@ import yaml
 
 from trainjob.backends.kubernetes import kubeconfig
 from trainjob.backends.kubernetes.kubeconfig import KubeConfig
-from trainjob.errors import ConfigurationError
+from trainjob.errors import ConfigurationError, missing
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TRIES = 5
@@ -159,10 +159,8 @@ class Credentials:
             from kubernetes import config  # noqa: PLC0415 - see `_ask_package`
             from kubernetes.client import Configuration  # noqa: PLC0415 - as above
         except ImportError as error:
-            raise ConfigurationError(
-                "the kubeconfig has an exec plugin or auth provider, which needs the kubernetes package: "
-                "pip install 'trainjob[kubernetes]'"
-            ) from error
+            what = "an exec plugin or auth provider of the kubeconfig"
+            raise missing(what, "the package kubernetes", "kubernetes") from error
         found: Any = Configuration()
         found.host = None
         options = {"context": self.context, "client_configuration": found, "temp_file_path": directory}

@@ -25,7 +25,14 @@ from trainjob.backends.local.ranks import MARKER
 from trainjob.backends.local.supervisor import mend
 from trainjob.diagnosis import READ_LINES, Evidence, obstacles, rank_of
 from trainjob.diagnosis.crashes import has_trained
-from trainjob.errors import AlreadyExists, BackendUnavailable, NotFound, Rejected, RuntimeNotFound
+from trainjob.errors import (
+    AlreadyExists,
+    BackendUnavailable,
+    ConfigurationError,
+    NotFound,
+    Rejected,
+    RuntimeNotFound,
+)
 from trainjob.logs import LogLine, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
@@ -72,15 +79,30 @@ class LocalBackend:
         except FileExistsError:
             raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists or existed") from None
         except OSError as error:
-            raise Rejected(f"TrainJob {metadata['name']} cannot be kept in {self.home}: {error.strerror}") from error
+            raise Rejected(
+                f"TrainJob {metadata['name']} cannot be kept in {self.home}: {error.strerror}; set TRAINJOB_HOME to "
+                "another directory"
+            ) from error
         await anyio.to_thread.run_sync(_supervise, files)
         return stored
 
-    def _start(self, runtime: str) -> dict[str, str]:
+    def path_of(self, runtime: str) -> str:
+        """The PATH of a runtime's ranks.
+
+        Raises:
+            ConfigurationError: the environment that is set for the runtime has no Python; another one would run.
+        """
         environment = self.environments.get(runtime)
         directory = environment.expanduser().absolute() / "bin" if environment else Path(sys.executable).parent
-        path = os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
-        return {"cwd": str(Path.cwd()), "path": path, "home": str(self.home)}
+        if environment and not os.access(directory / "python", os.X_OK):
+            raise ConfigurationError(
+                f"TRAINJOB_LOCAL_ENVIRONMENTS: there is no Python in {environment}, the environment of {runtime}: "
+                f"create it (python3 -m venv {environment}), or correct its path"
+            )
+        return os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
+
+    def _start(self, runtime: str) -> dict[str, str]:
+        return {"cwd": str(Path.cwd()), "path": self.path_of(runtime), "home": str(self.home)}
 
     def _files(self, namespace: str, name: str) -> JobFiles:
         """The files of a job, there or not.

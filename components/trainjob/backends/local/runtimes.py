@@ -27,6 +27,21 @@ FRAMEWORKS = {
     "mlx-distributed": "mpi",
 }
 
+PROGRAMS = {
+    **dict.fromkeys(("torch-distributed", "torch-resilient"), ("torchrun",)),
+    **dict.fromkeys(("deepspeed-distributed", "mlx-distributed"), ("mpirun",)),
+}
+"""Runtime -> programs that its image has, and that a job of it starts with. All have Python."""
+
+MODULES = {
+    **dict.fromkeys(("torch-distributed", "torch-resilient"), ("torch",)),
+    **dict.fromkeys(("jax-distributed", "jax-resilient"), ("jax",)),
+    "xgboost-distributed": ("xgboost",),
+    "deepspeed-distributed": ("deepspeed", "torch"),
+    "mlx-distributed": ("mlx",),
+}
+"""Runtime -> Python modules that its image has, and that a training on it is written for."""
+
 GPU = "nvidia.com/gpu"
 
 

@@ -24,6 +24,7 @@ from trainjob.errors import (
     StoreUnavailable,
     TrainJobError,
     UnsafePath,
+    missing,
 )
 
 if TYPE_CHECKING:
@@ -120,9 +121,7 @@ def open_bucket(location: Location) -> Any:
     try:
         from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra, for those who need it
     except ImportError:
-        raise ConfigurationError(
-            f"{location.scheme}:// needs obstore: install trainjob[storage], or use an image that has it"
-        ) from None
+        raise missing(f"{location.scheme}://", "obstore", "storage") from None
     cloud = CLOUDS[location.scheme]
     # obstore's own default ends every request, with its whole body, after 30 s. Options given here replace those of
     # the environment, so that one is read here.

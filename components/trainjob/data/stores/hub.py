@@ -26,7 +26,7 @@ from trainjob.data.stores.base import Entry
 from trainjob.data.stores.files import os_errors
 from trainjob.data.stores.hub_errors import errors
 from trainjob.data.stores.web import Web
-from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable, UnsafePath
+from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable, UnsafePath, missing
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -53,9 +53,7 @@ class HubStore:
             from huggingface_hub import HfApi, constants, get_session  # noqa: PLC0415 - an extra
             from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
         except ImportError:
-            raise ConfigurationError(
-                "hf:// needs huggingface-hub: install trainjob[hf], or use an image that has it"
-            ) from None
+            raise missing("hf://", "huggingface-hub", "hf") from None
         disable_progress_bars()
         session: Any = get_session()  # of httpx, in some versions of a fork of it
         if session.timeout.read is None:  # its own default: it would wait for a silent server forever

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from trainjob.data.locations import Location
 from trainjob.data.stores.base import Closing, Store
 from trainjob.data.stores.files import FileStore
-from trainjob.errors import ConfigurationError
+from trainjob.errors import missing
 
 
 def open_store(location: Location) -> Store:
@@ -23,25 +23,19 @@ def open_store(location: Location) -> Store:
         try:
             from trainjob.data.stores.web import WebStore  # noqa: PLC0415 - an extra, for those who need it
         except ImportError:
-            raise ConfigurationError(
-                f"{location.scheme}:// needs httpx: install trainjob[storage], or use an image that has it"
-            ) from None
+            raise missing(f"{location.scheme}://", "httpx", "storage") from None
         return WebStore(location)
     if location.scheme == "hf":
         try:
             from trainjob.data.stores.hub import HubStore  # noqa: PLC0415 - likewise
         except ImportError:
-            raise ConfigurationError(
-                "hf:// needs huggingface-hub and httpx: install trainjob[hf], or use an image that has them"
-            ) from None
+            raise missing("hf://", "huggingface-hub and httpx", "hf") from None
         return HubStore(location)
     if location.scheme == "oci":
         try:
             from trainjob.data.stores.oci import OciStore  # noqa: PLC0415 - likewise
         except ImportError:
-            raise ConfigurationError(
-                "oci:// needs httpx: install trainjob[storage], or use an image that has it"
-            ) from None
+            raise missing("oci://", "httpx", "storage") from None
         return OciStore(location)
     from trainjob.data.stores.object_stores import ObjectStore  # noqa: PLC0415 - likewise
 

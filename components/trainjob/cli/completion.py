@@ -1,0 +1,128 @@
+"""Names that a shell completes: jobs, their keys, runtimes. Each is asked for a second at most, and nothing is printed.
+
+Click does the rest: ``_TRAINJOB_COMPLETE=bash_source trainjob`` prints what a shell has to evaluate, see docs/cli.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from threading import Thread
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from trainjob.cli.commands import Commands
+
+VARIABLE = "_TRAINJOB_COMPLETE"
+"""Set by a shell that asks for completions."""
+
+SECONDS = 1.0
+"""How long a shell waits for names: the cluster may be away, or there may be none."""
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def main(program: click.Command) -> NoReturn:
+    """Answer a shell and end this process at once, whatever still waits for an answer. Prints nothing on stderr."""
+    code = 1
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 2):  # a credential plugin could ask for a password
+        os.dup2(nowhere, stream)
+    with suppress(Exception):
+        try:
+            program.main([], prog_name="trainjob", complete_var=VARIABLE)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of jobs; those of another namespace behind ``NAMESPACE/``."""
+    del param
+    namespace, slash, _ = incomplete.rpartition("/")
+    prefix = namespace + slash
+
+    async def names(commands: Commands) -> list[str]:
+        found = await commands.backend.find(namespace or commands.namespace, {})
+        found.sort(key=lambda job: str(job["metadata"].get("creationTimestamp")), reverse=True)
+        return [prefix + job["metadata"]["name"] for job in found]
+
+    return _items(_answers(ctx, names), incomplete)
+
+
+def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Keys of jobs."""
+    del param
+
+    async def names(commands: Commands) -> list[str]:
+        from trainjob.manifest import KEY, MANAGED_BY  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+        found = await commands.backend.find(commands.namespace, {MANAGED_BY: "trainjob"})
+        return [(job["metadata"].get("annotations") or {}).get(KEY, "") for job in found]
+
+    return _items(_answers(ctx, names), incomplete)
+
+
+def runtimes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of runtimes."""
+    del param
+    return _items(_answers(ctx, _runtimes), incomplete)
+
+
+async def _runtimes(commands: Commands) -> list[str]:
+    from trainjob.backends.local.backend import LocalBackend  # noqa: PLC0415 - not before it is needed
+
+    if isinstance(commands.backend, LocalBackend):
+        from trainjob.backends.local.runtimes import FRAMEWORKS  # noqa: PLC0415 - the same
+
+        return [*FRAMEWORKS]
+    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx
+
+    return await commands.backend.runtimes() if isinstance(commands.backend, KubernetesBackend) else []
+
+
+def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequence[str]]]) -> list[str]:
+    """What comes within `SECONDS`; nothing where anything is wrong."""
+    from trainjob.cli.options import Target  # noqa: PLC0415 - which names these functions
+
+    target = ctx.find_object(Target) or Target()
+    answers: list[str] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # nobody could read what is wrong
+            import anyio  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+            from trainjob.cli.commands import Commands  # noqa: PLC0415 - the same
+
+            commands = Commands(target.backend, target.namespace, as_json=False)
+
+            async def session() -> None:
+                answers.extend(await question(commands))
+
+            anyio.run(session)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if thread.is_alive():
+        _end_plugins()
+    return [*answers]
+
+
+def _end_plugins() -> None:
+    """End credential plugins that have not answered: they would outlive this process."""
+    import psutil  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+
+    with suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+
+
+def _items(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in dict.fromkeys(names) if name and name.startswith(incomplete)]

@@ -1,0 +1,310 @@
+"""What a person gets wrong at first: blank keys, paths, settings, filters. Each message names what to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend
+
+from trainjob import InvalidSpec, Settings, TrainJobClient
+from trainjob.backends.local.backend import LocalBackend
+from trainjob.cli import main
+from trainjob.cli.options import fitted
+from trainjob.diagnosis import Evidence, diagnose
+from trainjob.errors import ConfigurationError
+from trainjob.launch import dry_run, launch
+from trainjob.manifest import JobRef, labels_of, render
+from trainjob.spec import TrainJobSpec
+
+STEP = ("--runtime", "trainjob-step")
+SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
+
+
+@pytest.fixture(autouse=True)
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
+
+
+def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    out, err = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    assert "Traceback" not in err
+    return left.value.code, out, err
+
+
+# ---------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize("key", ["", " ", "\t\n"])
+@pytest.mark.parametrize("words", [("run", *STEP), ("render", *STEP), ("list",)])
+def test_a_blank_key_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], key: str
+) -> None:
+    code, out, err = exit_of(capsys, *words, "--key", key, *(("--", "true") if words[1:] else ()))
+    assert (code, out) == (2, "")
+    assert "is blank: name the piece of work, such as nightly/train" in err
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_blank_key_is_refused_by_every_way_to_launch(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    with TrainJobClient(LocalBackend(tmp_path)) as client:
+        calls: list[Callable[[], object]] = [
+            lambda: client.launch(SPEC, ""),
+            lambda: client.launch(SPEC, " ", first_attempt=2),
+            lambda: client.dry_run(SPEC, ""),
+            lambda: client.launch(SPEC, None),  # type: ignore[arg-type]  # as a program may pass it on
+            lambda: anyio.run(lambda: launch(backend, SPEC, "", namespace="default")),
+            lambda: anyio.run(lambda: dry_run(backend, SPEC, " ", namespace="default")),
+            lambda: render(SPEC, "", 1, "default"),
+            lambda: labels_of(""),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidSpec, match=r"key: (is blank|must be text, not NoneType)"):
+                call()
+    assert backend.requests == []
+
+
+# ---------------------------------------------------------------- settings
+
+
+FORM = '{"torch-distributed": "/path/of/a/virtual/environment"}'
+
+
+@pytest.mark.parametrize(
+    "value", ["{", "[1]", "5", "torch=/venv", '{"torch-distributed": 5}', '{"torch-distributed": " "}', '{"": "/x"}']
+)
+def test_environments_of_the_wrong_form(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", value)
+    for words in (["list"], ["run", *STEP, "--", "true"]):
+        code, _, err = exit_of(capsys, *words)
+        assert code == 2
+        (line,) = err.splitlines()
+        assert line.startswith("error: TRAINJOB_LOCAL_ENVIRONMENTS: ")
+        assert FORM in line
+    code, out, _ = exit_of(capsys, "doctor")
+    assert code == 2
+    assert "TRAINJOB_LOCAL_ENVIRONMENTS" in out
+
+
+def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BACKEND", "NAMESPACE", "HOME", "LOCAL_ENVIRONMENTS", "REGISTRY"):
+        monkeypatch.setenv(f"TRAINJOB_{name}", "")
+    settings = Settings()
+    assert (settings.backend, settings.namespace, settings.registry) == ("kubernetes", None, None)
+    assert settings.home == Path.home() / ".trainjob", "and not the working directory"
+
+
+def test_a_backend_that_does_not_exist_names_the_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINJOB_BACKEND", "lokal")
+    code, _, err = exit_of(capsys, "list")
+    assert (code, err) == (
+        2,
+        "error: TRAINJOB_BACKEND: there is no backend 'lokal'; there are: kubernetes, local\n",
+    )
+
+
+def test_an_environment_without_python_starts_no_other_python(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", json.dumps({"trainjob-step": str(tmp_path / "gone")}))
+    code, _, err = exit_of(capsys, "run", *STEP, "--", "python", "-c", "1")
+    assert code == 2
+    assert f"TRAINJOB_LOCAL_ENVIRONMENTS: there is no Python in {tmp_path / 'gone'}, the environment of trainjob" in err
+    with pytest.raises(ConfigurationError, match="python3 -m venv"):
+        LocalBackend().path_of("trainjob-step")
+
+
+# ---------------------------------------------------------------- paths
+
+
+def test_a_home_in_which_nothing_can_be_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", tmp_path / "file" / "home", Path("/proc/nosuch")):
+        monkeypatch.setenv("TRAINJOB_HOME", str(home))
+        code, _, err = exit_of(capsys, "run", *STEP, "--", "true")
+        assert code == 2
+        assert str(home) in err
+        assert "set TRAINJOB_HOME to another directory" in err
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_job_is_looked_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for path, reason in {
+        tmp_path: "is a directory: name a file in it",
+        tmp_path / "no" / "page.html": f"there is no directory {tmp_path / 'no'}",
+        tmp_path / "file" / "page.html": f"there is no directory {tmp_path / 'file'}",
+    }.items():
+        code, _, err = exit_of(capsys, "diagnose", "nosuch", "--html", str(path))
+        assert code == 2
+        assert str(path) in err
+        assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PermissionError(13, "Permission denied", "/data/x"), 2),
+        (IsADirectoryError(21, "Is a directory", "/data/x"), 2),
+        (OSError(30, "Read-only file system", "/data/x"), 2),
+        (OSError(36, "File name too long", "/data/x"), 2),
+        (OSError(28, "No space left on device", "/data/x"), 3),
+        (OSError(5, "Input/output error", "/data/x"), 3),
+        (ConnectionResetError(104, "Connection reset by peer"), 3),
+    ],
+)
+def test_only_what_a_retry_may_not_find_again_is_worth_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError, code: int
+) -> None:
+    async def fails(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("trainjob.cli.commands.Commands.list", fails)
+    found, out, err = exit_of(capsys, "list", "--json")
+    assert found == code
+    assert json.loads(out)["error"]["exit_code"] == code
+    if error.filename:
+        assert err == f"error: /data/x: {error.strerror}\n"
+
+
+# ---------------------------------------------------------------- filters
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    memory = MemoryBackend()
+    monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: memory)
+    return memory
+
+
+def test_a_list_without_a_match_names_its_filters(capsys: pytest.CaptureFixture[str], backend: MemoryBackend) -> None:
+    assert exit_of(capsys, "list") == (0, "", "no jobs in namespace default\n")
+    code, _, err = exit_of(capsys, "list", "--key", "a", "--phase", "Running")
+    assert (code, err) == (0, "no jobs in namespace default with key 'a' in phase Running; list all: trainjob list\n")
+    ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
+    backend.running(ref)
+    code, _, err = exit_of(capsys, "list", "--key", "a", "--phase", "Failed", "--phase", "complete")
+    assert (code, err) == (
+        0,
+        "no jobs in namespace default with key 'a' in phase Failed or Complete; 1 in other phases\n",
+    )
+
+
+def test_a_rank_that_a_job_has_not_is_refused(
+    capsys: pytest.CaptureFixture[str], backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
+
+    def pod(index: int) -> dict[str, Any]:
+        labels = {
+            "jobset.sigs.k8s.io/replicatedjob-name": "node",
+            "batch.kubernetes.io/job-completion-index": str(index),
+        }
+        return {"metadata": {"name": f"pod-{index}", "labels": labels}}
+
+    async def evidence(_: JobRef) -> Evidence:
+        return Evidence(None, [pod(index) for index in range(2)], {})
+
+    monkeypatch.setattr(backend, "evidence", evidence)
+    code, _, err = exit_of(capsys, "logs", ref.name, "--rank", "1")
+    assert code == 2
+    assert f"{ref} has no rank 1; it has node-0, node-1" in err
+    code, _, err = exit_of(capsys, "logs", ref.name, "--rank", "node-1")
+    assert (code, err) == (0, f"no lines of node-1 in the logs of {ref}\n")
+
+
+# ---------------------------------------------------------------- terminals
+
+
+def on_a_terminal(tmp_path: Path, words: list[str], **variables: str) -> tuple[int, str]:
+    main_side, side = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "TRAINJOB_HOME": str(tmp_path / "home"), **variables}
+    environment.pop("NO_COLOR") if "NO_COLOR" not in variables and "NO_COLOR" in environment else None
+    program = [sys.executable, "-c", "from trainjob.cli import main; main()"]
+    process = subprocess.Popen([*program, *words], env=environment, stdin=side, stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    try:
+        while data := os.read(main_side, 65536):
+            shown += data
+    except OSError:  # how Linux ends a terminal whose other side is closed
+        pass
+    os.close(main_side)
+    return process.wait(60), shown.decode()
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_no_colour_and_no_cursor_where_nobody_wants_them(tmp_path: Path, variables: dict[str, str]) -> None:
+    script = "from trainjob.progress import report; report(progress=50); raise SystemExit(3)"
+    run = ["run", *STEP, "--", sys.executable, "-c", script]
+    if "NO_COLOR" in variables:
+        code, coloured = on_a_terminal(tmp_path, run)
+        assert (code, "\x1b[" in coloured) == (1, True), "they are there otherwise"
+    for words, expected in {tuple(run): 1, ("doctor",): 0}.items():
+        code, plain = on_a_terminal(tmp_path, [*words], **variables)
+        assert code == expected, plain
+        assert "\x1b" not in plain, words
+
+
+def test_long_lines_are_wrapped_under_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    quoted = "  | " + "word " * 40
+    assert {line[:4] for line in fitted(quoted).split("\n")} == {"  | "}
+    named = "  phase     " + "word " * 40
+    first, *others = fitted(named).split("\n")
+    assert first.startswith("  phase     word")
+    assert {line[:13] for line in others} == {" " * 12 + "w"}
+    for line in (quoted, named):
+        assert max(map(len, fitted(line).split("\n"))) <= 60
+        assert "".join(fitted(line).split()).replace("|", "") == "".join(line.split()).replace("|", "")
+    assert fitted("x" * 300) == "x" * 300, "what can be copied is not broken"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    assert fitted(quoted) == quoted, "for a file or another program"
+
+
+def test_a_line_that_is_cut_says_where_all_of_it_is() -> None:
+    pod = {
+        "metadata": {
+            "name": "pod-1",
+            "labels": {
+                "jobset.sigs.k8s.io/replicatedjob-name": "node",
+                "batch.kubernetes.io/job-completion-index": "1",
+            },
+        },
+        "status": {
+            "containerStatuses": [
+                {
+                    "name": "node",
+                    "state": {"terminated": {"exitCode": 3, "finishedAt": datetime.now(UTC).isoformat()}},
+                }
+            ]
+        },
+    }
+    trainjob = render(SPEC, "a", 1, "default")
+    trainjob["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "x"}]}
+    text = diagnose(Evidence(trainjob, [pod], {"pod-1": ["short", "x" * 5000]})).text()
+    assert " … (3100 characters more)\n" in text
+    assert f"trainjob logs default/{trainjob['metadata']['name']} --rank node-1\n" in text
+    assert "are cut" not in diagnose(Evidence(trainjob, [pod], {"pod-1": ["short"]})).text()
