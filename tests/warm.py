@@ -46,14 +46,20 @@ class Warm:
         programs: ``module:function`` by the name of the command; anything for `PYTHON`.
         preload: Modules that the commands would import.
         environment: Of the imports; of the commands it is whatever they are started with.
+        python: Of the process; it needs nothing of the tests.
 
     Attributes:
         bin: The folder with the commands.
     """
 
     def __init__(
-        self, programs: Mapping[str, str], preload: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        programs: Mapping[str, str],
+        preload: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
+        self._python = python
         self._programs, self._preload = dict(programs), list(preload)
         self._environment = {**os.environ, **(environment or {})}
 
@@ -67,7 +73,7 @@ class Warm:
             listener.listen(64)
             # Ends with its standard input, and so with this process, however that ends.
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm", str(listener.fileno()), repr(self._programs), *self._preload],
+                [self._python, "-m", "tests.warm", str(listener.fileno()), repr(self._programs), *self._preload],
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 cwd=Path(__file__).parents[1],
@@ -75,7 +81,7 @@ class Warm:
             )
         for program in self._programs:
             path = self.bin / program
-            path.write_text(_PROGRAM.format(python=sys.executable, address=address, program=program))
+            path.write_text(_PROGRAM.format(python=self._python, address=address, program=program))
             path.chmod(0o755)
         return self
 

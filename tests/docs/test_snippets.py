@@ -2,13 +2,17 @@
 
 A ```python block is run as a script, a ```console block line by line (lines that begin with ``$ ``). Blocks of one page
 share a directory, in their order, which is Airflow's folder of DAGs as well. A block after a comment
-``<!-- shown only: reason -->`` is not run.
+``<!-- shown only: reason -->`` is not run. What a line exports holds for the rest of its page.
+
+The pages of `ALONE` run where nothing is installed but the package itself, without extras, and nothing is set: as for
+somebody who has just installed it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +21,8 @@ from pathlib import Path
 
 import pytest
 from tests.warm import PYTHON, Warm
+
+ALONE = ("README.md", "cli.md", "on-this-machine.md")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,7 +39,7 @@ AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.d
 
 
 @contextmanager
-def warm(page: Path, environment: Mapping[str, str]) -> Iterator[Warm]:
+def warm(page: Path, environment: Mapping[str, str], python: str) -> Iterator[Warm]:
     """What the page's commands and scripts import, imported once."""
     programs, modules = {PYTHON: "", "trainjob": "trainjob.cli:main"}, CORE
     if page.name == "airflow.md":
@@ -42,13 +48,16 @@ def warm(page: Path, environment: Mapping[str, str]) -> Iterator[Warm]:
         modules = [*CORE, *MLFLOW, "mlflow.store.tracking.sqlalchemy_store"]
     elif page.name == "kfp.md":
         modules = [*CORE, "kfp.local", "kfp.kubernetes", "trainjob_kfp"]
-    with Warm(programs, modules, environment) as running:
+    with Warm(programs, modules, environment, python) as running:
         yield running
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
-def test_snippets_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_snippets_run(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bin_ = request.getfixturevalue("core") if page.name in ALONE else Path(sys.executable).parent
     environment = {
         **os.environ,
         "TRAINJOB_BACKEND": "local",
@@ -57,10 +66,14 @@ def test_snippets_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempP
         "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
         "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{bin_}:{os.environ['PATH']}",
         "DOCS": str(ROOT),
     }
-    with warm(page, environment) as running:
+    if page.name in ALONE:
+        unset = ("TRAINJOB_", "KUBE", "PYTHON", "VIRTUAL_ENV")
+        environment = {name: value for name, value in environment.items() if not name.startswith(unset)}
+        environment["HOME"] = str(tmp_path)
+    with warm(page, environment, str(bin_ / "python")) as running:
         for number, (kind, text) in enumerate(runnable(page)):
             if kind == "python":
                 script = tmp_path / f"snippet_{number}.py"
@@ -70,6 +83,8 @@ def test_snippets_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempP
                 lines = re.sub(r"\\\n>? *", "", text).splitlines()
                 commands = [["sh", "-ec", line.removeprefix("$ ")] for line in lines if line.startswith("$ ")]
             for command in commands:
+                if command[-1].startswith("export "):
+                    environment |= dict(each.split("=", 1) for each in shlex.split(command[-1], comments=True)[1:])
                 done = subprocess.run(
                     command,
                     cwd=tmp_path,

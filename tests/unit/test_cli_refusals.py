@@ -279,7 +279,8 @@ def test_long_lines_are_wrapped_under_their_beginning(monkeypatch: pytest.Monkey
     for line in (quoted, named):
         assert max(map(len, fitted(line).split("\n"))) <= 60
         assert "".join(fitted(line).split()).replace("|", "") == "".join(line.split()).replace("|", "")
-    assert fitted("x" * 300) == "x" * 300, "what can be copied is not broken"
+    for line in ("  " + "x" * 300, "what to do: trainjob logs " + "word " * 40):
+        assert fitted(line) == line, "what can be copied is not broken"
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
     assert fitted(quoted) == quoted, "for a file or another program"
 

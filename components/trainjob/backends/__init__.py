@@ -47,7 +47,9 @@ def connect(
             from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx, an extra
             from trainjob.backends.kubernetes.client import Timings  # noqa: PLC0415 - needs httpx, an extra
         except ImportError as error:
-            needed = missing("a cluster (TRAINJOB_BACKEND=kubernetes, the default)", "httpx", "kubernetes")
+            needed = missing(
+                "a cluster (TRAINJOB_BACKEND=kubernetes, the default)", error.name or "httpx", "kubernetes"
+            )
             raise ConfigurationError(f"{needed}; to run jobs on this machine: export TRAINJOB_BACKEND=local") from error
         timings = Timings(probe=_PROBE_SECONDS) if attended else None
         return KubernetesBackend(credentials, shared=shared, timings=timings)

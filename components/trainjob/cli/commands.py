@@ -30,7 +30,7 @@ from trainjob.cli import texts
 from trainjob.cli.options import redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.diagnosis import rank_of
-from trainjob.errors import NotFound, RankCrashed, TrainJobError, TrainJobFailed
+from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.launch import CrashAction
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.report import short
@@ -177,6 +177,15 @@ class Commands:
     @cached_property
     def _usual_namespace(self) -> str:
         return Settings().namespace or self.backend.default_namespace
+
+    def _namespace_without_cluster(self) -> str:
+        """The namespace, also where the packages are missing that read a kubeconfig."""
+        try:
+            return self.namespace
+        except ConfigurationError as error:
+            if isinstance(error.__cause__, ImportError):
+                return "default"
+            raise
 
     @cached_property
     def backend(self) -> Backend:
@@ -395,7 +404,7 @@ class Commands:
         if dry_run:
             trainjob = await flow.dry_run(self.backend, spec, key, namespace=self.namespace)
         else:
-            trainjob = render(spec, key, 1, self.namespace)
+            trainjob = render(spec, key, 1, self._namespace_without_cluster())
         self._answer(trainjob, lambda: texts.as_yaml(trainjob))
         return 0
 

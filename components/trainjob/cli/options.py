@@ -112,9 +112,12 @@ def redrawn(stream: TextIO) -> bool:
 
 
 def fitted(line: str) -> str:
-    """A line that is wider than the terminal, on several, under its own beginning; words are not broken."""
+    """An indented line that is wider than the terminal, on several, under its own beginning; words are not broken.
+
+    Others are left to the terminal, which can copy them as one: advice has commands in it.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
-    if len(click.unstyle(line)) <= width:
+    if len(click.unstyle(line)) <= width or not line.startswith(" "):
         return line
     # Of a quoted line of a log the bar, of a name with its value the name, else the blanks.
     begin = re.match(r" *(\| |\S+ {2,})?", line)
