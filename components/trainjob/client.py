@@ -16,7 +16,7 @@ from trainjob import names, report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
-from trainjob.errors import NotFound
+from trainjob.errors import InvalidSpec, NotFound, Problem
 from trainjob.launch import AfterFailure
 from trainjob.logs import LogLine
 from trainjob.manifest import MANAGED_BY, JobRef
@@ -127,6 +127,7 @@ class TrainJobClient:
 
     def diagnose(self, name: str) -> Report:
         """See `trainjob.report.take`."""
+        _check_name(name)
         return self.call(lambda: report.take(self.backend, self.namespace, name))
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
@@ -137,8 +138,10 @@ class TrainJobClient:
         """The job of that name.
 
         Raises:
+            InvalidSpec: the name is blank.
             NotFound: there is none.
         """
+        _check_name(name)
         trainjob = self.call(lambda: self.backend.get(self.namespace, name))
         if trainjob is None:
             raise NotFound(f"there is no TrainJob {self.namespace}/{name}")
@@ -164,6 +167,11 @@ class TrainJobClient:
                 yield line
         finally:
             self.call(lines.aclose)
+
+
+def _check_name(name: str) -> None:
+    if not name.strip():  # for an API server, the request would be one for all jobs
+        raise InvalidSpec([Problem("name", "is blank", "give the name of a TrainJob")])
 
 
 async def _next(lines: AsyncGenerator[LogLine]) -> LogLine | None:

@@ -66,6 +66,26 @@ def test_right_tasks(airflow_home: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"x" * 50_000_000, "train.yaml has 50,000,000 bytes; a spec has at most 1,048,576"),
+        (b"runtime: " + b"[" * 5000, "train.yaml is nested 65 lists and mappings deep, or more, line 1, column 73"),
+        (
+            b"runtime: x\nlabels: {a: b",
+            "line 3, column 1: not valid YAML: while parsing a flow mapping (from line 2, column 9)",
+        ),
+        (b"runtime: \xff", "train.yaml is not text in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_spec(airflow_home: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    where = folder(tmp_path, "2", "run_id", "3", "Running", "vision")
+    (where / "train.yaml").write_bytes(content)
+    (problem,) = [each.problem for each in check_dags(where) if each.where == "d.file"]
+    assert message in problem
+    assert len(problem) < 500
+
+
 def test_wrong_tasks(airflow_home: Path, tmp_path: Path) -> None:
     found = {each.where: each for each in check_dags(folder(tmp_path, '"many"', "nosuch", "0", "Done", "a b"))}
     problems = {where.removeprefix("d."): each.problem for where, each in found.items() if each.problem}

@@ -254,9 +254,17 @@ def test_a_job_that_takes_too_long_is_stopped(steps: Steps) -> None:
     assert phases(steps) == [Phase.CANCELLED]
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
+        ({"spec": nested(200)}, "spec is nested 65 lists and mappings deep, or more; a spec has at most 64"),
         ({"runtime": "jax-distribute"}, "there is no runtime 'jax-distribute' on this machine"),
         ({"num_nodes": 0}, "num_nodes: is 0 (give 1 or more)"),
         ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a secret given as a literal"),

@@ -78,6 +78,14 @@ def test_a_blank_key_is_refused_by_every_way_to_launch(tmp_path: Path) -> None:
     assert backend.requests == []
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_blank_name_is_refused(tmp_path: Path, name: str) -> None:
+    with TrainJobClient(LocalBackend(tmp_path)) as client:
+        for call in (client.find, client.diagnose):
+            with pytest.raises(InvalidSpec, match="name: is blank"):
+                call(name)
+
+
 # ---------------------------------------------------------------- settings
 
 

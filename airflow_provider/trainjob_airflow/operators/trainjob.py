@@ -353,9 +353,11 @@ class TrainJobOperator(TrainJobTask):
         from trainjob.spec.reading import content
 
         # Not by template_ext: Airflow would then take every argument that ends in .yaml for a template file.
-        text = content(Path(self.dag.folder) / name, str(name)).decode()
+        data = content(Path(self.dag.folder) / name, str(name))
         try:
-            return str(self.render_template(text, context))
+            return str(self.render_template(data.decode(), context))
+        except UnicodeDecodeError as error:
+            raise TrainJobFatal(f"the template {name} is not text in UTF-8: {error}") from None
         except TemplateError as error:
             raise TrainJobFatal(f"the template {name} cannot be rendered: {error}") from None
 

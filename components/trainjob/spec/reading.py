@@ -245,7 +245,9 @@ def _explained(error: yaml.YAMLError, data: bytes) -> tuple[str, str]:
     """Where YAML is wrong, as ``, line 3, column 5``, and why; each on one line."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        return _at(mark), _brief(" ".join(", ".join(filter(None, (error.context, error.problem))).split()))
+        began = _at(error.context_mark) if error.context_mark and error.context else ""
+        context = f"{error.context} (from{began[1:]})" if began else error.context
+        return _at(mark), _brief(" ".join(", ".join(filter(None, (context, error.problem))).split()))
     if isinstance(error, yaml.reader.ReaderError):
         before = data[: error.position]
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
