@@ -236,7 +236,12 @@ def _bag(folder: Path) -> Any:
         from airflow.models.dagbag import DagBag as OlderDagBag
 
         return OlderDagBag(folder, include_examples=False)
-    return DagBag(folder)
+    try:
+        return DagBag(folder)
+    except RuntimeError as error:  # a link to a folder above, such as lib64 of a virtual environment
+        from trainjob.errors import ConfigurationError
+
+        raise ConfigurationError(f"{error}; list what holds no DAGs in {folder}/.airflowignore") from None
 
 
 def _last_exception(error: str) -> str:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tests.airflow.conftest import jobs
 
 from trainjob.cli.program import program
+from trainjob.errors import ConfigurationError
 from trainjob_airflow.check import check_dags
 from trainjob_airflow.exceptions import TrainJobFatal
 from trainjob_airflow.operators.data import DatasetInitializerOperator, ModelExportOperator
@@ -84,6 +85,17 @@ def test_a_file_that_is_no_spec(airflow_home: Path, tmp_path: Path, content: byt
     (problem,) = [each.problem for each in check_dags(where) if each.where == "d.file"]
     assert message in problem
     assert len(problem) < 500
+
+
+def test_a_folder_that_airflow_cannot_walk(airflow_home: Path, tmp_path: Path) -> None:
+    """A virtual environment beside the DAGs has one."""
+    where = folder(tmp_path, "2", "run_id", "3", "Running", "vision")
+    (where / "venv" / "lib").mkdir(parents=True)
+    (where / "venv" / "lib64").symlink_to("lib")
+    with pytest.raises(ConfigurationError, match=r"has appeared more than once.*/\.airflowignore"):
+        list(check_dags(where))
+    (where / ".airflowignore").write_text("venv\n")
+    assert not [each for each in check_dags(where) if each.problem]
 
 
 def test_wrong_tasks(airflow_home: Path, tmp_path: Path) -> None:

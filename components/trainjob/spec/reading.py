@@ -168,7 +168,7 @@ class _Open:
 def _check_events(data: bytes, name: str) -> None:
     """Refuse before anything is built what is too deep, or too large with its aliases written out."""
     known: dict[str | None, tuple[int, int, int]] = {}
-    opened = [_Open(None)]
+    opened, aliased = [_Open(None)], False
     for event in yaml.parse(data, Loader=_Safe):
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append(_Open(event.anchor))
@@ -181,6 +181,7 @@ def _check_events(data: bytes, name: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if any(each.anchor == event.anchor for each in opened[1:]):
                 _refuse(name, f"has an alias inside what it stands for: *{event.anchor}{_at(event.start_mark)}")
+            aliased = True
             size, count, height = known.get(event.anchor, (0, 0, 0))
         else:
             continue
@@ -189,9 +190,9 @@ def _check_events(data: bytes, name: str) -> None:
         if len(opened) - 1 + height > MAX_DEPTH:
             _refuse(name, _deep(len(opened) - 1 + height, _at(event.start_mark)))
         if last.size > MAX_BYTES or last.count > MAX_VALUES:
-            most = _MOST if last.size > MAX_BYTES else f"a spec has at most {MAX_VALUES:,}"
-            found = f"more than {MAX_BYTES:,} bytes" if last.size > MAX_BYTES else "more names and values"
-            _refuse(name, f"has {found} with its aliases written out{_at(event.start_mark)}; {most}", _INSTEAD)
+            found = f"{MAX_BYTES:,} bytes" if last.size > MAX_BYTES else f"{MAX_VALUES:,} names and values"
+            written = " with its aliases written out" if aliased else ""
+            _refuse(name, f"has more than {found}{written}{_at(event.start_mark)}; a spec has no more", _INSTEAD)
 
 
 class _Loader(_Safe):
