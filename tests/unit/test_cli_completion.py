@@ -74,6 +74,7 @@ def test_jobs_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted(completed(command, "")) == sorted([one, two])
     assert completed("status", one[:3]) == [one]
     assert completed("status", "ml/") == [f"ml/{other}"]
+    assert completed("status", "../default/") == completed("status", "/") == []
     assert completed("-n", "ml", "status", "") == [other]
     assert completed("status", "-n", "ml", "") == [other]
     assert sorted(completed("list", "--key", "")) == ["nightly/a", "weekly/b"]

@@ -6,6 +6,7 @@ Click does the rest: ``_TRAINJOB_COMPLETE=bash_source trainjob`` prints what a s
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,8 +24,6 @@ VARIABLE = "_TRAINJOB_COMPLETE"
 
 SECONDS = 1.0
 """How long a shell waits for names: the cluster may be away, or there may be none."""
-
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def main(program: click.Command) -> NoReturn:
@@ -47,6 +46,8 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     del param
     namespace, slash, _ = incomplete.rpartition("/")
     prefix = namespace + slash
+    if slash and not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", namespace):
+        return []
 
     async def names(commands: Commands) -> list[str]:
         found = await commands.backend.find(namespace or commands.namespace, {})
