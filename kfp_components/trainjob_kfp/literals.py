@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kfp.dsl.pipeline_channel import PipelineChannel
-from pydantic.alias_generators import to_snake
 
 from trainjob import names
 from trainjob.backends import BACKENDS
@@ -14,6 +13,7 @@ from trainjob.data.checks import check_options
 from trainjob.data.program import STEP_RUNTIME, Step
 from trainjob.errors import ConfigurationError
 from trainjob.spec.literals import check_literals, has_open
+from trainjob.spec.parts import field_name
 from trainjob.spec.reading import check_limits
 from trainjob_kfp.execution import as_text, location
 from trainjob_kfp.jobs import ACTIONS
@@ -113,5 +113,5 @@ def _check_spec(component: str, given: Mapping[str, Any]) -> None:
     if component != "train":
         fields.setdefault("runtime", STEP_RUNTIME)
     if isinstance(given.get("spec"), Mapping):
-        fields |= {to_snake(name): value for name, value in given["spec"].items()}
+        fields |= {field_name(name): value for name, value in given["spec"].items()}
     check_literals(fields, is_open)

@@ -14,14 +14,13 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic.alias_generators import to_snake
-
 from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
 from trainjob.data.checks import check_options
 from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
 from trainjob.launch import CancelAction
 from trainjob.report import numeric
+from trainjob.spec.parts import field_name
 from trainjob.spec.reading import check_limits
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
@@ -166,7 +165,7 @@ def _plain(value: Any) -> Any:
 def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) -> TrainJobSpec:
     """The spec of a job: parameters of the component's own, what its ``spec`` adds, what is set on the task."""
     given = {name: value for name, value in fields.items() if value not in ("", 0, [], {})}
-    added = {to_snake(name): value for name, value in parameters["spec"].items()}
+    added = {field_name(name): value for name, value in parameters["spec"].items()}
     problems = [
         Problem(f"spec.{name}", "is a parameter of its own", f"give {name} there, and only there")
         for name in added

@@ -61,6 +61,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     "base 60": (f"{STEP}num_nodes: 1{':59' * 100_000}", "num_nodes"),
     "a quantity": (f"{STEP}resources_per_node: {{cpu: '{'9' * 5000}'}}", "is not a Kubernetes quantity"),
     "a key": (f"{STEP}? {'k' * 500_000}\n: 1", "no such field"),
+    "capitals": (f"{STEP}? {'AKIA' * 25_000}\n: 1", "no such field"),
     "keys": (
         STEP + "".join(f"k{i}: 1\n" for i in range(60_000)),
         "more than 50,000 names and values, line",
@@ -90,7 +91,16 @@ def test_one_line_says_what_is_wrong(kind: str, tmp_path: Path, capsys: pytest.C
     assert expected in err
     assert "Traceback" not in err
     assert len(err) < 200_000
-    if kind not in ("fields", "an integer", "base 60", "a quantity", "a key", "text", "the same start again"):
+    if kind not in (
+        "fields",
+        "an integer",
+        "base 60",
+        "a quantity",
+        "a key",
+        "capitals",
+        "text",
+        "the same start again",
+    ):
         assert len(err.splitlines()) == 1
     if "no such field" not in expected and str(file) not in err:
         assert err.startswith("error: invalid TrainJob spec:\n  - "), "a field is named instead"

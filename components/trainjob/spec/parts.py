@@ -17,18 +17,27 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 from trainjob import names
 
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
+_LONGEST_NAME = 100  # characters of a field's name, with much to spare
 _LONGEST = 40  # characters of a quantity: the largest is 2^63 - 1, with nine decimals
 
 # The Kubeflow SDK's short names, and those that it takes in any case.
 _SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 _IN_ANY_CASE = {"cpu", "memory", "ephemeral-storage", *_SHORT_NAMES}
+
+
+def field_name(name: str) -> str:
+    """A field's name as it is in Python; `name` itself where that is too long to be a field's.
+
+    pydantic's `to_snake` takes time by the square of the length: two minutes for 100,000 capitals.
+    """
+    return to_snake(name) if len(name) <= _LONGEST_NAME else name
 
 
 class Part(BaseModel):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel, to_snake
+from pydantic.alias_generators import to_camel
 
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import torchtune
@@ -27,7 +27,7 @@ from trainjob.spec.checks import (
 )
 from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer
-from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
+from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api, field_name
 from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.reading import check_limits, load
 from trainjob.spec.torchtune import TorchTuneConfig
@@ -339,7 +339,7 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
 
 
 def _similar(path: str) -> str:
-    last = to_snake(path.rpartition(".")[2])
+    last = field_name(path.rpartition(".")[2])
     if "." in path:
         return f"{last} is a field of the spec itself" if last in TrainJobSpec.model_fields else ""
     names = [*TrainJobSpec.model_fields, *(to_camel(name) for name in TrainJobSpec.model_fields)]
