@@ -34,9 +34,12 @@ class Narrator:
     """
 
     def __init__(self, log: Log) -> None:
-        self._tell, self._warn = log.info, log.warning
+        self._log = log
         self._phase, self._progress, self._progressed = "", "", -_PROGRESS_SECONDS
         self._window, self._lines, self._dropped = time.monotonic(), 0, 0
+
+    def _tell(self, event: str, *args: Any) -> None:
+        self._log.info(event, *map(_plain, args))
 
     def change(self, observation: Observation, notice: str = "") -> None:
         """An observation and its notice."""
@@ -57,7 +60,7 @@ class Narrator:
         from trainjob.crashes import warning
 
         for line in warning(diagnosis):
-            self._warn("%s", line)
+            self._log.warning("%s", _plain(line))
 
     def line(self, line: LogLine) -> None:
         """A line that a rank wrote."""
@@ -76,6 +79,13 @@ class Narrator:
         if self._dropped:
             self._tell("(%d lines were left out: more than %d in %.0f s)", self._dropped, _LINES, _SECONDS)
             self._dropped = 0
+
+
+def _plain(value: Any) -> Any:
+    """A value for the log: text, also that of a rank, without control sequences."""
+    from trainjob.sanitizing import plain
+
+    return value if isinstance(value, int | float) else plain(str(value))
 
 
 def _progress(observation: Observation) -> str:

@@ -7,13 +7,14 @@ minutes later, and then Kubernetes deletes its pods with their logs (measured: 3
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trainjob.diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence
+from trainjob.diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence, tails
 from trainjob.errors import RetryVerdict
+from trainjob.masking import masked_lines, public
+from trainjob.sanitizing import one_line
 from trainjob.status import Phase, mapping, mappings
 
 LINE_CHARACTERS = 500
@@ -25,16 +26,6 @@ _POD_PARTS = {
     "spec": ("nodeName", "restartPolicy", "terminationGracePeriodSeconds"),
     "status": ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses"),
 }
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-
-
-def printable(text: str, characters: int = LINE_CHARACTERS) -> str:
-    """One line that moves no cursor, turns no direction of writing and can be encoded: U+FFFD marks what went."""
-    last = text[: 20 * characters].rstrip("\r\n").rpartition("\r")[2]  # progress bars overwrite themselves
-    plain = _ESCAPES.sub("", last).replace("\t", "    ")
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in plain[:characters])
-    left_out = max(0, len(plain) - characters) + max(0, len(text) - 20 * characters)
-    return f"{shown} … ({left_out}{CUT}" if left_out else shown
 
 
 def warning(diagnosis: Diagnosis) -> list[str]:
@@ -42,7 +33,7 @@ def warning(diagnosis: Diagnosis) -> list[str]:
     lines = [diagnosis.crash]
     if diagnosis.log:
         lines.append(f"last lines of {diagnosis.rank or 'its log'}:")
-        shown = [printable(line) for line in diagnosis.log]
+        shown = [one_line(line, LINE_CHARACTERS) for line in diagnosis.log]
         lines += [f"  | {line}" for line in shown]
         if any(line.endswith(CUT) for line in shown):
             lines.append(diagnosis.whole_log)
@@ -51,8 +42,8 @@ def warning(diagnosis: Diagnosis) -> list[str]:
 
 def pack_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
     """A diagnosis as JSON values, 15 KB at most."""
-    log = tuple(printable(line) for line in diagnosis.log[-TAIL_LINES:])
-    kept = replace(diagnosis, log=log, summary=printable(diagnosis.summary, 1000), unseen=diagnosis.unseen[:5])
+    log = tuple(one_line(line, LINE_CHARACTERS) for line in diagnosis.log[-TAIL_LINES:])
+    kept = replace(diagnosis, log=log, summary=one_line(diagnosis.summary, 1000), unseen=diagnosis.unseen[:5])
     packed: dict[str, Any] = json.loads(json.dumps(kept.as_dict()))
     return packed
 
@@ -88,14 +79,28 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
         for pod in chosen
     ]
     for packed, pod in zip(pods, chosen, strict=True):  # what was OOMKilled without a limit has filled its node
+        packed["status"] = _public(packed["status"])
         packed["spec"] |= {kind: _resources(pod, kind) for kind in ("containers", "initContainers")}
     names = {_name(pod) for pod in pods}
     logs = {
-        name: [printable(line) for line in list(lines)[-_LINES:]]
+        name: [one_line(line, LINE_CHARACTERS) for line in masked_lines(_begin(line) for line in list(lines)[-_LINES:])]
         for name, lines in evidence.logs.items()
         if name in names
     }
     return {"pods": pods, "logs": logs}
+
+
+def _begin(line: str) -> str:
+    return tails.shown(line)[: 2 * LINE_CHARACTERS]
+
+
+def _public(value: Any) -> Any:
+    """A part of a pod's status without control sequences and secrets."""
+    if isinstance(value, Mapping):
+        return {name: _public(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_public(part) for part in value]
+    return public(value) if isinstance(value, str) else value
 
 
 def _resources(pod: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:

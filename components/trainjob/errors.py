@@ -43,6 +43,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from trainjob.masking import public
+
 if TYPE_CHECKING:
     from trainjob.diagnosis import Diagnosis
 
@@ -97,6 +99,10 @@ class TrainJobError(Exception):
 
     retry: RetryVerdict = RetryVerdict.CONFIGURATION
 
+    def __str__(self) -> str:
+        """The message without control sequences and secrets: it may quote a server, a log or a spec."""
+        return public(super().__str__())
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -126,7 +132,7 @@ class InvalidSpec(TrainJobError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         more = len(problems) - _SHOWN_PROBLEMS
-        self.problems = tuple(map(_shortened, problems[:_SHOWN_PROBLEMS]))
+        self.problems = tuple(map(_shown, problems[:_SHOWN_PROBLEMS]))
         if more > 0:
             self.problems += (Problem("", f"and {more} more problems"),)
         if len(self.problems) == 1 and not self.problems[0].path:
@@ -138,7 +144,9 @@ class InvalidSpec(TrainJobError):
         return (type(self), (self.problems,))
 
 
-def _shortened(problem: Problem) -> Problem:
+def _shown(problem: Problem) -> Problem:
+    """The problem without secrets, and with what is long cut in its middle."""
+    problem = replace(problem, message=public(problem.message), instead=public(problem.instead))
     parts = {name: text for name, text in vars(problem).items() if len(text) > _SHOWN_CHARACTERS}
     half = _SHOWN_CHARACTERS // 2
     cut = {name: f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}" for name, text in parts.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -18,21 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob import __version__
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.crashes import printable
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, obstacles, rank_of
 from trainjob.diagnosis.crashes import training_container
 from trainjob.errors import NotFound
 from trainjob.launch import given_up
 from trainjob.manifest import KEY, JobRef
-from trainjob.spec.checks import holds_secret, names_a_secret
+from trainjob.masking import MASK, masked_lines, names_a_secret, public
+from trainjob.sanitizing import one_line, plain
 from trainjob.status import QUEUE_LABEL, Observation, Phase, mapping, mappings, observe, parse_time
 from trainjob.waiting import history_as_json, result_of
 
 if TYPE_CHECKING:
     import jinja2
-
-HIDDEN = "•••"
-"""In place of what looks like a secret."""
 
 _LONGEST = 2000  # characters of a line of a log or of a message
 _COMMAND = 300  # of a command: one that embeds a function is its source
@@ -216,7 +213,6 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
     observation = observe(evidence.trainjob)
     obstacle = _obstacle(evidence, observation.phase)
     observation = observe(evidence.trainjob, None, obstacle)
-    observation = replace(observation, message=_masked(observation.message))
     abandoned = given_up(trainjob) if trainjob else None
     diagnosis = replace(abandoned or diagnose(evidence), job=str(ref), phase=observation.phase)
     left = result_of(ref, evidence, observation)
@@ -250,7 +246,7 @@ def last_state(evidence: Evidence) -> dict[str, Any]:
         "progress": observation.progress,
         "metrics": _public(observation.metrics),
         "logs": {
-            rank: [_masked(printable(line, _LONGEST)) for line in list(lines)[-_LAST_LINES:]]
+            rank: _lines(list(lines)[-_LAST_LINES:])
             for rank in shown
             if (lines := evidence.logs.get(_text(mapping(ranks[rank], "metadata").get("name"))))
         },
@@ -285,12 +281,12 @@ def _spec(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
         "nodes": _text(trainer.get("numNodes")),
         "processes": _text(trainer.get("numProcPerNode")),
         "image": _text(trainer.get("image")),
-        "command": printable(_command(trainer.get("command")), _COMMAND),
-        "args": printable(_command(trainer.get("args")), _COMMAND),
+        "command": one_line(_command(trainer.get("command")), _COMMAND),
+        "args": one_line(_command(trainer.get("args")), _COMMAND),
         "resources": ", ".join(f"{name} {_text(amount)}" for name, amount in amounts.items()),
         "env": ", ".join(_text(variable.get("name")) for variable in mappings(trainer, "env")),
-        "dataset": _masked(_text(mapping(spec, "initializer", "dataset").get("storageUri"))),
-        "model": _masked(_text(mapping(spec, "initializer", "model").get("storageUri"))),
+        "dataset": _text(mapping(spec, "initializer", "dataset").get("storageUri")),
+        "model": _text(mapping(spec, "initializer", "model").get("storageUri")),
         "patches": ", ".join(_text(patch.get("manager")) for patch in mappings(spec, "runtimePatches")),
         "queue": _text(labels.get(QUEUE_LABEL)),
         "deadline": f"{_text(limit)} s" if (limit := spec.get("activeDeadlineSeconds")) else "",
@@ -305,10 +301,10 @@ def _command(words: object) -> str:
         text = str(word)
         name, equals, value = text.partition("=") if text.startswith("--") else (option, "", text)
         if name and names_a_secret(name.lstrip("-"), value):
-            text = f"{name}={HIDDEN}" if equals else HIDDEN
+            text = f"{name}={MASK}" if equals else MASK
         option = text if text.startswith("--") and not equals else ""
-        shown.append(_masked(text) if text == HIDDEN or holds_secret(text) else shlex.quote(text))
-    return " ".join(shown)
+        shown.append(text if text.endswith(MASK) else shlex.quote(text))
+    return public(" ".join(shown))
 
 
 def _rank(pod: Mapping[str, Any]) -> Rank:
@@ -366,33 +362,32 @@ def _events(events: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
                 _text(event.get("type")) or "Normal",
                 _text(event.get("reason")),
                 f"{_text(about.get('kind'))} {_text(about.get('name'))}".strip(),
-                _masked(printable(" ".join(_text(event.get("message") or event.get("note")).split()), _LONGEST)),
+                _text(" ".join(str(event.get("message") or event.get("note") or "").split())),
                 count if isinstance(count, int) else 1,
             )
         )
     return tuple(made)
 
 
+def _lines(log: Iterable[str]) -> list[str]:
+    return [one_line(line, _LONGEST) for line in masked_lines(plain(line[: 2 * _LONGEST]) for line in log)]
+
+
 def _without_secrets(diagnosis: Diagnosis) -> Diagnosis:
-    log = tuple(_masked(printable(line, _LONGEST)) for line in diagnosis.log)
+    """A diagnosis that may have been changed by hand: it can be an annotation of the job."""
+    log = tuple(_lines(diagnosis.log))
     unseen = tuple(_text(what) for what in diagnosis.unseen)
-    return replace(diagnosis, log=log, unseen=unseen, summary=_masked(printable(diagnosis.summary, _LONGEST)))
-
-
-def _masked(text: str) -> str:
-    """`text` without the words that look like secrets."""
-    if not holds_secret(text):
-        return text
-    return " ".join(HIDDEN if holds_secret(word) else word for word in text.split(" "))
+    return replace(diagnosis, log=log, unseen=unseen, summary=_text(diagnosis.summary), advice=_text(diagnosis.advice))
 
 
 def _text(value: object) -> str:
-    return "" if value is None else printable(str(value), _LONGEST)
+    """On one line, without control sequences and secrets."""
+    return "" if value is None else one_line(public(str(value)), _LONGEST)
 
 
 def _public(values: Mapping[str, bool | float | str]) -> dict[str, bool | float | str]:
     """Metrics or outputs, without what looks like a secret."""
-    return {_text(name): _masked(_text(each)) if isinstance(each, str) else each for name, each in values.items()}
+    return {_text(name): _text(each) if isinstance(each, str) else each for name, each in values.items()}
 
 
 def _iso(time: datetime | None) -> str | None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from trainjob.masking import public
 from trainjob.progress import value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -145,6 +146,14 @@ def observe(
     The first final phase of a UID stays: Trainer up to 2.3 can take ``Failed`` back and train again
     (kubeflow/trainer#3891).
     """
+    observation = _observed(trainjob, previous, obstacle)
+    message = public(observation.message)
+    return observation if message == observation.message else replace(observation, message=message)
+
+
+def _observed(
+    trainjob: Mapping[str, Any] | None, previous: Observation | None, obstacle: Obstacle | None
+) -> Observation:
     if previous is not None and previous.phase.terminal:
         return previous
     if trainjob is None:

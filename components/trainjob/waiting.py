@@ -31,7 +31,7 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
-from trainjob.logs import LogLine
+from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase, mapping, mappings, observe
 
@@ -235,6 +235,7 @@ async def wait(
     on_change: Callable[[Observation, str], None] | None = None,
     on_log: Callable[[LogLine], None] | None = None,
     on_crash: Callable[[Diagnosis], None] | None = None,
+    state_seconds: float = STATE_SECONDS,
 ) -> TrainJobResult:
     """Wait for the end of a job.
 
@@ -245,6 +246,7 @@ async def wait(
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
         on_crash: Called with the diagnosis of ranks that crash while the job goes on, see `attend`.
+        state_seconds: Seconds between two states of a progress bar for `on_log`; 0 for each one, see `LogLine`.
 
     Raises:
         TrainJobFailed: with the diagnosis.
@@ -252,7 +254,7 @@ async def wait(
         TimedOut: a budget ran out; the job goes on.
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
-    read = None if on_log is None else lambda: _forward(backend, ref, on_log)
+    read = None if on_log is None else lambda: _forward(backend, ref, on_log, state_seconds)
     final, crash = await attend(backend, ref, budgets, on_change=on_change, on_crash=on_crash, read=read)
     return await conclude(backend, ref, final, crash)
 
@@ -312,17 +314,23 @@ async def attend(
     return final, crashed[0].with_earlier(*crashed[1:]) if crashed else None
 
 
-async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None]) -> None:
-    async with aclosing(backend.logs(ref, follow=True)) as lines:
-        while True:
-            try:
-                line = await anext(lines, None)
-            except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
-                on_log(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
-                return
-            if line is None:
-                return
-            on_log(line)
+async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], None], state_seconds: float) -> None:
+    throttle = Throttle(on_log, state_seconds) if state_seconds else None
+    take = throttle.line if throttle is not None else on_log
+    try:
+        async with aclosing(backend.logs(ref, follow=True)) as lines:
+            while True:
+                try:
+                    line = await anext(lines, None)
+                except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
+                    take(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
+                    return
+                if line is None:
+                    return
+                take(line)
+    finally:
+        if throttle is not None:
+            throttle.end()
 
 
 async def _look_out(

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob import TrainJobError, TrainJobFailed
+from trainjob.sanitizing import plain
 
 _MAX_MESSAGE = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
 
 
 def say(what: object) -> None:
-    """A line for the step's log, at once."""
+    """A line for the step's log, at once, without control sequences: a rank may have written it."""
     # In one write, also where stdout is not buffered: a signal's handler may write in between.
-    sys.stdout.write(f"{what}\n")
+    sys.stdout.write(f"{plain(str(what))}\n")
     sys.stdout.flush()
 
 
@@ -65,7 +66,7 @@ def leave_message(text: str) -> None:
     given = os.environ.get("TRAINJOB_TERMINATION_LOG")
     path = Path(given or "/dev/termination-log")
     if given or ("KUBERNETES_SERVICE_HOST" in os.environ and path.exists()):
-        path.write_text(text.encode()[:_MAX_MESSAGE].decode("utf-8", "ignore"), encoding="utf-8")
+        path.write_text(plain(text).encode()[:_MAX_MESSAGE].decode("utf-8", "ignore"), encoding="utf-8")
 
 
 _GRANT = (

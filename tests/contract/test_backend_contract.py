@@ -408,7 +408,22 @@ async def test_odd_bytes(shell: Harness) -> None:
     ref = await shell.run(r"printf '\377\376ab\n10%%\r20%%\r\n\n\tz\033[1m\nno end'")
     await ended(shell, ref)
     texts = [line.text for line in await collected(shell.backend.logs(ref))]
-    assert texts == ["\ufffd\ufffdab", "10%\r20%", "", "\tz\x1b[1m", "no end"]
+    assert texts == ["\ufffd\ufffdab", "20%", "", "\tz\x1b[1m", "no end"]
+
+
+async def test_a_progress_bar_that_ends_without_a_newline(shell: Harness) -> None:
+    ref = await shell.run(r"echo begun; printf '\r10%%'; printf '\r20%%\r30%%'")
+    await ended(shell, ref)
+    lines = await collected(shell.backend.logs(ref))
+    assert [(line.text, line.transient) for line in lines] == [("begun", False), ("30%", False)]
+    followed = await collected(shell.backend.logs(ref, follow=True))
+    assert [line for line in followed if not line.transient] == lines
+
+
+async def test_a_part_of_a_line_and_no_more(shell: Harness) -> None:
+    ref = await shell.run(r"head -c 16384 /dev/zero | tr '\0' x")
+    await ended(shell, ref)
+    assert [len(line.text) for line in await collected(shell.backend.logs(ref))] == [16384]
 
 
 async def test_a_line_of_a_megabyte(shell: Harness) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import InvalidSpec, JobRef, Phase, TrainJobClient, TrainJobSpec
+from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
 from trainjob.diagnosis import Evidence
 from trainjob.errors import RankCrashed
 from trainjob.launch import given_up
@@ -98,3 +99,15 @@ def test_steps_that_have_no_such_parameter_wait_as_ever(backend: MemoryBackend) 
     parameters = {name: value for name, value in PARAMETERS.items() if "crash" not in name}
     backend.after = lambda _: backend.end(JobRef.of(next(iter(backend.jobs.values()))))
     assert jobs.run_job(EXECUTION, SPEC, parameters).attempt == 1
+
+
+def test_no_control_sequence_reaches_the_log_of_a_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    message = tmp_path / "message"
+    monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(message))
+    hostile = "\x1b]52;c;ZXZpbA==\x07a \x1b[31mred\x1b[0m \x9b2Jb"
+    steplog.say(LogLine("t", "node-0", hostile))
+    steplog.leave_message(hostile)
+    assert capsys.readouterr().out == "[node-0] a red b\n"
+    assert message.read_text() == "a red b"

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -511,12 +512,14 @@ class Terminal:
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
 
-    def __init__(self, shell: Shell, *words: str, lines: int = 30, columns: int = 100) -> None:
+    def __init__(
+        self, shell: Shell, *words: str, lines: int = 30, columns: int = 100, environment: dict[str, str] | None = None
+    ) -> None:
         self._main, side = pty.openpty()
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._process = subprocess.Popen(
             [sys.executable, "-c", self.TAKE, TRAINJOB, *words],
-            env={**shell.environment, "TERM": "xterm-256color"},
+            env={**shell.environment, "TERM": "xterm-256color", **(environment or {})},
             cwd=shell.home,
             stdin=side,
             stdout=side,
@@ -582,6 +585,122 @@ def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:
         r"\ncancelled default/sh-\w+-1; its logs and metrics are kept: trainjob logs sh-\S+\n$", terminal.text
     )
     eventually(trainjob.is_quiet)
+
+
+# --- lines that a terminal must not get as they are
+
+HOSTILE = r"""
+import os, sys
+
+out = [
+    b"\x1b]52;c;ZXZpbA==\x07clipboard", b"\x1b]0;title\x1b\\title", b"\x1bP$q q\x1b\\asked", b"\xc2\x9b2Jc1",
+    b"\x9b2Jraw", b"\x1b[31mred", b"\x1b[?1049hscreen", b"\xe2\x80\xaegpj.exe", b"begin \x1b",
+    b"]52;c;ZXZpbA==\x07 end",
+    b"x" * (16 * 1024 - 1) + b"\x1b]52;c;ZXZpbA==\x07far", b"y" * (16 * 1024 - 2) + b"\xc2\x9b31mfar",
+]
+sys.stdout.buffer.write(b"\n".join(out))
+sys.stdout.buffer.flush()
+sys.exit(sys.argv[1])
+"""
+MESSAGE = "\x1b]52;c;ZXZpbA==\x07the reason"
+
+
+def escapes(text: str) -> list[str]:
+    """Control sequences but colors, and controls that are no line end."""
+    left = re.sub(r"\x1b\[[0-9;:]*m", "", text)
+    return [c for c in left if (unicodedata.category(c) == "Cc" and c not in "\t\n") or c in "\u202e\u2028"]
+
+
+def test_no_control_sequence_of_a_job_reaches_the_terminal(trainjob: Shell) -> None:
+    script = trainjob.home / "hostile.py"
+    script.write_text(HOSTILE)
+    words = (*STEP, "--", sys.executable, str(script), MESSAGE)
+    outputs = []
+    out, err = trainjob.both("run", *words, code=1)
+    outputs += [out, err]
+    (job,) = trainjob.json("list")["jobs"]
+    page = trainjob.home / "page.html"
+    outputs += trainjob.both("logs", job["name"])
+    outputs += trainjob.both("diagnose", job["name"], "--html", str(page), code=1)
+    outputs += [page.read_text(), trainjob("status", job["name"])]
+    assert [escapes(text) for text in outputs] == [[]] * len(outputs)
+    assert "\x1b" not in "".join(outputs)  # no colors where there is no terminal
+    for text in ("clipboard", "asked", "c1", "raw", "red", "screen", "far", "the reason"):
+        assert text in out
+    lines = trainjob("logs", job["name"], "--json")
+    assert escapes(lines + trainjob("diagnose", job["name"], "--json", code=1)) == []
+    assert json.loads(lines.splitlines()[0])["text"] == "\x1b]52;c;ZXZpbA==\x07clipboard"  # all of it, as JSON has it
+
+
+def test_colors_of_a_job_stay_on_a_terminal_and_end_with_their_line(trainjob: Shell) -> None:
+    script = trainjob.home / "hostile.py"
+    script.write_text(HOSTILE)
+    job = trainjob("run", "-d", *STEP, "--", sys.executable, str(script), "0").strip()
+    trainjob.both("wait", job, code=1)
+    shown = Terminal(trainjob, "logs", job)
+    assert shown.wait() == 0
+    raw = shown.raw.replace("\r\n", "\n")
+    assert escapes(raw) == []
+    assert "\x1b[36m[node-0]\x1b[0m \x1b[31mred\x1b[0m\n" in raw
+    for plain in ({"TERM": "dumb"}, {"NO_COLOR": "1"}):
+        shown = Terminal(trainjob, "logs", job, environment=plain)
+        assert shown.wait() == 0
+        assert "[node-0] red\r\n" in shown.raw
+        assert "\x1b" not in shown.raw
+
+
+BAR = r"""
+import pathlib, sys, time
+
+def wait(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.02)
+
+print("before")
+sys.stderr.write("\r  0%|          |")
+wait("first")
+for percent in range(1, 60):
+    sys.stderr.write(f"\r{percent:3d}%|#####     |")
+wait("second")
+sys.stderr.write("\r100%|##########|\n")
+print("after")
+"""
+
+
+def bar(shell: Shell) -> tuple[str, ...]:
+    (shell.home / "bar.py").write_text(BAR)
+    return (*STEP, "--", sys.executable, str(shell.home / "bar.py"))
+
+
+def test_a_progress_bar_is_seen_while_it_runs(trainjob: Shell) -> None:
+    process = trainjob.start("run", "--plain", *bar(trainjob))
+    read_until(process, "[node-0]   0%|")
+    (trainjob.home / "first").touch()
+    (trainjob.home / "second").touch()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "\r" not in out
+    lines = [line for line in out.splitlines() if "[node-0]" in line]
+    assert lines[-2:] == ["[node-0] 100%|##########|", "[node-0] after"]
+    assert sum("%|" in line for line in lines) <= 3  # of 61 states
+    (job,) = trainjob.json("list")["jobs"]
+    assert trainjob("logs", job["name"]) == "[node-0] before\n[node-0] 100%|##########|\n[node-0] after\n"
+    assert trainjob("logs", job["name"], "--tail", "2") == "[node-0] 100%|##########|\n[node-0] after\n"
+
+
+def test_a_progress_bar_moves_in_place_in_the_live_view(trainjob: Shell) -> None:
+    terminal = Terminal(trainjob, "run", *bar(trainjob))
+    eventually(lambda: "[node-0]   0%|" in terminal.text)
+    (trainjob.home / "first").touch()
+    eventually(lambda: "[node-0]  59%|" in terminal.text)
+    (trainjob.home / "second").touch()
+    assert terminal.wait() == 0
+    final = terminal.text[terminal.text.rindex("✓") :]
+    assert [line.split("]")[1].strip() for line in final.splitlines() if "[node-0]" in line] == [
+        "before",
+        "100%|##########|",
+        "after",
+    ]
 
 
 def test_plain_lines_on_a_terminal(trainjob: Shell) -> None:

@@ -18,22 +18,22 @@ from trainjob.crashes import (
     LINE_CHARACTERS,
     pack_diagnosis,
     pack_evidence,
-    printable,
     unpack_diagnosis,
     unpack_evidence,
     warning,
 )
-from trainjob.diagnosis import Category, Evidence, diagnose
+from trainjob.diagnosis import Category, Evidence, diagnose, tails
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
 from trainjob.launch import CrashAction, give_up, given_up
 from trainjob.manifest import GIVEN_UP
+from trainjob.sanitizing import one_line
 from trainjob.status import QUEUE_LABEL, Observation, observe
 
 pytestmark = pytest.mark.timeout(20)
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m and \x1b]0;title\x07plain",
-    "10%\r20%\r",
+    "10%\r20%\r30%\r",
     "<script>alert(1)</script>\x00\x9b",
     "lone \udc80 surrogate, \u202eturned\u2066",
     "x" * (1 << 20),
@@ -41,15 +41,15 @@ HOSTILE = [
 
 
 def test_a_line_is_one_line_of_bounded_length() -> None:
-    shown = [printable(line) for line in HOSTILE]
+    shown = [one_line(tails.shown(line), LINE_CHARACTERS) for line in HOSTILE]
     assert shown[:4] == [
         "red and plain",
-        "20%",
-        "<script>alert(1)</script>\ufffd\ufffd",
+        "30%",
+        "<script>alert(1)</script>\ufffd",
         "lone \ufffd surrogate, \ufffdturned\ufffd",
     ]
     assert shown[4] == "x" * LINE_CHARACTERS + f" … ({(1 << 20) - LINE_CHARACTERS} characters more)"
-    assert printable("a\tb\n") == "a    b"
+    assert one_line("a\tb\n", 9) == "a    b"
     for line in shown:
         line.encode()
 
@@ -347,3 +347,36 @@ def test_what_was_packed_still_says_whose_memory_was_full(limits: dict[str, str]
         == diagnose(Evidence(None, [pod]), Observation(Phase.FAILED)).summary
     )
     assert ("its node ran out of memory" in diagnose(again, Observation(Phase.FAILED)).summary) is not bool(limits)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "psycopg2: cannot log in with password=hunter2",
+        "api_key: hunter2",
+        "GET https://b.s3.amazonaws.com/k?X-Amz-Signature=hunter2hunter2hunter2 403",
+        "\x1b[31mpass\x1b[0mword=hunter2",
+    ],
+)
+def test_a_secret_in_a_log_is_kept_nowhere(line: str) -> None:
+    pod = crashed()
+    terminated = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
+    terminated |= {"message": f"the reason: {line}", "exitCode": 1}
+    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', f"ValueError: {line}"]
+    evidence = Evidence(None, [pod], {pod["metadata"]["name"]: [line, *log]})
+    packed = pack_evidence(evidence)
+    for taken in (evidence, unpack_evidence(packed)):
+        assert taken is not None
+        why = diagnose(taken, Observation(Phase.FAILED, message=line))
+        kept = [
+            json.dumps(packed),
+            json.dumps(pack_diagnosis(why)),
+            why.text(),
+            str(TrainJobFailed(why)),
+            *warning(why),
+        ]
+        assert "hunter2" not in "".join(kept)
+        assert "***" in why.summary
+        assert len(why.log) == 4
+    assert "hunter2" not in str(BackendUnavailable(f"the server said: {line}"))
+    assert "hunter2" not in observe(None, Observation(Phase.RUNNING, message=line)).message

@@ -358,6 +358,19 @@ async def test_lines_are_passed_on_to_the_last(backend: MemoryBackend) -> None:
     assert heard == ["line 0", "line 1", "line 2", "last"]
 
 
+async def test_states_of_a_progress_bar_are_passed_on_now_and_then(backend: MemoryBackend) -> None:
+    ref = await launch(backend)
+    states = [LogLine(f"{percent:02}", "node-0", f"{percent}%", transient=True) for percent in range(99)]
+    backend.lines = [*states, LogLine("99", "node-0", "100%"), LogLine("a", "node-0", "after")]
+    backend.end(ref)
+    heard: list[str] = []
+    await waiting.wait(backend, ref, on_log=lambda line: heard.append(line.text))
+    assert heard == ["0%", "100%", "after"]
+    heard.clear()
+    await waiting.wait(backend, ref, on_log=lambda line: heard.append(line.text), state_seconds=0)
+    assert len(heard) == 101
+
+
 class Odd(Exception):
     pass
 

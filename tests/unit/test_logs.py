@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.logs import LogLine, cri_line, merge, parse_cri
+from trainjob.backends.kubernetes.pods import KubeletLines
+from trainjob.logs import MAX_LINE, LogLine, Splitter, Throttle, cri_line, latest, merge, parse_cri
 
 T = "2026-11-21T10:00:00.00000000{}Z"
 
@@ -15,8 +18,8 @@ def test_a_line_as_it_is_shown() -> None:
 
 @given(st.binary().filter(lambda text: b"\n" not in text), st.booleans())
 def test_what_is_written_is_read(text: bytes, partial: bool) -> None:
-    (line,) = parse_cri("node-0", [cri_line(T.format(1), text, partial=partial)])
-    assert line == LogLine(T.format(1), "node-0", text.decode("utf-8", "replace"))
+    (part,) = parse_cri([cri_line(T.format(1), text, partial=partial)])
+    assert part == (T.format(1), text.decode("utf-8", "replace"), not partial)
 
 
 @pytest.mark.parametrize(
@@ -32,12 +35,12 @@ def test_what_is_written_is_read(text: bytes, partial: bool) -> None:
     ],
 )
 def test_lines_of_the_cri_format(raw: bytes, text: str) -> None:
-    assert [line.text for line in parse_cri("r", [raw])] == [text]
+    assert [part for _, part, _ in parse_cri([raw])] == [text]
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n", b"hello", b"2026 stdin F x", b"2026 stdout X x", b"2026 stdout Fx y"])
 def test_what_is_no_such_line_is_passed_over(raw: bytes) -> None:
-    assert list(parse_cri("r", [raw])) == []
+    assert list(parse_cri([raw])) == []
 
 
 def test_merging_goes_by_time_and_keeps_each_ranks_order() -> None:
@@ -62,3 +65,123 @@ def test_merging_is_lazy() -> None:
     lines = merge(endless("a"), endless("b"))  # type: ignore[arg-type]
     assert [next(lines).rank for _ in range(4)] == ["a", "b", "a", "b"]
     assert len(taken) < 8
+
+
+# --- progress bars
+
+
+def split(*parts: tuple[str, bool], raw: bool = False) -> list[tuple[str, bool]]:
+    """Texts of the lines that come of parts of lines, each with whether it is transient."""
+    splitter = Splitter("node-0", raw=raw)
+    lines = [line for text, ended in parts for line in splitter.take("t", text, ended=ended)]
+    return [(line.text, line.transient) for line in lines]
+
+
+def test_the_latest_state_of_a_bar_wins() -> None:
+    assert split((" 10%\r 20%\r 30%\r", True), ("next", True)) == [(" 30%", False), ("next", False)]
+    assert split(("\r 10%\r 20%\r 30%", True)) == [(" 30%", False)]
+
+
+def test_a_bar_is_seen_before_its_line_ends() -> None:
+    # As tqdm writes it, and as what ends each state with a carriage return.
+    before = split(("\r  0%", False), ("\r 50%", False), ("\r100%", False), ("", True), ("next", True))
+    assert before == [("  0%", True), (" 50%", True), ("100%", True), ("100%", False), ("next", False)]
+    behind = split(("  0%\r", False), (" 50%\r100%\r", False), ("", True), ("next", True))
+    assert behind == [("  0%", True), ("100%", True), ("100%", False), ("next", False)]
+
+
+def test_a_state_in_two_parts_is_one() -> None:
+    assert split(("\r 10%|#", False), ("##|", False), ("\r 20%", True)) == [
+        (" 10%|#", True),
+        (" 10%|###|", True),
+        (" 20%", False),
+    ]
+
+
+def test_a_blank_state_shows_nothing_new() -> None:
+    bar = ("\r 90%", False), ("\r\x1b[2K\r", False), ("\r      \r", False), ("", True)
+    assert split(*bar) == [(" 90%", True), (" 90%", False)]
+
+
+def test_a_line_that_ends_as_in_windows_is_one_line() -> None:
+    assert split(("a\r", True), ("\r\r", True), ("b", True)) == [("a", False), ("", False), ("b", False)]
+    assert split(("a\r", False), ("", True)) == [("a", True), ("a", False)]  # cut between the two
+
+
+def test_a_long_line_without_states_keeps_its_parts() -> None:
+    assert split(("x" * 9, False), ("y", True), ("z", True)) == [("x" * 9, False), ("y", False), ("z", False)]
+
+
+def test_a_diagnosis_sees_the_carriage_return_of_a_script() -> None:
+    line = "env: 'python3\r': No such file or directory"
+    assert split((line, True), raw=True) == [(line, False)]
+    assert split(("\r 1%", False), ("\r 2%", True), raw=True)[-1] == (" 2%", False)
+
+
+@given(st.lists(st.tuples(st.text("ab \r", max_size=9), st.booleans()), max_size=9))
+def test_nothing_of_a_bar_is_kept_but_its_state(parts: list[tuple[str, bool]]) -> None:
+    splitter = Splitter("node-0")
+    lines = [line for text, ended in parts for line in splitter.take("t", text, ended=ended)]
+    assert not any("\r" in line.text for line in lines)
+    assert sum(not line.transient for line in lines) >= sum(ended for _, ended in parts)
+
+
+def test_states_that_the_next_line_replaces_are_left_out() -> None:
+    lines = [LogLine(f"{i}", "r", text, text.endswith("%")) for i, text in enumerate(["a", "1%", "2%", "b", "3%"])]
+    assert [line.text for line in latest(lines)] == ["a", "b", "3%"]
+
+
+def kubelet(*pieces: tuple[bytes, bool]) -> list[LogLine]:
+    lines = KubeletLines(Splitter("node-0"))
+    return [line for piece, ended in pieces for line in lines.take(piece, ended=ended)]
+
+
+def test_a_kubelet_sends_the_time_once_for_the_parts_of_a_line() -> None:
+    bar = kubelet((b"2026Z  10%\r 20%\r", False), (b" 30%\r", False), (b" 40%", True), (b"2027Z done\r", True))
+    assert bar == [
+        LogLine("2026Z", "node-0", " 20%", transient=True),
+        LogLine("2026Z", "node-0", " 30%", transient=True),
+        LogLine("2026Z", "node-0", " 40%"),
+        LogLine("2027Z", "node-0", "done"),
+    ]
+    assert kubelet((b"unable to retrieve container logs for x", True)) == []
+    long = kubelet((b"2026Z " + b"x" * (MAX_LINE + 1), True))
+    assert [(line.time, len(line.text)) for line in long] == [("2026Z", MAX_LINE), ("2026Z", 1)]
+    parts = b"2026Z " + b"".join(b" %06d\r" % i for i in range(MAX_LINE // 4)) + b"end"
+    assert [line.text for line in latest(kubelet((parts, True)))] == ["end"]
+
+
+def state(text: str, rank: str = "node-0") -> LogLine:
+    return LogLine("t", rank, text, transient=True)
+
+
+@pytest.mark.anyio
+async def test_a_reader_gets_the_first_state_and_the_last() -> None:
+    shown: list[str] = []
+    throttle = Throttle(lambda line: shown.append(line.text), 3600)
+    for percent in range(100):
+        throttle.line(state(f"{percent}%"))
+    assert shown == ["0%"]
+    throttle.line(state("other rank", "node-1"))
+    throttle.line(LogLine("t", "node-0", "99%"))
+    throttle.line(LogLine("t", "node-0", "next"))
+    assert shown == ["0%", "other rank", "99%", "next"]
+    throttle.line(state("again 1%"))
+    throttle.line(state("again 2%"))
+    assert shown[4:] == []  # so soon after the last state
+    throttle.end()
+    assert shown[4:] == ["again 2%"]
+
+
+@pytest.mark.anyio
+async def test_a_state_that_nothing_follows_is_shown_in_time() -> None:
+    shown: asyncio.Queue[str] = asyncio.Queue()
+    throttle = Throttle(lambda line: shown.put_nowait(line.text), 0.01)
+    throttle.line(state("1%"))
+    throttle.line(state("2%"))
+    throttle.line(state("3%"))
+    async with asyncio.timeout(30):
+        assert [await shown.get(), await shown.get()] == ["1%", "3%"]
+    throttle.line(LogLine("t", "node-0", "3%"))  # its line has ended: it was shown already
+    throttle.end()
+    assert shown.empty()

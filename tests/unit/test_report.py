@@ -18,7 +18,8 @@ from trainjob.cli import texts
 from trainjob.crashes import pack_diagnosis
 from trainjob.diagnosis import Category, Evidence
 from trainjob.manifest import GIVEN_UP, JobRef
-from trainjob.report import HIDDEN, Report, examine, page
+from trainjob.masking import MASK
+from trainjob.report import Report, examine, page
 from trainjob.status import QUEUE_LABEL, Phase
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)
@@ -38,7 +39,7 @@ def trainjob(*conditions: dict[str, Any], **spec: Any) -> dict[str, Any]:
     trainer = {
         "numNodes": 2,
         "image": "img:1",
-        "command": ["python", "train.py", "--token=" + "abcdefghijk", "--name", "a b", f"--url=https://u:{SECRET}@h/"],
+        "command": ["python", "train.py", "--token=" + "abcdefghijk", "--name", "a b", f"--url=redis://u:{SECRET}@h/"],
         "env": [{"name": "NAME", "value": "the-value"}, {"name": "HF_TOKEN", "value": SECRET}],
         "resourcesPerNode": {"limits": {"nvidia.com/gpu": 8}},
     }
@@ -177,7 +178,7 @@ def test_no_value_of_a_variable_and_nothing_that_looks_like_a_secret(render: Any
     assert SECRET not in text
     assert "the-value" not in text
     assert "abcdefghijk" not in text
-    for said in ("NAME, HF_TOKEN", f"login {HIDDEN} refused", f"cannot pull with {HIDDEN}", f"--token={HIDDEN}"):
+    for said in ("NAME, HF_TOKEN", f"login {MASK} refused", f"cannot pull with {MASK}", f"--token={MASK}"):
         assert said in text
 
 

@@ -347,6 +347,21 @@ def test_sources_that_hold_no_spec(source: Any, says: str) -> None:
         ),
         ({"inputs": {"data": "https://me:pw@host/x"}}, "inputs.data"),
         ({"outputs": {"model": f"https://host/x?t={TOKEN}"}}, "outputs.model"),
+        ({"env": {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE"}}, "env.AWS_ACCESS_KEY_ID"),
+        ({"env": {"URL": "https://a.blob.core.windows.net/c?se=1&sig=a1B2a1B2a1B2a1B2%3D"}}, "env.URL"),
+        ({"env": {"SETUP": "export AWS_SECRET_ACCESS_KEY=hunter2"}}, "env.SETUP"),
+        ({"command": ["sh", "-c", "AWS_SECRET_ACCESS_KEY=hunter2 python train.py"]}, "command[2]"),
+        ({"command": ["env", "DB_PASSWORD=hunter2", "python"]}, "command[1]"),
+        ({"command": ["sh", "-c"], "args": ["mysql --password hunter2"]}, "args[0]"),
+        ({"command": ["curl", "-u", "me:hunter2", "https://host"]}, "command[2]"),
+        ({"command": ["wandb", "login", "0123456789abcdef0123456789abcdef01234567"]}, "command[2]"),
+        ({"command": ["python3", "-c", "login(token='hunter2')"]}, "command[2]"),
+        ({"args": ["--url=https://b.s3.amazonaws.com/k?X-Amz-Signature=a1B2a1B2a1B2a1B2a1B2"]}, "args[0]"),
+        ({"inputs": {"data": "https://a.blob.core.windows.net/c?sig=a1B2a1B2a1B2a1B2%3D"}}, "inputs.data"),
+        ({"checkpoints": "https://host/x?X-Goog-Signature=a1B2a1B2a1B2a1B2a1B2"}, "checkpoints"),
+        ({"annotations": {"example.com/note": "password=hunter2"}}, "annotations.example.com/note"),
+        ({"annotations": {"example.com/db-password": "hunter2"}}, "annotations.example.com/db-password"),
+        ({"labels": {"token": "hunter2"}}, "labels.token"),
     ],
 )
 def test_a_secret_as_a_literal_is_refused(fields: dict[str, Any], path: str) -> None:
@@ -378,6 +393,14 @@ def test_a_secret_as_a_literal_is_refused(fields: dict[str, Any], path: str) -> 
         {"args": ["--token", "--verbose"]},
         {"inputs": {"data": "s3://bucket/token/password"}},
         {"inputs": {"data": "https://host:8443/a@b:c"}},
+        {"env": {"GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key.json"}},
+        {"env": {"AWS_ACCESS_KEY_ID": "$(AWS_ACCESS_KEY_ID)"}},
+        {"command": ["sh", "-c", "HF_TOKEN=$(cat /run/token) python train.py --pad-token '<pad>'"]},
+        {"command": ["python3", "-c", "import os; login(token=os.environ['HF_TOKEN'], user='me')"]},
+        {"command": ["docker", "run", "-u", "1000:1000", "image"]},
+        {"annotations": {"vault.hashicorp.com/agent-inject-secret-db-password": "database/creds/x"}},
+        {"annotations": {"note": "password: see the vault", "commit": "3f786850e387550fdab836ed7e6dc881de23001b"}},
+        {"env": {"IMAGE": "host/x@sha256:9b74c9897bac770ffc029102a200c5de6a1d2f3b4c5d6e7f8091a2b3c4d5e6f7"}},
     ],
 )
 def test_what_only_looks_like_a_secret_passes(fields: dict[str, Any]) -> None:
@@ -388,6 +411,29 @@ def test_the_refusal_says_what_to_write_instead() -> None:
     hint = problems(TRAIN, env={"HF_TOKEN": "x"})["env.HF_TOKEN"]
     assert "HF_TOKEN: {'valueFrom': {'secretKeyRef'" in hint
     assert TOKEN not in str(problems(TRAIN, env={"A": TOKEN}))
+    assert "hunter2" not in str(problems(TRAIN, inputs={"data": "no uri password=hunter2"}))
+    assert "hunter2" not in str(problems(TRAIN, outputs={"data": "https://a?sig=hunter2"}))
+    said = problems(TRAIN, command=["sh", "-c", "PASSWORD=hunter2 run"], annotations={"password": "hunter2"})
+    assert "secretKeyRef and write $(NAME)" in said["command[2]"]
+    assert "hunter2" not in str(said)
+
+
+@pytest.mark.parametrize("value", ["password=hunter2", TOKEN])
+def test_a_secret_in_any_part_of_a_patch_is_refused(value: str) -> None:
+    template = {"metadata": {"annotations": {"note": value}}, "spec": {"volumes": [{"csi": {"options": value}}]}}
+    job = {"name": "node", "template": {"spec": {"template": template}}}
+    patch = {"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+    where = "runtime_patches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template."
+    found = problems(TRAIN, runtime_patches=[patch])
+    assert {f"{where}metadata.annotations.note", f"{where}spec.volumes[0].csi.options"} <= found.keys()
+
+
+def test_a_literal_in_a_function_is_refused() -> None:
+    function = {"name": "train", "source": "def train():\n    login(token='hunter2')"}
+    found = problems({"runtime": "torch-distributed", "func": function})
+    assert found == {"func": "holds a secret in its source (read it from an environment variable of env)"}
+    function["source"] = "def train(token: str = ''):\n    login(token=token)"
+    TrainJobSpec.parse({"runtime": "torch-distributed", "func": function})
 
 
 # ---------------------------------------------------------------- whole manifests
@@ -446,6 +492,16 @@ def whole(**spec: Any) -> dict[str, Any]:
         (
             whole(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "A", "value": TOKEN}]}}]),
             "manifest.spec.runtimePatches[0].x.env[0].value",
+            "secret",
+        ),
+        (
+            whole(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "HF_TOKEN", "value": "x"}]}}]),
+            "manifest.spec.runtimePatches[0].x.env[0].value",
+            "secret",
+        ),
+        (
+            whole(podTemplateOverrides=[{"spec": {"volumes": [{"flexVolume": {"options": {"password": "hunter2"}}}]}}]),
+            "manifest.spec.podTemplateOverrides[0].spec.volumes[0].flexVolume.options.password",
             "secret",
         ),
         (

@@ -169,14 +169,20 @@ class TrainJobTrigger(BaseTrigger):
         return final, crash
 
     async def _read(self, backend: Backend, say: Narrator) -> None:
+        from trainjob.logs import Throttle
+
+        throttle = Throttle(say.line)
         try:
             async with aclosing(backend.logs(self._ref(), follow=True, tail=_TAIL)) as lines:
                 async for line in lines:
-                    say.line(line)
+                    throttle.line(line)
                     await asyncio.sleep(0)  # many lines at once must not hold up the other triggers
+            throttle.end()  # before the line about lines that were left out
             say.end()
         except Exception as error:  # noqa: BLE001 - logs are a service; that they fail is no verdict on the job
             self.log.warning("no more log lines from here on: %s: %s", type(error).__name__, error)
+        finally:
+            throttle.end()
 
     async def on_kill(self) -> None:
         """A person marked the task or cleared it (Airflow 3.3): do with the job what ``on_kill_action`` says.

@@ -19,6 +19,7 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.options import Target
+from trainjob.cli.output import echo
 from trainjob.doctor import Finding, Level, local
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
@@ -45,22 +46,22 @@ async def install(
     if only in (None, "reaper") and not namespace:
         if only is not None:
             raise click.UsageError("say the namespace of the reaper: --namespace")
-        click.echo("left out: the reaper, which needs --namespace", err=True)
+        echo("left out: the reaper, which needs --namespace", err=True)
     if only in (None, "runtimes") and (trainer := given.get("trainer")):
         for name, since in package.SINCE.items():
             if since > trainer:
-                click.echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
+                echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
     if target.as_json:
-        click.echo(texts.as_json({"apiVersion": "v1", "kind": "List", "items": found}))
+        echo(texts.as_json({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0
     if only == "kfp":
         metadata = found[0]["metadata"]
         patch = f"configmap {metadata['name']} -n {metadata['namespace']} --type merge --patch-file /dev/stdin"
-        click.echo(f"# Replaces one key of KFP's own ConfigMap: kubectl patch {patch}")
+        echo(f"# Replaces one key of KFP's own ConfigMap: kubectl patch {patch}")
     else:
-        click.echo(f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -")
+        echo(f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -")
     for each in found:
-        click.echo(f"---\n{texts.as_yaml(each)}")
+        echo(f"---\n{texts.as_yaml(each)}")
     return 0
 
 
@@ -72,7 +73,7 @@ async def reap(commands: Commands) -> int:
     from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx as well
 
     def show(reaped: reaper.Reaped) -> None:
-        click.echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))
+        echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))
 
     if isinstance(commands.backend, KubernetesBackend):
         await reaper.reap(commands.backend, commands.namespace, on_reaped=show)
@@ -85,14 +86,14 @@ async def doctor(commands: Commands, runtimes: Sequence[str], queue: str) -> int
     async with aclosing(_examined(commands, runtimes, queue)) as found:
         async for finding in found:
             if not commands.as_json:
-                click.echo(_text(finding, findings[-1].advice if findings else ""))
+                echo(_text(finding, findings[-1].advice if findings else ""))
             findings.append(finding)
     failures = [finding for finding in findings if finding.level is Level.FAILURE]
     if commands.as_json:
-        click.echo(texts.as_json({"ok": not failures, "findings": [_fields(finding) for finding in findings]}))
+        echo(texts.as_json({"ok": not failures, "findings": [_fields(finding) for finding in findings]}))
     else:
         counted = Counter(finding.level for finding in findings)
-        click.echo("\n" + ", ".join(f"{counted[level]} {level}" for level in Level if counted[level]))
+        echo("\n" + ", ".join(f"{counted[level]} {level}" for level in Level if counted[level]))
     if not failures:
         return 0
     return _RETRY if all(finding.retry.retryable for finding in failures) else _CHANGE

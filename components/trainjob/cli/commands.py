@@ -28,10 +28,12 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.files import leftovers
 from trainjob.cli import texts
 from trainjob.cli.options import redrawn
+from trainjob.cli.output import echo
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.diagnosis import rank_of
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
 from trainjob.launch import CrashAction
+from trainjob.logs import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.report import short
 from trainjob.settings import Settings
@@ -246,7 +248,7 @@ class Commands:
                 show.launched(ref, key, adopted=adopted, attach=f"trainjob wait {self._call(ref)}")
                 if detach:
                     if not self.as_json:
-                        click.echo(self._call(ref))
+                        echo(self._call(ref))
                     return 0
                 show.result(await self._wait(ref, patience, on_crash, show))
                 try:
@@ -285,7 +287,13 @@ class Commands:
         on_log = show.log if show.logs else None
         try:
             return await waiting.wait(
-                self.backend, ref, Budgets(*patience), on_change=show.change, on_log=on_log, on_crash=show.crash
+                self.backend,
+                ref,
+                Budgets(*patience),
+                on_change=show.change,
+                on_log=on_log,
+                on_crash=show.crash,
+                state_seconds=show.state_seconds,
             )
         except RankCrashed as error:
             show.notice(await flow.give_up(self.backend, ref, error.diagnosis, on_crash))
@@ -337,17 +345,19 @@ class Commands:
         """Print log lines."""
         ref = JobRef.of(await self._find(name))
         show = JsonView() if self.as_json else PlainView(timestamps=timestamps)
+        throttle = Throttle(show.log, TERMINAL_SECONDS if redrawn(sys.stdout) else STATE_SECONDS)
         written = False
         with Interrupts() as interrupts, interrupts.stage():
             async with aclosing(self.backend.logs(ref, ranks=ranks, follow=follow, tail=tail)) as lines:
                 async for line in lines:
-                    show.log(line)
+                    throttle.line(line)
                     written = True
                     if show.closed:
                         return PIPE_CLOSED
+        throttle.end()
         if not written and not interrupts.exit_code:
             await self._check_ranks(ref, ranks)
-            click.echo(f"no lines{' of ' + ', '.join(ranks) if ranks else ''} in the logs of {ref}", err=True)
+            echo(f"no lines{' of ' + ', '.join(ranks) if ranks else ''} in the logs of {ref}", err=True)
         return interrupts.exit_code
 
     async def _check_ranks(self, ref: JobRef, ranks: Sequence[str]) -> None:
@@ -390,7 +400,7 @@ class Commands:
         if not jobs and not self.as_json:
             asked = "".join([f" with key {key!r}" if key else "", f" in phase {' or '.join(phases)}" if phases else ""])
             rest = f"; {len(found)} in other phases" if found else "; list all: trainjob list" if key else ""
-            click.echo(f"no jobs in namespace {self.namespace}{asked}{rest}", err=True)
+            echo(f"no jobs in namespace {self.namespace}{asked}{rest}", err=True)
             return 0
         self._answer({"jobs": jobs}, lambda: texts.table(jobs))
         return 0
@@ -463,20 +473,20 @@ class Commands:
             removed.append(texts.describe(trainjob))
             if not self.as_json:
                 done = "would remove" if dry_run else "removed"
-                click.echo(f"{done} {ref}: {now.phase}, ended {short(ago.total_seconds())} ago")
+                echo(f"{done} {ref}: {now.phase}, ended {short(ago.total_seconds())} ago")
         left = leftovers(self.backend.home, self.namespace, time.time() - older_than.total_seconds())
         for path in left:
             if not dry_run:
                 shutil.rmtree(path, ignore_errors=True)
             if not self.as_json:
                 done = "would remove" if dry_run else "removed"
-                click.echo(f"{done} {path}, left by a launch or deletion that was killed")
+                echo(f"{done} {path}, left by a launch or deletion that was killed")
         if self.as_json:
             found = {"removed": removed, "leftovers": [str(path) for path in left]}
-            click.echo(texts.as_json({"dry_run": dry_run, **found}))
+            echo(texts.as_json({"dry_run": dry_run, **found}))
         elif not removed and not left:
             limit = short(older_than.total_seconds())
-            click.echo(f"no job in namespace {self.namespace} ended more than {limit} ago", err=True)
+            echo(f"no job in namespace {self.namespace} ended more than {limit} ago", err=True)
         return 0
 
     def _tell(self, ref: JobRef, message: str, **facts: Any) -> None:
@@ -484,4 +494,4 @@ class Commands:
         self._answer({**job, **facts, "message": message}, lambda: message)
 
     def _answer(self, answer: Mapping[str, Any], text: Callable[[], str]) -> None:
-        click.echo(texts.as_json(answer) if self.as_json else text())
+        echo(texts.as_json(answer) if self.as_json else text())

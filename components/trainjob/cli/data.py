@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from trainjob.cli.options import Target, json_option, redrawn
+from trainjob.cli.output import echo
 
 if TYPE_CHECKING:
     from trainjob.data import ContentManifest
@@ -56,7 +57,7 @@ def copy(
     with _interruptible(), _shown(quiet, target_.as_json) as shown:
         manifest = transfer.copy(source, target, include=include, exclude=exclude, digest=digest, **shown)
     fields = _fields(target, manifest)
-    click.echo(texts.as_json(fields) if target_.as_json else f"{fields['digest']}  {fields['uri']}")
+    echo(texts.as_json(fields) if target_.as_json else f"{fields['digest']}  {fields['uri']}")
     return 0
 
 
@@ -74,7 +75,7 @@ def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
         yield {}
         return
     if as_json or not redrawn(sys.stderr):
-        yield {"progress": lambda line: click.echo(line, err=True)}
+        yield {"progress": lambda line: echo(line, err=True)}
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn

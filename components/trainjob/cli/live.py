@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Self
 
-import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -16,12 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from trainjob import crashes
+from trainjob.cli.output import echo
 from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, left_text, result_text
 from trainjob.cli.views import View
 from trainjob.diagnosis import Diagnosis
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.report import short
+from trainjob.sanitizing import colored, plain
 from trainjob.status import Observation, Phase
 from trainjob.waiting import TrainJobResult
 
@@ -67,13 +68,6 @@ class Timeline:
         return ((self.ended or now) - self.phases[0][1]).total_seconds() if self.phases else 0.0
 
 
-def printable(line: str) -> Text:
-    """One line of a log as one line on the screen: its colours stay, what moves the cursor goes."""
-    last = line.rstrip("\r").rpartition("\r")[2][:_LONGEST].expandtabs(4)  # progress bars overwrite themselves
-    text = Text.from_ansi("".join(c if c.isprintable() or c == "\x1b" else " " for c in last))
-    return Text(text.plain.replace("\x1b", "")) if "\x1b" in text.plain else text
-
-
 class LiveView(View):
     """The job in a few lines that are redrawn.
 
@@ -81,6 +75,8 @@ class LiveView(View):
         hint: What Ctrl-C would do.
         logs: Whether log lines are shown.
     """
+
+    state_seconds = 0.0  # each one: it is drawn in place
 
     def __init__(self, hint: str, *, logs: bool = True) -> None:
         super().__init__(logs=logs)
@@ -90,7 +86,7 @@ class LiveView(View):
         self._job = ""
         self._timeline = Timeline()
         self._reported: tuple[Observation, datetime] | None = None
-        self._lines: deque[tuple[str, Text]] = deque(maxlen=LOG_LINES)
+        self._lines: deque[LogLine] = deque(maxlen=LOG_LINES)
         self._notice = ""
         self._over = False
         # Drawn by a thread: the clocks go on while the event loop has nothing to do. Draws once at once.
@@ -113,7 +109,7 @@ class LiveView(View):
 
     def change(self, observation: Observation, notice: str) -> None:
         """See `View.change`."""
-        self._notice = notice
+        self._notice = plain(notice)
         self._timeline.add(observation, datetime.now(UTC))
         if observation.progress is not None or observation.metrics:
             last = self._reported[0] if self._reported else None
@@ -126,11 +122,17 @@ class LiveView(View):
 
     def log(self, line: LogLine) -> None:
         """See `View.log`."""
-        self._lines.append((line.rank, printable(line.text)))
+        for i in reversed(range(len(self._lines))):
+            if self._lines[i].rank == line.rank:
+                if self._lines[i].transient:  # a progress bar moves in place
+                    self._lines[i] = line
+                    return
+                break
+        self._lines.append(line)
 
     def notice(self, text: str) -> None:
         """See `View.notice`."""
-        self._notice = text
+        self._notice = plain(text)
         self._hint = ""
 
     def crash(self, diagnosis: Diagnosis) -> None:
@@ -147,7 +149,7 @@ class LiveView(View):
         """See `View.interrupted`."""
         self._notice = ""
         self._stop()
-        click.echo(text, err=True)
+        echo(text, err=True)
 
     # --- one frame
 
@@ -206,10 +208,11 @@ class LiveView(View):
             row.add_row("", bar, f"{done:.0f}%", left)
             yield row
         if self._latest.metrics and not self._latest.phase.terminal:  # the result shows them once more, in full
-            yield Text(f"  {joined(self._latest.metrics)}", no_wrap=True, overflow="ellipsis")
+            yield Text(f"  {plain(joined(self._latest.metrics))}", no_wrap=True, overflow="ellipsis")
 
     def _log(self) -> Iterator[RenderableType]:
         fitting = max(1, min(LOG_LINES, self._console.height - _OTHER_LINES))
-        for rank, text in list(self._lines)[-fitting:]:
-            line = Text.assemble("  ", (f"[{rank}]", colour_of(rank)), " ", text, no_wrap=True, overflow="ellipsis")
-            yield line
+        for line in list(self._lines)[-fitting:]:
+            text = Text.from_ansi(colored(line.text[:_LONGEST]).expandtabs(4))
+            label = (f"[{line.rank}]", colour_of(line.rank))
+            yield Text.assemble("  ", label, " ", text, no_wrap=True, overflow="ellipsis")

@@ -17,6 +17,7 @@ import click
 
 from trainjob import names
 from trainjob.cli import completion
+from trainjob.cli.output import no_color
 from trainjob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -101,14 +102,9 @@ class WithCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
 
 
-def colours() -> bool | None:
-    """False where nobody wants colours; None where the stream decides: a terminal has them, a file has none."""
-    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
-
-
 def redrawn(stream: TextIO) -> bool:
     """Whether `stream` is a terminal on which the cursor may be moved."""
-    return stream.isatty() and bool(os.environ.get("TERM")) and colours() is None
+    return stream.isatty() and bool(os.environ.get("TERM")) and not no_color()
 
 
 def fitted(line: str) -> str:

@@ -20,7 +20,6 @@ from trainjob.cli.data import data
 from trainjob.cli.options import (
     Target,
     WithCommand,
-    colours,
     common_options,
     duration,
     fields_of,
@@ -35,6 +34,7 @@ from trainjob.cli.options import (
     spec_options,
     work_key,
 )
+from trainjob.cli.output import echo, no_color
 from trainjob.cli.registry import registry
 from trainjob.errors import (
     InvalidSpec,
@@ -47,6 +47,7 @@ from trainjob.errors import (
     TrainJobFailed,
     missing,
 )
+from trainjob.sanitizing import one_line
 from trainjob.status import Phase
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words
     try:
-        answer = program.main(words, prog_name="trainjob", standalone_mode=False, color=colours())
+        answer = program.main(words, prog_name="trainjob", standalone_mode=False, color=False if no_color() else None)
         code = answer if isinstance(answer, int) else 0
     except click.ClickException as error:
         error.show()
@@ -104,16 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = INTERRUPTED
     except TrainJobError as error:
         code = exit_code(error)
-        from trainjob.crashes import printable  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
-
-        first, *more = (printable(line, 2000) for line in str(error).split("\n"))  # lines of logs are among them
-        text = "\n".join([click.style(f"error: {first}", fg="red", bold=True), *map(fitted, more)])
-        click.echo(text, err=True, color=colours())
+        first, *more = (one_line(line, 2000) for line in str(error).split("\n"))  # lines of logs are among them
+        echo("\n".join([click.style(f"error: {first}", fg="red", bold=True), *map(fitted, more)]), err=True)
         _error_object(own, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
     except OSError as error:
         code = USAGE if error.errno in _LASTING else INFRASTRUCTURE
         message = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        click.echo(f"error: {message}", err=True)
+        echo(f"error: {message}", err=True)
         _error_object(own, message, code, type=type(error).__name__)
     except Exception as error:  # noqa: BLE001 - a script must not take our bug for a failed training
         code = BUG
@@ -132,7 +130,7 @@ def _details(error: TrainJobError) -> dict[str, Any]:
 
 def _error_object(words: Sequence[str], message: str, code: int, **fields: Any) -> None:
     if "--json" in words:
-        click.echo(json.dumps({"error": {**fields, "message": message, "exit_code": code}}))
+        echo(json.dumps({"error": {**fields, "message": message, "exit_code": code}}))
 
 
 @click.group(
@@ -145,7 +143,7 @@ def _error_object(words: Sequence[str], message: str, code: int, **fields: Any) 
 def program(ctx: click.Context) -> None:
     """Run Kubeflow TrainJobs exactly once, wait for them, and see what went wrong."""
     ctx.ensure_object(Target)
-    ctx.color = colours()
+    ctx.color = False if no_color() else None
 
 
 @program.command(cls=WithCommand, epilog=EXIT_CODES)
@@ -491,18 +489,18 @@ def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
     for each in found[0].load()(dags, cluster=cluster):
         codes.add((INFRASTRUCTURE if each.retryable else USAGE) if each.problem else 0)
         if as_json:
-            click.echo(json.dumps(_checked(each, cluster=cluster)))
+            echo(json.dumps(_checked(each, cluster=cluster)))
             continue
         if each.problem:
             first, *more = each.problem.splitlines()
-            click.echo("\n".join([f"{click.style('failure', fg='red')}  {each.where}: {first}", *more]))
+            echo("\n".join([f"{click.style('failure', fg='red')}  {each.where}: {first}", *more]))
         else:
             note = f" (decided in the run: {', '.join(each.open)})" if each.open else ""
-            click.echo(f"{click.style('ok', fg='green')}       {each.where}{note}")
+            echo(f"{click.style('ok', fg='green')}       {each.where}{note}")
         for note in each.notes:
-            click.echo(f"         {click.style('note', fg='yellow')}: {note}")
+            echo(f"         {click.style('note', fg='yellow')}: {note}")
     if not codes:
-        click.echo(f"no TrainJob tasks in {dags}", err=True)
+        echo(f"no TrainJob tasks in {dags}", err=True)
     return USAGE if USAGE in codes else max(codes, default=0)
 
 
@@ -523,7 +521,7 @@ def exec_(command: tuple[str, ...]) -> int:
 
     if not command:
         raise click.UsageError("say what to run: trainjob exec -- COMMAND [ARG]...")
-    return staging.run(command, click.echo)
+    return staging.run(command, echo)
 
 
 program.add_command(data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from trainjob.cli.options import Target, json_option, pair
+from trainjob.cli.output import echo
 
 if TYPE_CHECKING:
     from trainjob.registry import ModelVersion
@@ -42,7 +43,7 @@ def list_(target: Target, /, *, name: str, uri: str | None) -> int:
     if target.as_json:
         return _say(texts.as_json({"versions": [_fields(version) for version in versions]}))
     if not versions:
-        click.echo(f"no versions of a model {name} in this registry", err=True)
+        echo(f"no versions of a model {name} in this registry", err=True)
     rows = [["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]]
     rows += [
         [each.version, ", ".join(each.aliases), texts.joined(each.metrics), _moment(each), each.uri]
@@ -185,5 +186,5 @@ def _moment(version: ModelVersion) -> str:
 
 
 def _say(text: str) -> int:
-    click.echo(text)
+    echo(text)
     return 0

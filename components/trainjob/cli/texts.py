@@ -13,13 +13,14 @@ import yaml
 
 from trainjob.backends.base import TrainJob
 from trainjob.cli.options import fitted
-from trainjob.crashes import printable
 from trainjob.manifest import KEY, JobRef
 from trainjob.report import Event, Rank, Report, facts, rounded, seconds_of, short
+from trainjob.sanitizing import escaped_json, is_safe, one_line
 from trainjob.status import Phase, observe
 from trainjob.waiting import TrainJobResult
 
 _RANKS, _EVENTS = 50, 20  # that fit on a screen or two
+_KEY = 500  # characters
 
 PHASE_COLOURS = {
     Phase.COMPLETE: "green",
@@ -70,12 +71,12 @@ def status_text(report: Report) -> str:
     nodes = spec.get("nodes", "1")
     because = ": ".join(filter(None, (now.reason, now.message)))
     shown = {
-        "phase": phase_styled(now.phase) + (f"  {printable(because, 1000)}" if because else ""),
+        "phase": phase_styled(now.phase) + (f"  {one_line(because, 1000)}" if because else ""),
         "progress": progress_text(now.progress, now.remaining_seconds),
         "metrics": joined(report.metrics),
         "outputs": joined(report.outputs),
         "runtime": f"{spec['runtime']}, {nodes} node{'' if nodes == '1' else 's'}" if "runtime" in spec else "",
-        "key": printable(report.key),
+        "key": one_line(report.key, _KEY),
         "attempt": str(report.ref.attempt),
         "created": f"{_moment(now.created)} ({short(seconds['age'])} ago)" if now.created else "",
         "queued": short(seconds["queued"]) if seconds.get("queued") else "",
@@ -193,15 +194,17 @@ _Dumper.add_representer(
 
 
 def as_yaml(manifest: Mapping[str, Any]) -> str:
-    """`manifest` in its own order."""
-    return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100).rstrip("\n")
+    """`manifest` in its own order, with escapes where it holds what is unsafe on a terminal."""
+    shown, escaped = (
+        yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=readable, width=100).rstrip("\n")
+        for readable in (True, False)
+    )
+    return shown if is_safe(shown) else escaped
 
 
 def as_json(value: Any) -> str:
     """`value` on one line; NaN and infinity as text, since JSON has neither."""
-    # A lone surrogate, which cannot be encoded, becomes its JSON escape.
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode()
+    return escaped_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

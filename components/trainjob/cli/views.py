@@ -12,9 +12,10 @@ from typing import Any, Self
 import click
 
 from trainjob import crashes
+from trainjob.cli.output import echo
 from trainjob.cli.texts import as_json, colour_of, joined, phase_styled, progress_text, result_text
 from trainjob.diagnosis import Diagnosis
-from trainjob.logs import LogLine
+from trainjob.logs import STATE_SECONDS, LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
 from trainjob.waiting import TrainJobResult
@@ -42,6 +43,9 @@ class View:
         closed: Whether the reader of stdout is gone (``| head``). The job is waited for all the same.
     """
 
+    state_seconds = STATE_SECONDS
+    """Seconds between two states of a progress bar."""
+
     def __init__(self, *, logs: bool = True) -> None:
         self.logs = logs
         self.closed = False
@@ -50,7 +54,7 @@ class View:
     def write(self, text: str) -> None:
         """A line on stdout."""
         try:
-            click.echo(text)
+            echo(text)
         except BrokenPipeError:
             self.closed = True
             drop_stdout()
@@ -64,7 +68,7 @@ class View:
     def launched(self, ref: JobRef, key: str, *, adopted: bool, attach: str) -> None:
         """A job was launched or adopted."""
         done = "adopted" if adopted else "launched"
-        click.echo(f"{done} {ref} (attempt {ref.attempt}, key {key})\nto wait for it elsewhere: {attach}", err=True)
+        echo(f"{done} {ref} (attempt {ref.attempt}, key {key})\nto wait for it elsewhere: {attach}", err=True)
         self.watching(ref)
 
     def watching(self, ref: JobRef) -> None:
@@ -101,7 +105,7 @@ class View:
 
     def interrupted(self, text: str) -> None:
         """It is over because of Ctrl-C."""
-        click.echo(text, err=True)
+        echo(text, err=True)
 
 
 class PlainView(View):
@@ -146,7 +150,7 @@ class PlainView(View):
 
     def notice(self, text: str) -> None:
         """See `View.notice`."""
-        click.echo(f"{_now()} {text}", err=True)
+        echo(f"{_now()} {text}", err=True)
 
     def result(self, result: TrainJobResult) -> None:
         """See `View.result`."""
@@ -178,7 +182,8 @@ class JsonView(View):
 
     def log(self, line: LogLine) -> None:
         """See `View.log`."""
-        self._write("log", time=line.time, rank=line.rank, text=line.text)
+        state = {"transient": True} if line.transient else {}
+        self._write("log", time=line.time, rank=line.rank, text=line.text, **state)
 
     def notice(self, text: str) -> None:
         """See `View.notice`."""

@@ -18,7 +18,7 @@ from trainjob.data.content import ContentManifest
 from trainjob.data.locations import ACCOUNT, ACCOUNTS, BUCKETS
 from trainjob.data.models import ModelFacts
 from trainjob.errors import ConfigurationError
-from trainjob.spec.checks import holds_secret, names_a_secret
+from trainjob.masking import holds_secret, names_a_secret
 
 KINDS = {"datasets": "dataset", "base_model": "base model", "images": "image", "code": "code"}
 """Fields of a provenance that name what the model was made of -> what one of them is called."""

@@ -12,6 +12,8 @@ from trainjob.diagnosis.ends import Blamed, meaning_of, told
 from trainjob.diagnosis.meanings import Category
 from trainjob.diagnosis.tails import TAIL_LINES, Tail
 from trainjob.errors import RetryVerdict
+from trainjob.masking import masked_lines, public
+from trainjob.sanitizing import plain
 from trainjob.status import Observation, Phase, mapping, observe
 
 CUT = " characters more)"
@@ -140,7 +142,8 @@ def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
     observation = observe(evidence.trainjob, final)
     found = _judge(evidence, observation)
     advice = found.advice if observation.phase.terminal else meanings.while_running(found.advice)
-    return replace(found, job=job, advice=advice, unseen=tuple(evidence.unseen), phase=observation.phase)
+    unseen = tuple(map(public, evidence.unseen))
+    return replace(found, job=job, advice=advice, unseen=unseen, phase=observation.phase)
 
 
 def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
@@ -282,14 +285,15 @@ def _of_crash(blamed: Blamed, evidence: Evidence) -> Diagnosis:
 
 
 def _shown(evidence: Evidence, pod: str, tail: Tail) -> tuple[str, ...]:
-    return tuple(map(_shortened, tails.excerpt(evidence.logs.get(pod, ()), tail)))
+    return tuple(map(_shortened, masked_lines(tails.excerpt(evidence.logs.get(pod, ()), tail))))
 
 
 def _left(crash: Crash) -> tuple[str, ...]:
     """A termination message in place of the log: ``FallbackToLogsOnError`` puts the end of the log there."""
     if crash.meaning is not None or crash.message.startswith("{"):  # a report of results is none
         return ()
-    return tuple(map(_shortened, crash.message.splitlines()[-TAIL_LINES:]))
+    lines = masked_lines(map(plain, crash.message.splitlines()))
+    return tuple(map(_shortened, lines[-TAIL_LINES:]))
 
 
 def _shortened(line: str) -> str:
@@ -297,7 +301,7 @@ def _shortened(line: str) -> str:
 
 
 def _line(text: str) -> str:
-    return _cut(" ".join(text.split()), _SAID)
+    return _cut(public(" ".join(text.split())), _SAID)
 
 
 def _cut(text: str, length: int) -> str:

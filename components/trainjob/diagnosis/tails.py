@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from trainjob.diagnosis.known import meaning_of_error
 from trainjob.diagnosis.meanings import Meaning
 from trainjob.diagnosis.tracebacks import Raised, trace
+from trainjob.sanitizing import plain, states
 
-_COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CPP = re.compile(r"terminate called after throwing an instance of '([^']+)'")
 # Fatal errors of native code (glog, Abseil): the process aborts.
 _FATAL = re.compile(r"^\[?F\d{4} \d\d:\d\d:\d\d\.\d+\s+\d+ \S+\] (.+)")
@@ -107,7 +107,7 @@ class Tail:
 
 def read(lines: Sequence[str]) -> Tail:
     """Read the end of one rank's log, which may hold the lines of several processes."""
-    clean = [_COLORS.sub("", shown(line[:_LONGEST])) for line in lines]
+    clean = [shown(line)[:_LONGEST] for line in lines]
     traced = trace(clean)
     raised = _first_to_blame(traced.ended)
     error, line = (str(raised), raised.line) if raised else _last_words(clean)
@@ -137,9 +137,12 @@ def read(lines: Sequence[str]) -> Tail:
 
 
 def shown(line: str) -> str:
-    """A line as a terminal shows it: progress bars write over what was there. A single carriage return is seen."""
-    parts = line.rstrip().split("\r")
-    return "\\r".join(parts) if len(parts) == 2 and parts[0] else parts[-1]
+    """A line as a terminal shows it, plain: progress bars write over what was there. One carriage return is shown."""
+    line = line.rstrip()
+    if "\r" not in line:
+        return plain(line)
+    found = [plain(state) for state in states(line)]
+    return "\\r".join(found) if len(found) == line.count("\r") + 1 == 2 else found[-1] if found else ""
 
 
 def excerpt(lines: Sequence[str], tail: Tail) -> Sequence[str]:

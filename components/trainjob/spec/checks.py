@@ -8,6 +8,7 @@ from typing import Any
 
 from trainjob import claims
 from trainjob.errors import Problem
+from trainjob.masking import holds_secret, names_a_secret, source_holds_secret
 
 RESERVED_PREFIX = "trainjob.dev/"
 """Labels and annotations under this prefix carry a job's identity and belong to `trainjob.manifest`."""
@@ -33,16 +34,9 @@ _LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _LOCATION = re.compile(rf"pvc://{claims.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9+.-]*:\S+")
 _CHECKPOINTS = re.compile(rf"pvc://{claims.NAME}(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
-_SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "APIKEY"}
-_SECRET_PAIRS = {("API", "KEY"), ("PRIVATE", "KEY"), ("SECRET", "KEY"), ("ACCESS", "KEY"), ("ACCOUNT", "KEY")}
-_NOT_THE_SECRET_ITSELF = {"FILE", "PATH", "DIR", "NAME", "ID", "URL", "URI", "TTL", "TYPE"}
-_NO_SECRET = re.compile(  # references, switches (HF_HUB_DISABLE_IMPLICIT_TOKEN=1), a tokenizer's special tokens
-    r"\$\([^()]+\)|true|false|yes|no|on|off|none|null|auto|\d{1,3}|<[^<>]{1,30}>|\[[A-Z]{1,10}\]", re.IGNORECASE
-)
-_SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|xox[abpr]-[\w-]{10,}"
-    r"|(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
-)
+_ABOUT_SECRETS = "vault.hashicorp.com/"
+"""Annotations under this prefix name secrets that Vault's injector brings into the pod."""
+
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 
 
@@ -61,6 +55,8 @@ def metadata_problems(
                 yield Problem(where, f"must be text, not {type(value).__name__}", f"write '{value}'")
             elif kind == "labels" and not _LABEL_VALUE.fullmatch(value):
                 yield Problem(where, f"{value!r} is not a label value: up to 63 letters, digits, '-', '_', '.'")
+            elif holds_secret(value) or (not key.startswith(_ABOUT_SECRETS) and names_a_secret(key, value)):
+                yield Problem(where, "is a secret given as a literal", "leave it out, and read it from a Secret by env")
 
 
 def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool = False) -> Iterator[Problem]:
@@ -105,8 +101,10 @@ def secret_texts(value: object, path: str) -> Iterator[str]:
     if isinstance(value, str) and holds_secret(value):
         yield path
     elif isinstance(value, Mapping):
+        variable = str(value.get("name")) if "value" in value else ""  # of an env
         for name, part in value.items():
-            if isinstance(part, str) and names_a_secret(str(name), part):
+            named = str(name) if name != "value" else variable
+            if isinstance(part, str) and not str(name).startswith(_ABOUT_SECRETS) and names_a_secret(named, part):
                 yield f"{path}.{name}"
             else:
                 yield from secret_texts(part, f"{path}.{name}")
@@ -115,32 +113,16 @@ def secret_texts(value: object, path: str) -> Iterator[str]:
             yield from secret_texts(part, f"{path}[{i}]")
 
 
-def holds_secret(text: str) -> bool:
-    """True where `text` holds what looks like a token, a private key, or a password in a URL."""
-    return _SECRET_VALUE.search(text) is not None
-
-
-def names_a_secret(name: str, value: str) -> bool:
-    """True where `name` says that `value` is a secret, and `value` may be one."""
-    if not value or _NO_SECRET.fullmatch(value):
-        return False
-    words = re.split(r"[_.-]+", name.upper())
-    if words[-1] in _NOT_THE_SECRET_ITSELF:
-        return False
-    return words[-1] in _SECRET_WORDS or tuple(words[-2:]) in _SECRET_PAIRS
-
-
 def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[Problem]:
     """What is wrong with a trainer's command and args."""
+    before: list[str] = []  # words of the command so far
     for field in ("command", "args"):
-        option = ""  # the word before, if that is an option whose value is the next word
         for i, argument in enumerate(trainer.get(field) or []):
             path = f"{prefix}{field}[{i}]"
             if not isinstance(argument, str):
                 yield Problem(path, f"must be text, not {type(argument).__name__}", f"write '{argument}'")
                 continue
-            name, equals, value = argument.partition("=") if argument.startswith("--") else (option, "=", argument)
-            if (equals and name and names_a_secret(name.lstrip("-"), value)) or holds_secret(argument):
+            if _is_secret_word(before, argument):
                 yield Problem(
                     path,
                     "holds a secret, which everyone who can see the job can read",
@@ -148,7 +130,21 @@ def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[
                 )
             if "\x00" in argument:
                 yield Problem(path, "holds a NUL character")
-            option = argument if argument.startswith("--") and not equals else ""
+            before.append(argument)
+
+
+def _is_secret_word(before: Sequence[str], word: str) -> bool:
+    """Whether a word of a command holds a secret, by itself or behind the words `before` it."""
+    last = before[-1] if before else ""
+    if last == "-c" and any("python" in each.rpartition("/")[2] for each in before):
+        return source_holds_secret(word)
+    if holds_secret(word) or (
+        last.startswith("--") and "=" not in last and not word.startswith("-") and names_a_secret(last, word)
+    ):
+        return True
+    # `curl -u NAME:PASSWORD`: quoted, so that only a command's own form counts.
+    joined = " ".join([*(each for each in before[-8:] if not re.search(r"\s", each)), word])
+    return not re.search(r"\s", word) and holds_secret(joined) and not holds_secret(joined[: -len(word) - 1])
 
 
 def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Problem]:

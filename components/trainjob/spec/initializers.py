@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainjob.errors import Problem
-from trainjob.spec.checks import env_problems, holds_secret, names_a_secret
+from trainjob.masking import holds_secret, names_a_secret
+from trainjob.spec.checks import env_problems
 from trainjob.spec.parts import Env, EnvVarSource, Part, SecretRef, env_api, unwrap_value_from
 
 _STORAGE_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")

@@ -14,12 +14,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic.alias_generators import to_camel
 
 from trainjob.errors import InvalidSpec, Problem
+from trainjob.masking import holds_secret, source_holds_secret
 from trainjob.spec import torchtune
 from trainjob.spec.checks import (
     argument_problems,
     checkpoint_problems,
     env_problems,
-    holds_secret,
     location_problems,
     metadata_problems,
     secret_texts,
@@ -36,6 +36,7 @@ API_VERSION = "trainer.kubeflow.org/v1alpha1"
 SHORTEST_UNATTENDED, LONGEST_UNATTENDED = timedelta(minutes=1), timedelta(days=7)
 KIND = "TrainJob"
 
+_IN_ENV = re.compile(r"\.env\[\d+\]\.value$")
 _SHAPES: dict[str, type] = {
     **dict.fromkeys(("metadata", "metadata.labels", "metadata.annotations", "spec", "spec.runtimeRef"), Mapping),
     **dict.fromkeys(("spec.trainer", "spec.trainer.resourcesPerNode", "spec.initializer"), Mapping),
@@ -236,8 +237,9 @@ class TrainJobSpec(Part):
             yield from env_problems((source or {}).get("env") or [], f"{where}.env")
             if holds_secret(str((source or {}).get("storageUri"))):
                 yield Problem(f"{where}.storageUri", "holds a credential", "use secretRef")
-        for path in secret_texts(spec.get("runtimePatches"), "manifest.spec.runtimePatches"):
-            yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
+        for field in set(spec) - {"trainer", "initializer"}:
+            for path in secret_texts(spec[field], f"manifest.spec.{field}"):
+                yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
 
     def _field_problems(self) -> Iterator[Problem]:
         if self.unattended_after is not None and self.unattended == "keep":
@@ -274,7 +276,7 @@ class TrainJobSpec(Part):
         for field in ("func_args", "packages_to_install", "pip_index_urls"):
             for path in secret_texts(getattr(self, field), field):
                 yield Problem(path, "is a secret given as a literal", "read it from an environment variable of env")
-        if self.func is not None and holds_secret(self.func.source):
+        if self.func is not None and source_holds_secret(self.func.source):
             yield Problem("func", "holds a secret in its source", "read it from an environment variable of env")
 
     def _torchtune_problems(self) -> Iterator[Problem]:
@@ -306,6 +308,9 @@ class TrainJobSpec(Part):
                 if container.env and container.name in ("node", "dataset-initializer", "model-initializer"):
                     yield Problem(f"{where}.env", f"Trainer refuses env here for {container.name}", "use env")
                 yield from env_problems(env_api(container.env or {}), f"{where}.env")
+            for path in secret_texts(patch.api(), f"runtime_patches[{i}]"):
+                if not _IN_ENV.search(path):  # of which the names count, too: above
+                    yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
 
 
 _EXPLAINED = 200

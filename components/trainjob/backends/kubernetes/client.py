@@ -227,6 +227,27 @@ class ApiClient:
             except _BROKEN as error:
                 raise _unreachable(request, error) from error
 
+    async def pieces(self, request: Request) -> AsyncGenerator[tuple[bytes, bool]]:
+        """The reply's lines as they come, each with whether it has ended; of a progress bar, what has come of its line.
+
+        Raises:
+            ApiError: no success, or the connection broke.
+        """
+        async with self.stream(request) as response:
+            rest = b""
+            try:
+                async for data in response.aiter_bytes():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        yield line, True
+                    if b"\r" in rest:  # up to the last state that is certain to be whole
+                        state, _, rest = rest.rpartition(b"\r")
+                        yield state + b"\r", False
+                if rest:
+                    yield rest, True
+            except _BROKEN as error:
+                raise _unreachable(request, error) from error
+
     async def access(self) -> Access:
         """Where the server is, and by which credentials it is asked now."""
         _, access = await self._connect(None)

@@ -14,10 +14,10 @@ import anyio
 from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.crashes import Listener, Pod
 from trainjob.backends.kubernetes.errors import ApiError, Transient
-from trainjob.backends.kubernetes.pods import collection, list_pods, parse
+from trainjob.backends.kubernetes.pods import KubeletLines, collection, list_pods
 from trainjob.diagnosis import rank_of
 from trainjob.diagnosis.crashes import name_of, training_container
-from trainjob.logs import LogLine
+from trainjob.logs import LogLine, Splitter, latest
 from trainjob.manifest import JobRef
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class RankLogs:
         lines: list[LogLine] = []
         for pod in await self._pods():
             async with aclosing(self._insistently(pod, Patience(failures=3, seconds=0), follow=False)) as read:
-                lines += [line async for line in read]
+                lines += latest([line async for line in read])
         return sorted(lines, key=lambda line: line.time)
 
     def finish(self) -> None:
@@ -209,12 +209,14 @@ class RankLogs:
         path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
         request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
         self._unanswered[name_of(pod)] = rank
-        async with aclosing(self._client.lines(request, unended=True)) as lines:
-            async for raw in lines:
+        kubelet = KubeletLines(Splitter(rank))
+        async with aclosing(self._client.pieces(request)) as pieces:
+            async for piece, ended in pieces:
                 self._unanswered.pop(name_of(pod), None)
-                for line in parse(rank, raw):
+                for line in latest(kubelet.take(piece, ended=ended)):
                     if line.time > last:
-                        self._last[uid] = line.time
+                        if not line.transient:  # where the connection breaks, the line is asked for again
+                            self._last[uid] = line.time
                         yield line
 
 

@@ -19,7 +19,7 @@ from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden,
 from trainjob.diagnosis import READ_LINES, Evidence, rank_of, tails
 from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, name_of, of_pod, training_container
 from trainjob.diagnosis.tails import Tail
-from trainjob.logs import MAX_LINE, LogLine
+from trainjob.logs import MAX_LINE, LogLine, Splitter, latest
 from trainjob.manifest import JobRef
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
@@ -87,26 +87,41 @@ async def tail_of(
     }
     path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
     found: list[LogLine] = []
+    kubelet = KubeletLines(Splitter(rank_of(pod), raw=True))
     async with aclosing(client.lines(Request("GET", path, params), unended=True)) as raw:
         async for line in raw:
             if line.startswith(_REMOVED):
                 raise RunRemoved(404, "", f"{metadata['name']}: {line.decode('utf-8', 'replace')}")
-            found += parse(rank_of(pod), line)
+            found += latest(kubelet.take(line, ended=True))
     return found
 
 
-def parse(rank: str, line: bytes) -> Iterator[LogLine]:
-    """A line in the parts in which the container runtime wrote it: the kubelet joins them again.
+class KubeletLines:
+    """Lines of a log from what a kubelet sends: the parts of a long line joined, with the time of the first one.
 
-    What begins without a time is no line of the log but the kubelet's word about it.
+    Args:
+        splitter: Makes lines for the reader of them.
     """
-    if not line[:1].isdigit():
-        return
-    time, _, whole = line.partition(b" ")
-    text = whole.rstrip(b"\r")
-    for start in range(0, max(1, len(text)), MAX_LINE):
-        part = text[start : start + MAX_LINE].decode("utf-8", "replace")
-        yield LogLine(time.decode("ascii", "replace"), rank, part)
+
+    def __init__(self, splitter: Splitter) -> None:
+        self._splitter = splitter
+        self._time: str | None = None  # of the line that has begun and not ended; empty where it is none of the log
+
+    def take(self, piece: bytes, *, ended: bool) -> Iterator[LogLine]:
+        """Lines after the next piece of a line. A line that begins without a time is the kubelet's own message."""
+        if self._time is None:
+            time, _, piece = piece.partition(b" ") if piece[:1].isdigit() else (b"", b"", piece)
+            self._time = time.decode("ascii", "replace")
+        time_of_line = self._time
+        if ended:
+            self._time = None
+        if not time_of_line:
+            return
+        text = piece.rstrip(b"\r") if ended else piece
+        for start in range(0, max(1, len(text)), MAX_LINE):
+            part = text[start : start + MAX_LINE].decode("utf-8", "replace")
+            last = start + MAX_LINE >= len(text)
+            yield from self._splitter.take(time_of_line, part, ended=ended and last)
 
 
 async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob: TrainJob | None) -> Evidence:

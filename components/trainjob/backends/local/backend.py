@@ -33,7 +33,7 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
-from trainjob.logs import LogLine, merge, parse_cri
+from trainjob.logs import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED
@@ -168,7 +168,7 @@ class LocalBackend:
             return Evidence(None)
         pods = files.pods()
         logs = {
-            name: [line.text for line in _Reader(files, name, rank_of(pod)).tail(READ_LINES)]
+            name: [line.text for line in _Reader(files, name, Splitter(rank_of(pod), raw=True)).tail(READ_LINES)]
             for pod in pods
             for name in [pod["metadata"]["name"]]
         }
@@ -203,7 +203,7 @@ class LocalBackend:
                 if ranks and rank not in ranks:
                     continue
                 if name not in readers:
-                    readers[name] = _Reader(files, name, rank)
+                    readers[name] = _Reader(files, name, Splitter(rank))
                     if tail is not None and not since:
                         fresh.append(readers[name].tail(tail))
                         continue
@@ -279,9 +279,9 @@ class LocalBackend:
 class _Reader:
     """Reads one rank's log file on from where it stopped."""
 
-    def __init__(self, files: JobFiles, pod: str, rank: str) -> None:
+    def __init__(self, files: JobFiles, pod: str, splitter: Splitter) -> None:
         self._path = files.directory / "logs" / f"{pod}.log"
-        self._rank = rank
+        self._splitter = splitter
         self._position = 0
 
     def _read(self, size: int) -> bytes:
@@ -296,17 +296,21 @@ class _Reader:
         self._position += len(whole)
         return whole
 
+    def _parse(self, raw: Iterable[bytes]) -> Iterator[LogLine]:
+        for written, text, ended in parse_cri(raw):
+            yield from self._splitter.take(written, text, ended=ended)
+
     def lines(self) -> Iterator[LogLine]:
-        """Whole lines since the last call, read a piece at a time."""
+        """Whole lines, and the latest state of a progress bar, since the last call, read a piece at a time."""
         while whole := self._read(1 << 20):
-            yield from parse_cri(self._rank, whole.split(b"\n"))
+            yield from latest(self._parse(whole.split(b"\n")))
 
     def tail(self, count: int) -> list[LogLine]:
         """The last `count` lines that are there now."""
         size = self._path.stat().st_size if self._path.exists() else 0
         self._position = start = max(0, size - count * 4096 - (64 << 10))
         raw = self._read(size).split(b"\n")
-        lines = list(parse_cri(self._rank, raw[1:] if start else raw))  # the first one may lack its beginning
+        lines = list(latest(self._parse(raw[1:] if start else raw)))  # the first one may lack its beginning
         return lines[max(0, len(lines) - count) :]
 
 

@@ -106,6 +106,7 @@ class Rank:
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
+        self._open = False  # the last line in the log is a progress bar, and has no end yet
         self._clock = 0  # nanoseconds; later than that of any line written
         self.started = ""
         self.terminated: dict[str, Any] | None = None
@@ -167,6 +168,10 @@ class Rank:
             while len(self._rest) >= MAX_LINE:
                 parts.append((self._rest[:MAX_LINE], True))
                 self._rest = self._rest[MAX_LINE:]
+            self._open = self._open and not lines
+            if b"\r" in self._rest:  # its states can be read before the end of the line
+                parts.append((self._rest, True))
+                self._rest, self._open = b"", True
             written = self._cri(parts)
             if not data:
                 self._close_output()
@@ -216,7 +221,7 @@ class Rank:
         self._close_output()
         if self._log is not None:
             with suppress(OSError):
-                if self._rest:
+                if self._rest or self._open:
                     self._log.write(self._cri([(self._rest, False)]))
                 self._log.close()
 

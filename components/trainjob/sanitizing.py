@@ -1,0 +1,85 @@
+"""Text of unknown origin without control sequences: the one place that decides what may reach a terminal or a file.
+
+A job's log, a container's message and a server's answer can hold any bytes. On a terminal, an OSC sequence sets the
+clipboard (OSC 52) or the title, a DCS sequence makes the terminal type its answer, and bidirectional controls show text
+in another order than it has. The forms of the sequences are those of ECMA-48, with 7-bit and 8-bit introducers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_SEQUENCE = re.compile(
+    r"(?P<color>\x1b\[[0-9;:]*m)"  # SGR; with a private parameter (`>4;2m`) it is another command
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI, also one that is cut off
+    # OSC, DCS, APC, PM, SOS: with their text if their end is on the same line. Without the end, the text is shown.
+    r"|(?:\x1b[\]P_^X]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\x90\x98-\x9f\n]*(?:\x07|\x1b\\|\x9c))?"
+    r"|\x1b[ -/]*[0-~]?"  # any other escape sequence
+)
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls
+    "\u2028\u2029\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"  # line separators, invisible tags, surrogates
+)
+_SILENT = "\x07\x08"  # bell and backspace: what follows replaces nothing here
+_RESET = "\x1b[0m"
+_IS_RESET = re.compile(r"\x1b\[[0;]*m")
+
+
+def plain(text: str) -> str:
+    """`text` without control sequences. Lines and tabs stay; U+FFFD stands for a control character that was removed."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE.sub(_mark, _SEQUENCE.sub("", text.replace("\r\n", "\n")))
+
+
+def colored(text: str) -> str:
+    """`text` as `plain` returns it, but with its colors (SGR). Each line ends without one, so that none leaks out."""
+    if "\x1b[" not in text:
+        return plain(text)
+    return "\n".join(map(_colored_line, text.replace("\r\n", "\n").split("\n")))
+
+
+def _colored_line(line: str) -> str:
+    parts, last, position = [], "", 0
+    for found in _SEQUENCE.finditer(line):
+        parts.append(_UNSAFE.sub(_mark, line[position : found.start()]))
+        position = found.end()
+        if found["color"]:
+            last = found[0]
+            parts.append(last)
+    parts.append(_UNSAFE.sub(_mark, line[position:]))
+    if last and not _IS_RESET.fullmatch(last):
+        parts.append(_RESET)
+    return "".join(parts)
+
+
+def states(line: str) -> list[str]:
+    """What a terminal shows of a line one after the other, each over the one before; blank states are left out.
+
+    Progress bars end each state with a carriage return, or begin it with one.
+    """
+    return [state for state in line.split("\r") if plain(state).strip()]
+
+
+def one_line(text: str, characters: int) -> str:
+    """`plain` text on one line, tabs as blanks, with at most so many characters and how many were left out."""
+    # What is far behind the limit is not looked at.
+    shown = plain(text[: 20 * characters].rstrip("\r\n")).replace("\t", "    ").replace("\n", " ")
+    left_out = max(0, len(shown) - characters) + max(0, len(text) - 20 * characters)
+    return f"{shown[:characters]} … ({left_out} characters more)" if left_out else shown
+
+
+def escaped_json(text: str) -> str:
+    """JSON `text` with escapes for what is unsafe on a terminal or cannot be encoded. Its value stays the same."""
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def is_safe(text: str) -> bool:
+    """Whether `text` holds nothing that `plain` removes."""
+    return _UNSAFE.search(text) is None
+
+
+def _mark(found: re.Match[str]) -> str:
+    return "" if found[0] in _SILENT else "\ufffd"
