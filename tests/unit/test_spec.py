@@ -420,7 +420,10 @@ def test_the_refusal_says_what_to_write_instead() -> None:
 
 @pytest.mark.parametrize("value", ["password=hunter2", TOKEN])
 def test_a_secret_in_any_part_of_a_patch_is_refused(value: str) -> None:
-    template = {"metadata": {"annotations": {"note": value}}, "spec": {"volumes": [{"csi": {"options": value}}]}}
+    template = {
+        "metadata": {"annotations": {"note": value}},
+        "spec": {"volumes": [{"name": "v", "csi": {"options": value}}]},
+    }
     job = {"name": "node", "template": {"spec": {"template": template}}}
     patch = {"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
     where = "runtime_patches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template."
