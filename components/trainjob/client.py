@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from trainjob import launch as flow
-from trainjob import names, report, waiting
+from trainjob import names, report, trained, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
@@ -25,6 +25,9 @@ from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Observation
 from trainjob.waiting import Budgets, TrainJobResult
+
+if TYPE_CHECKING:
+    from trainjob.data import Exported
 
 T = TypeVar("T")
 
@@ -129,6 +132,33 @@ class TrainJobClient:
         """See `trainjob.report.take`."""
         _check_name(name)
         return self.call(lambda: report.take(self.backend, self.namespace, name))
+
+    def export(
+        self,
+        job: JobRef | str,
+        target: str | None = None,
+        *,
+        name: str,
+        output: str = "model",
+        source: str | None = None,
+        **options: Any,
+    ) -> Exported:
+        """Export a model that a job has made: see `trainjob.trained.find` and `trainjob.trained.export`.
+
+        Args:
+            job: The job, or its name in this client's namespace.
+            target: Directory of all models; on this machine, ``models`` in ``TRAINJOB_HOME`` if left out.
+            name: Model in the registry.
+            output: Which output of the job is the model.
+            source: The model as this machine sees it, where the output is a path in the pods of a cluster.
+            **options: Of `trainjob.trained.export`.
+
+        Raises:
+            NotFound: There is no such job (any more).
+        """
+        ref = JobRef(self.namespace, job, "") if isinstance(job, str) else job
+        model = self.call(lambda: trained.find(self.backend, ref, output, source=source))
+        return trained.export(model, target, name=name, **options)
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
         """See `trainjob.launch.cancel`."""

@@ -6,6 +6,7 @@ import copy
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -28,6 +29,7 @@ class MemoryBackend:
     """Keeps objects; what becomes of them the test says (`running`, `end`, `condition`)."""
 
     default_namespace = "default"
+    home: Path | None = None
 
     def __init__(self) -> None:
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from tests.contract.conftest import Harness
 
-from trainjob import JobRef, LogLine, Phase, TrainJobFailed
+from trainjob import JobRef, LogLine, Phase, TrainJobFailed, trained
 from trainjob.backends.base import TrainJob
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.launch import cancel
@@ -448,6 +448,18 @@ async def test_evidence_of_a_failure(shell: Harness) -> None:
     }
     assert codes == {"0": 143, "1": 3}
     assert sorted(line for lines in evidence.logs.values() for line in lines) == ["rank 0", "rank 1"]
+
+
+async def test_a_model_that_a_job_has_made(shell: Harness) -> None:
+    message = (
+        '{"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.97"}], "outputs": {"model": "s3://models/1"}}'
+    )
+    ref = await shell.run(f"echo '{message}' > ${{TRAINJOB_TERMINATION_LOG:-/dev/termination-log}}")
+    await ended(shell, ref)
+    found = await trained.find(shell.backend, JobRef(ref.namespace, ref.name, ""))
+    assert (found.ref, found.source, found.metrics) == (ref, "s3://models/1", {"accuracy": 0.97})
+    on_this_machine = shell.backend.home is not None
+    assert (bool(found.target), "images" not in found.provenance) == (on_this_machine, on_this_machine)
 
 
 async def test_evidence_of_a_job_that_runs(harness: Harness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from trainjob.diagnosis import Evidence
@@ -36,6 +37,10 @@ class Backend(Protocol):
     @property
     def default_namespace(self) -> str:
         """Namespace of jobs that name none."""
+
+    @property
+    def home(self) -> Path | None:
+        """Directory of the jobs, where they run on this machine and see its files; None for a cluster."""
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """Create `trainjob` and return it as it was stored; with `dry_run`, as it would be stored.

@@ -15,6 +15,7 @@ from trainjob.cli.output import echo
 
 if TYPE_CHECKING:
     from trainjob.data import ContentManifest
+    from trainjob.data.meter import Notify
 
 # Nothing but click is imported before a command runs, see `trainjob.cli`.
 # ruff: noqa: PLC0415
@@ -54,7 +55,7 @@ def copy(
     from trainjob.cli import texts
     from trainjob.data import transfer
 
-    with _interruptible(), _shown(quiet, target_.as_json) as shown:
+    with interruptible(), _shown(quiet, target_.as_json) as shown:
         manifest = transfer.copy(source, target, include=include, exclude=exclude, digest=digest, **shown)
     fields = _fields(target, manifest)
     echo(texts.as_json(fields) if target_.as_json else f"{fields['digest']}  {fields['uri']}")
@@ -75,7 +76,7 @@ def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
         yield {}
         return
     if as_json or not redrawn(sys.stderr):
-        yield {"progress": lambda line: echo(line, err=True)}
+        yield {"progress": lines(quiet)}
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -86,8 +87,13 @@ def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
         yield {"moved": lambda done, total: bar.update(task, completed=done, total=total)}
 
 
+def lines(quiet: bool) -> Notify | None:
+    """Prints lines about progress on stderr."""
+    return None if quiet else lambda line: echo(line, err=True)
+
+
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let SIGINT and SIGTERM end it as an error does, so that nothing of an upload stays behind."""
 
     def end(number: int, frame: object) -> NoReturn:

@@ -35,7 +35,7 @@ from trainjob.cli.options import (
     work_key,
 )
 from trainjob.cli.output import echo, no_color
-from trainjob.cli.registry import registry
+from trainjob.cli.registry import export, registry
 from trainjob.errors import (
     InvalidSpec,
     ModelNotFound,
@@ -525,4 +525,5 @@ def exec_(command: tuple[str, ...]) -> int:
 
 
 program.add_command(data)
+program.add_command(export)
 program.add_command(registry)

@@ -1,14 +1,15 @@
-"""``trainjob registry``: by hand what the steps around training do with a model registry."""
+"""``trainjob registry``: by hand what the steps around training do with a model registry. And ``trainjob export``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trainjob.cli.options import Target, json_option, pair
+from trainjob.cli.data import interruptible, lines
+from trainjob.cli.options import Target, global_options, job_name, json_option, pair
 from trainjob.cli.output import echo
 
 if TYPE_CHECKING:
@@ -29,6 +30,16 @@ def registry() -> None:
 def _options(command: Callable[..., int]) -> Callable[..., int]:
     where = "mlflow+sqlite:////abs.db, mlflow+https://host or kubeflow+https://host, instead of TRAINJOB_REGISTRY."
     return json_option(click.option("--registry", "uri", metavar="URI", help=where)(click.pass_obj(command)))
+
+
+def _rule(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that decide over an alias, as the export steps have them."""
+    by = click.option("--metric", help="Metric that has to be better than that of the alias's present version.")
+    mode = click.option(
+        "--mode", type=click.Choice(["max", "min"]), default="max", show_default=True, help="What is better."
+    )
+    gain = click.option("--min-improvement", type=float, default=0.0, help="By how much, in units of the metric.")
+    return by(mode(gain(command)))
 
 
 @registry.command("list", short_help="List the versions of a model, oldest first.")
@@ -67,9 +78,7 @@ def show(target: Target, /, *, name: str, version: str, uri: str | None) -> int:
 @click.argument("name")
 @click.argument("version")
 @click.option("--alias", required=True, help="Name to give to the version, such as champion.")
-@click.option("--metric", help="Metric that has to be better than that of the alias's present version.")
-@click.option("--mode", type=click.Choice(["max", "min"]), default="max", show_default=True, help="What is better.")
-@click.option("--min-improvement", type=float, default=0.0, help="By how much, in units of the metric.")
+@_rule
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would happen.")
 @_options
 def promote(
@@ -144,6 +153,59 @@ def register(
     return _show(target, made)
 
 
+@click.command(short_help="Export a model that a job has made, and register it.")
+@click.argument("job", type=job_name)
+@click.option("--name", required=True, help="Model in the registry.")
+@click.option(
+    "--target",
+    help="Directory of all models, e.g. s3://bucket/models; of jobs of this machine, TRAINJOB_HOME/models if left out.",
+)
+@click.option(
+    "--output", default="model", show_default=True, metavar="NAME", help="Output of the job that is the model."
+)
+@click.option(
+    "--source", help="The model as this machine sees it, where the output is a path in the pods of a cluster."
+)
+@click.option("--export-id", help="To export the same output once more; that of the job and its output if left out.")
+@click.option("--alias", help="Name to give to the version, such as champion.")
+@_rule
+@click.option("--provenance", metavar="JSON", help="What the job does not record, as JSON or @FILE, e.g. its code.")
+@click.option("--allow-pickle", is_flag=True, help="Take weights that can run code when they are loaded.")
+@click.option("--sign", metavar="PATH", help="Private key to sign the model with (OpenSSF Model Signing).")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing before the end.")
+@global_options
+@_options
+def export(
+    target_: Target,
+    /,
+    *,
+    job: tuple[str, str],
+    target: str | None,
+    provenance: str | None,
+    quiet: bool,
+    uri: str | None,
+    **options: Any,
+) -> int:
+    """Export a model that JOB has made, and register it as a version.
+
+    Takes the job's own metrics, outputs, inputs, image and identity; needs a job that is Complete. The model is copied
+    from here, so its output has to be a location that this machine can read. The same command again shows the same
+    version.
+    """
+    from trainjob.cli import texts
+    from trainjob.client import TrainJobClient
+    from trainjob.data.strict import json_object
+
+    more = json_object("--provenance", provenance) if provenance else None
+    with TrainJobClient(target_.backend, job[0] or target_.namespace) as client, interruptible():
+        progress = lines(quiet)
+        done = client.export(job[1], target, provenance=more, registry=uri, progress=progress, **options)
+    if target_.as_json:
+        return _say(texts.as_json(vars(done)))
+    shown = {"uri": done.uri, "digest": done.digest, "alias": done.reason}
+    return _say("\n".join([click.style(f"{done.name} {done.version}", bold=True), *_aligned(shown)]))
+
+
 def _place(location: str) -> str:
     """``location`` as the steps would register it. A place that only others can read is left as is."""
     from urllib.parse import urlsplit
@@ -172,9 +234,12 @@ def _show(target: Target, version: ModelVersion) -> int:
         "created": _moment(version),
         **dict(sorted(version.tags.items())),
     }
+    return _say("\n".join([click.style(f"{version.name} {version.version}", bold=True), *_aligned(shown)]))
+
+
+def _aligned(shown: Mapping[str, str]) -> list[str]:
     width = max(map(len, shown))
-    lines = [f"  {name:<{width}}  {' '.join(text.split())}" for name, text in shown.items() if text]
-    return _say("\n".join([click.style(f"{version.name} {version.version}", bold=True), *lines]))
+    return [f"  {name:<{width}}  {' '.join(text.split())}" for name, text in shown.items() if text]
 
 
 def _fields(version: ModelVersion) -> dict[str, Any]:

@@ -17,7 +17,6 @@ is in the termination message, too, where the diagnosis of the job finds it (`tr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -26,13 +25,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trainjob import progress
 from trainjob.data import trainer
 from trainjob.data.steps import Exported, Initialized, export, initialize
+from trainjob.data.strict import json_object
 from trainjob.diagnosis import verdicts
-from trainjob.errors import ConfigurationError, TrainJobError
+from trainjob.errors import TrainJobError
 
 TRY_AGAIN = 75
 """Exit code where another try may succeed."""
@@ -127,27 +127,17 @@ def _export(given: argparse.Namespace) -> Exported:
         name=given.name,
         export_id=given.export_id,
         registry=given.registry,
-        metrics=_json("--metrics", given.metrics),
+        metrics=json_object("--metrics", given.metrics),
         alias=given.alias,
         metric=given.metric,
         mode=given.mode,
         min_improvement=given.min_improvement,
-        provenance=_json("--provenance", given.provenance),
+        provenance=json_object("--provenance", given.provenance),
         allow_pickle=given.allow_pickle,
         sign=given.sign,
         history=_json("--history", given.history),
         progress=_say,
     )
-
-
-def _json(option: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{option} is neither JSON nor @file with JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{option} has to be a JSON object")
-    return value
 
 
 def _report(result: Initialized | Exported) -> None:

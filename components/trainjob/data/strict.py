@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+from trainjob.errors import ConfigurationError
 
 
 def loads(data: bytes) -> Any:
@@ -15,6 +18,21 @@ def loads(data: bytes) -> Any:
     """
     value = json.loads(data.decode(), object_pairs_hook=_unique, parse_int=_integer)
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # finds NaN, infinities and lone surrogates
+    return value
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """The JSON object that is the value of an option of a command, or is in the file that ``@path`` names.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        value = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{option} is neither JSON nor @file with JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{option} has to be a JSON object")
     return value
 
 

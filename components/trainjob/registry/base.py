@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +170,15 @@ _ALIAS = re.compile(r"(?!latest$)(?!v\d+$)(?!\d+$)[\w-]{1,255}", re.IGNORECASE)
 _METRIC = re.compile(r"[\w.\- /]{1,200}")
 
 
+def is_metric(name: str) -> bool:
+    """Whether every registry can hold ``name`` as that of a metric.
+
+    MLflow makes a tag of it, whose name must be a path in its shortest form (3.17, ``_validate_tag_name``).
+    """
+    shortest = posixpath.normpath(name) == name and not name.startswith("/")
+    return bool(_METRIC.fullmatch(name)) and shortest and ".." not in name
+
+
 def check_name(name: str) -> str:
     """``name``, if every registry can hold it as the name of a model; else ConfigurationError.
 
@@ -226,8 +236,10 @@ def check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """``metrics`` as floats, if a registry can hold their names; else ConfigurationError."""
     for name in metrics:
-        if not _METRIC.fullmatch(name) or name.startswith("/") or ".." in name:
-            raise ConfigurationError(f"{name!a} cannot be the name of a metric: use letters, digits and '_.- /'")
+        if not is_metric(name):
+            raise ConfigurationError(
+                f"{name!a} cannot be the name of a metric: use 1 to 200 letters, digits and '_.- /', the last as in a/b"
+            )
     try:
         return {name: float(value) for name, value in metrics.items()}
     except (TypeError, ValueError):

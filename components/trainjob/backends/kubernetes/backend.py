@@ -92,6 +92,11 @@ class KubernetesBackend:
         """That of the kubeconfig's context or of the pod, else ``default``."""
         return self.credentials.namespace() or "default"
 
+    @property
+    def home(self) -> None:
+        """See `Backend.home`."""
+        return
+
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. A reply that was lost is looked up."""
         if (size := len(json.dumps(trainjob))) > _LARGEST:

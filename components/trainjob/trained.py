@@ -1,0 +1,256 @@
+"""Models that TrainJobs have made: where the model of a job is, and what the job records of its origin.
+
+`find` reads a job that is Complete, whoever launched it. `export` gives what was found to `trainjob.data.export`, the
+code of the export steps of Airflow and KFP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from trainjob import claims
+from trainjob.backends.base import Backend, TrainJob
+from trainjob.diagnosis import Evidence, diagnose, rank_of
+from trainjob.diagnosis.crashes import training_container
+from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
+from trainjob.manifest import KEY, JobRef, spec_hash
+from trainjob.report import numeric
+from trainjob.status import Observation, Phase, mapping, mappings, observe
+from trainjob.waiting import TrainJobResult, result_of
+
+if TYPE_CHECKING:
+    from trainjob.data import Exported
+
+_RECORDED = ("trainjob", "run", "datasets", "base_model", "images")
+"""Fields of a provenance that a job decides."""
+_INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
+_BASE_MODELS = ("model", "base_model")
+"""Names of inputs that are models which the training starts from; so is every registered model."""
+_REGISTERED = re.compile(r"(?:models:/|model-registry://)", re.IGNORECASE)
+_PULLED = re.compile(r"@(sha256:[0-9a-f]{64})$")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that a job has made.
+
+    Attributes:
+        ref: The job.
+        source: Where the model is.
+        export_id: The same for every export of this output of this job, and for no other.
+        metrics: The job's final metrics, those that are finite numbers.
+        provenance: What the job records, as `trainjob.data.export` takes it.
+        target: Directory of all models of this machine, where the job ran on it; empty for a job of a cluster.
+    """
+
+    ref: JobRef
+    source: str
+    export_id: str
+    metrics: Mapping[str, float]
+    provenance: Mapping[str, Any]
+    target: str = ""
+
+
+async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: str | None = None) -> TrainedModel:
+    """The model that a job has made.
+
+    Args:
+        backend: Where the job is.
+        ref: The job; without a UID, the one that has the name now.
+        output: Which of its outputs is the model: what the script reported under this name, or else ``outputs`` of the
+            spec.
+        source: The model as this machine sees it, where the output is a path in the pods of a cluster.
+
+    Raises:
+        NotFound: There is no such job.
+        TrainJobFailed: It failed or was cancelled; with the diagnosis.
+        ConfigurationError: It has not ended, has no such output, or the output cannot be read from this machine.
+    """
+    trainjob = await backend.get(ref.namespace, ref.name)
+    if trainjob is None or ref.uid not in ("", JobRef.of(trainjob).uid):
+        raise NotFound(f"there is no TrainJob {ref}{f' with UID {ref.uid}' if ref.uid else ''}")
+    ref = JobRef.of(trainjob)
+    evidence = await backend.evidence(ref)
+    observation = observe(evidence.trainjob)
+    if not observation.phase.terminal:
+        raise ConfigurationError(
+            f"TrainJob {ref} is {observation.phase}; only a job that is Complete can be exported. Wait for it:"
+            f" trainjob wait {ref}"
+        )
+    if evidence.trainjob is None or observation.phase is not Phase.COMPLETE:
+        raise TrainJobFailed(replace(diagnose(evidence), job=str(ref)))
+    result = result_of(ref, evidence, observation)
+    outputs = {**_locations(evidence.trainjob, _OUTPUT), **result.outputs}
+    home = backend.home
+    return TrainedModel(
+        ref,
+        _location(ref, output, outputs, source, here=home is not None),
+        f"trainjob/{ref}/{ref.uid}/{output}",
+        numeric(result.metrics),
+        _provenance(evidence, observation, result, outputs),
+        target=str(home / "models") if home is not None else "",
+    )
+
+
+def export(
+    model: TrainedModel,
+    target: str | None = None,
+    *,
+    name: str,
+    export_id: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Exported:
+    """Export `model` with the metrics and the origin that its job records. The same call again gives the same version.
+
+    Args:
+        model: See `find`.
+        target: Directory of all models; that of `model` if left out.
+        name: Model in the registry.
+        export_id: Instead of that of `model`, to export the same output once more.
+        provenance: What the job does not record, such as ``code``; see `trainjob.data.export`.
+        **options: ``registry``, ``alias``, ``metric``, ``mode``, ``min_improvement``, ``allow_pickle``, ``sign`` and
+            ``progress`` of `trainjob.data.export`.
+
+    Raises:
+        ConfigurationError: ``provenance`` has a field that the job decides, or there is no ``target``.
+        TrainJobError: What `trainjob.data.export` raises.
+    """
+    from trainjob.data import export as export_model  # noqa: PLC0415 - with all stores, which only this needs
+    from trainjob.registry.base import is_metric  # noqa: PLC0415 - likewise
+
+    if own := sorted({*_RECORDED} & {*(provenance or {})}):
+        raise ConfigurationError(
+            f"provenance has {', '.join(own)}, which TrainJob {model.ref} records itself; leave it out, or register the"
+            " model by hand: trainjob registry register"
+        )
+    where = target or model.target
+    if not where:
+        raise ConfigurationError(
+            f"TrainJob {model.ref} ran on a cluster, so no directory of all models is known; give target (--target),"
+            " such as s3://bucket/models"
+        )
+    metrics = {metric: value for metric, value in model.metrics.items() if is_metric(metric)}
+    if (left := sorted(model.metrics.keys() - metrics)) and (progress := options.get("progress")):
+        progress(f"metrics whose names no registry can hold are left out: {', '.join(map(ascii, left))}")
+    return export_model(
+        model.source,
+        where,
+        name=name,
+        export_id=export_id or model.export_id,
+        metrics=metrics,
+        provenance={**(provenance or {}), **model.provenance},
+        **options,
+    )
+
+
+def _locations(trainjob: TrainJob, prefix: str) -> dict[str, str]:
+    """Inputs or outputs of the spec, by name, as the author wrote them."""
+    return {
+        str(variable["name"]).removeprefix(prefix).lower(): claims.as_claim(str(variable["value"]))
+        for variable in mappings(trainjob, "spec", "trainer", "env")
+        if str(variable.get("name")).startswith(prefix) and variable.get("value")
+    }
+
+
+def _location(ref: JobRef, output: str, outputs: Mapping[str, object], source: str | None, *, here: bool) -> str:
+    """Where this machine can read an output."""
+    from trainjob.data.locations import parse_store  # noqa: PLC0415 - see `export`
+
+    value = outputs.get(output)
+    if not isinstance(value, str) or not value:
+        found = ", ".join(name for name, each in outputs.items() if isinstance(each, str) and each) or "none"
+        raise ConfigurationError(
+            f"TrainJob {ref} has no output {output!r} that is a location; its outputs that are text: {found}. Choose"
+            " one with output (--output), or report it in the script:"
+            f" trainjob.progress.report(outputs={{{output!r}: 's3://…'}})"
+        )
+    if "://" not in value and not value.startswith("/"):
+        raise ConfigurationError(
+            f"output {output!r} of TrainJob {ref} is {value!a}, a path relative to a directory of the job; report a URI"
+            " or an absolute path"
+        )
+    location = parse_store(value)
+    if here or not location.on_disk:
+        return location.uri
+    if not source:
+        raise ConfigurationError(
+            f"output {output!r} of TrainJob {ref} is {location}, which only pods of its cluster can read; if this"
+            " machine has the same volume mounted, give the path here with source (--source), else write the output to"
+            " a store such as s3://"
+        )
+    return parse_store(source).uri
+
+
+def _provenance(
+    evidence: Evidence, observation: Observation, result: TrainJobResult, outputs: Mapping[str, object]
+) -> dict[str, Any]:
+    trainjob = evidence.trainjob or {}
+    runtime = mapping(trainjob, "spec", "runtimeRef")
+    key = str(mapping(trainjob, "metadata", "annotations").get(KEY) or "")
+    job = {
+        "namespace": result.namespace,
+        "name": result.name,
+        "uid": result.uid,
+        "attempt": result.attempt,
+        "key": key,
+        "runtime": runtime.get("name"),
+        "runtime_kind": runtime.get("kind"),
+        "spec_hash": spec_hash(trainjob),
+        "started": _moment(observation.admitted or observation.created),
+        "finished": _moment(observation.finished),
+        "outputs": dict(outputs),
+    }
+    base_models: list[dict[str, str]] = []
+    datasets: list[dict[str, str]] = []
+    for name, uri in _sources(trainjob):
+        (base_models if name in _BASE_MODELS or _REGISTERED.match(uri) else datasets).append({"name": name, "uri": uri})
+    found = {
+        "trainjob": {name: value for name, value in job.items() if value},
+        "run": _run(key),
+        "datasets": datasets,
+        "base_model": base_models[0] if len(base_models) == 1 else base_models,
+        "images": list(_images(evidence)),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _sources(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
+    """What the job read, by name: the sources of Trainer's initializers, and the inputs of the spec."""
+    for kind in ("dataset", "model"):
+        if uri := mapping(trainjob, "spec", "initializer", kind).get("storageUri"):
+            yield kind, str(uri)
+    yield from _locations(trainjob, _INPUT).items()
+
+
+def _images(evidence: Evidence) -> Iterator[dict[str, str]]:
+    """The image of rank 0, with the digest that its node pulled; without its pod, the image of the spec."""
+    for pod in evidence.pods:
+        trains = training_container(pod)
+        states = [each for each in mappings(pod, "status", "containerStatuses") if each.get("name") == trains]
+        images = [
+            str(each.get("image") or "") for each in mappings(pod, "spec", "containers") if each.get("name") == trains
+        ]
+        if rank_of(pod) in ("node-0", "launcher-0") and any(images):
+            pulled = _PULLED.search(str(states[0].get("imageID"))) if states else None
+            yield {"uri": images[0], **({"digest": pulled[1]} if pulled and "@" not in images[0] else {})}
+            return
+    if image := mapping(evidence.trainjob, "spec", "trainer").get("image"):
+        yield {"uri": str(image)}
+
+
+def _run(key: str) -> Any:
+    """Which run of an orchestrator launched the job, as the export steps have it; empty if none did."""
+    kind, _, rest = key.partition("/")
+    if kind == "airflow":
+        return key
+    return {"kfp": rest.partition("/")[0]} if kind == "kfp" and rest else ""
+
+
+def _moment(time: datetime | None) -> str:
+    """As RFC 3339 has it."""
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time else ""

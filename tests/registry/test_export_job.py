@@ -1,0 +1,162 @@
+"""``trainjob export``: models that jobs of the local backend have made, with MLflow on SQLite."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.processes import eventually
+
+from trainjob import JobRef, TrainJobClient
+from trainjob.cli import main
+from trainjob.data import content
+from trainjob.errors import ConfigurationError, NotFound
+from trainjob.registry import Registry, connect
+
+TRAINING = """
+import json, os, struct, sys
+from pathlib import Path
+from trainjob import progress
+
+folder = Path(sys.argv[1])
+folder.mkdir()
+header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+(folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+progress.report(metrics={"accuracy": 0.5})
+progress.report(metrics={"accuracy": 0.97, "loss": float("nan"), "top@5": 1, "optimizer": "adam"})
+progress.report(outputs={"model": folder.as_uri(), "epochs": 3, "relative": "out/model", "log": "s3://logs/1"})
+"""
+
+
+@pytest.fixture
+def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")
+    monkeypatch.setenv("TRAINJOB_BACKEND", "local")
+    return connect()
+
+
+@pytest.fixture
+def trained(registry: Registry, tmp_path: Path) -> JobRef:
+    """A job that has made a model in ``<tmp_path>/out``."""
+    del registry
+    (tmp_path / "train.py").write_text(TRAINING)
+    spec: dict[str, Any] = {
+        "runtime": "trainjob-step",
+        "command": [sys.executable, f"{tmp_path}/train.py", f"{tmp_path}/out"],
+        "inputs": {"data": "s3://data/digits", "start": "models:/digits@champion"},
+        "outputs": {"declared": f"file://{tmp_path}/out"},
+    }
+    with TrainJobClient() as client:
+        ref = client.launch(spec, "airflow/here/dag/run/-1/train")
+        client.wait(ref)
+    return ref
+
+
+@pytest.fixture
+def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["export", *words])
+        out, err = capsys.readouterr()
+        return int(str(left.value.code)), out, err
+
+    return run
+
+
+def test_what_a_job_has_made_is_exported_with_what_it_records(
+    registry: Registry, trained: JobRef, export: Any, home: Path, tmp_path: Path
+) -> None:
+    promoted = ("--alias", "champion", "--metric", "accuracy", "--min-improvement", "0.01")
+    code, out, err = export(str(trained), "--name", "digits", *promoted, "--json")
+    assert code == 0, err
+    assert "metrics whose names no registry can hold are left out: 'top@5'" in err
+    done = json.loads(out)
+    assert (done["name"], done["version"], done["promoted"], done["parameters"]) == ("digits", "1", True, 4)
+    assert done["uri"].startswith(f"file://{home}/models/digits/")
+    version = registry.resolve("digits", "champion")
+    assert (version.uri, version.digest, version.metrics) == (done["uri"], done["digest"], {"accuracy": 0.97})
+    told = json.loads(version.tags["trainjob.provenance.trainjob"])
+    assert (told["namespace"], told["name"], told["uid"]) == ("default", trained.name, trained.uid)
+    assert (told["key"], told["runtime"]) == ("airflow/here/dag/run/-1/train", "trainjob-step")
+    assert told["outputs"]["model"] == f"file://{tmp_path}/out"
+    assert len(told["spec_hash"]) == 64
+    assert version.tags["trainjob.provenance.run"] == "airflow/here/dag/run/-1/train"
+    folder = Path(done["uri"].removeprefix("file://"))
+    predicate = json.loads((folder / content.PROVENANCE).read_text())["predicate"]
+    assert predicate["buildDefinition"]["resolvedDependencies"] == [
+        {"name": "dataset data", "uri": "s3://data/digits"},
+        {"name": "base model start", "uri": "models:/digits@champion"},
+    ]
+    assert trained.uid in (folder / content.CARD).read_text()
+
+    code, out, _ = export(trained.name, "--name", "digits", "--quiet")
+    assert (code, out.splitlines()[0]) == (0, "digits 1")
+    assert len(registry.list("digits")) == 1
+    code, out, _ = export(trained.name, "--name", "digits", "--export-id", "again", "--target", str(tmp_path / "m"))
+    assert (code, out.splitlines()[0]) == (0, "digits 2")
+
+
+def test_outputs_of_the_spec_and_what_the_job_does_not_record(
+    registry: Registry, trained: JobRef, export: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "more.json").write_text('{"code": {"uri": "git+https://git.example/x", "revision": "main"}}')
+    more = ("--output", "declared", "--provenance", f"@{tmp_path}/more.json", "--target", str(tmp_path / "models"))
+    assert export(trained.name, "--name", "digits", *more)[0] == 0
+    version = registry.resolve("digits", "1")
+    assert version.uri.startswith(f"file://{tmp_path}/models/")
+    assert json.loads(version.tags["trainjob.provenance.code"])["revision"] == "main"
+    assert version.tags["trainjob.export_id"] == f"trainjob/{trained}/{trained.uid}/declared"
+
+
+REFUSED = [
+    (("--metrics", '{"accuracy": 1}'), "No such option"),
+    (("--provenance", '{"trainjob": {"name": "other"}, "code": "x"}'), "has trainjob, which TrainJob default/"),
+    (("--provenance", "[]"), "--provenance has to be a JSON object"),
+    (("--output", "weights"), "its outputs that are text: declared, model, relative, log"),
+    (("--output", "epochs"), "no output 'epochs' that is a location"),
+    (("--output", "relative"), "a path relative to a directory of the job"),
+    (("--metric", "accuracy"), "no alias is given"),
+    (("--alias", "champion", "--metric", "f1"), "the metrics given are: accuracy"),
+    (("--alias", "v1"), "cannot be an alias"),
+    (("--target", "ftp://x"), "ftp://"),
+]
+
+
+def test_what_is_refused(registry: Registry, trained: JobRef, export: Any, home: Path) -> None:
+    for words, says in REFUSED:
+        code, out, err = export(trained.name, "--name", "digits", *words)
+        assert (code, out) == (2, ""), words
+        assert says in err
+    assert not (home / "models").exists()
+    assert registry.list("digits") == []
+
+
+def test_only_a_job_that_is_complete_is_exported(registry: Registry, export: Any, tmp_path: Path) -> None:
+    with TrainJobClient() as client:
+        runs = client.launch({"runtime": "trainjob-step", "command": ["sleep", "300"]}, "runs")
+        code, _, err = export(runs.name, "--name", "digits")
+        assert (code, f"Wait for it: trainjob wait {runs}" in err) == (2, True)
+        client.cancel(runs)
+        fails = client.launch({"runtime": "trainjob-step", "command": ["sh", "-c", "echo no data; exit 3"]}, "fails")
+        eventually(lambda: "failed" in export(fails.name, "--name", "digits")[2])
+        code, out, _ = export(fails.name, "--name", "digits", "--json")
+        assert (code, json.loads(out)["error"]["diagnosis"]["exit_code"]) == (1, 3)
+        assert export("nosuch", "--name", "digits")[0] == 5
+        with pytest.raises(NotFound, match="with UID other"):
+            client.export(JobRef(fails.namespace, fails.name, "other"), name="digits")
+    assert registry.list("digits") == []
+    assert not list(tmp_path.rglob("MANIFEST.json"))
+
+
+def test_from_python(registry: Registry, trained: JobRef, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with TrainJobClient() as client:
+        done = client.export(trained, f"{tmp_path}/models", name="digits", progress=lines.append)
+        assert client.export(trained.name, f"{tmp_path}/models", name="digits") == done
+        with pytest.raises(ConfigurationError, match="images"):
+            client.export(trained, name="digits", provenance={"images": ["x"]})
+    assert (done.version, lines[-1]) == ("1", "version 1 of 'digits': no alias was asked for")

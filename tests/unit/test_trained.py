@@ -1,0 +1,91 @@
+"""Models that jobs of a cluster have made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.memory import MemoryBackend
+from tests.registry.fake import FakeRegistry
+
+from trainjob import JobRef, TrainJobClient, trained
+from trainjob.errors import ConfigurationError
+from trainjob.registry import connect
+from trainjob.trained import TrainedModel
+
+SHA = "ab" * 32
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+@pytest.fixture
+def client(backend: MemoryBackend) -> Iterator[TrainJobClient]:
+    with TrainJobClient(backend, "ns") as client:
+        yield client
+
+
+def _trained(client: TrainJobClient, backend: MemoryBackend, reported: Any, key: str = "key", **fields: Any) -> JobRef:
+    """A job that has ended well, and of whose only pod the image is known."""
+    ref = client.launch({"runtime": "torch-distributed", "command": ["train"], **fields}, key)
+    message = {"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.97"}], "outputs": reported}
+    backend.end(ref, message=json.dumps(message))
+    (pod,) = backend.terminated[ref.uid]
+    pod["spec"] = {"containers": [{"name": "node", "image": "registry.example/train:v1"}]}
+    (status,) = pod["status"]["containerStatuses"]
+    status |= {"name": "node", "imageID": f"registry.example/train@sha256:{SHA}"}
+    return ref
+
+
+def _find(client: TrainJobClient, ref: JobRef, output: str = "model", source: str | None = None) -> TrainedModel:
+    return client.call(lambda: trained.find(client.backend, ref, output, source=source))
+
+
+def test_what_a_job_of_a_cluster_records(client: TrainJobClient, backend: MemoryBackend) -> None:
+    initializer = {"dataset": {"storage_uri": "hf://org/digits"}, "model": {"storage_uri": "hf://org/base"}}
+    inputs = {"more": "pvc://claim/more", "model": f"oci://registry.example/m@sha256:{SHA}", "none": ""}
+    ref = _trained(
+        *(client, backend, {"model": "s3://models/7"}), "kfp/run-7/task/train", inputs=inputs, initializer=initializer
+    )
+    found = _find(client, ref)
+    assert (found.source, dict(found.metrics), found.target) == ("s3://models/7", {"accuracy": 0.97}, "")
+    told = found.provenance
+    assert told["run"] == {"kfp": "run-7"}
+    assert told["images"] == [{"uri": "registry.example/train:v1", "digest": f"sha256:{SHA}"}]
+    assert [each["uri"] for each in told["datasets"]] == ["hf://org/digits", "pvc://claim/more"]
+    assert [each["uri"] for each in told["base_model"]] == ["hf://org/base", inputs["model"]]
+    assert told["trainjob"]["runtime"] == "torch-distributed"
+    assert told["trainjob"]["finished"].endswith("Z")
+    # Its pods are gone: what the spec says is left.
+    del backend.terminated[ref.uid]
+    with pytest.raises(ConfigurationError, match=r"its outputs that are text: none.*progress\.report"):
+        _find(client, ref)
+    plain = _trained(client, backend, {}, "plain", image="registry.example/x", outputs={"model": "s3://models/8"})
+    del backend.terminated[plain.uid]
+    found = _find(client, plain)
+    assert (found.source, found.provenance["images"]) == ("s3://models/8", [{"uri": "registry.example/x"}])
+    assert "run" not in found.provenance
+
+
+def test_paths_of_pods_are_not_those_of_this_machine(
+    client: TrainJobClient, backend: MemoryBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for uri in (f"file://{tmp_path}", "pvc://claim/model"):
+        ref = _trained(client, backend, {"model": uri}, uri)
+        with pytest.raises(ConfigurationError, match=r"only pods of its cluster can read.*--source"):
+            _find(client, ref)
+        assert _find(client, ref, source=str(tmp_path)).source == f"file://{tmp_path}"
+        assert _find(client, ref, source=str(tmp_path)).provenance["trainjob"]["outputs"]["model"] == uri
+    with pytest.raises(ConfigurationError, match="--target"):
+        client.export(ref, name="m", source=str(tmp_path))
+    with FakeRegistry() as fake:
+        monkeypatch.setenv("TRAINJOB_REGISTRY", f"kubeflow+{fake.url}")
+        done = client.export(ref, f"{tmp_path}-models", name="m", source=str(tmp_path))
+        assert connect().resolve("m", "1").metrics == {"accuracy": 0.97}
+    assert done.version == "1"
