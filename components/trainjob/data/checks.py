@@ -10,7 +10,9 @@ from trainjob.data.locations import Location, ModelRef, parse, parse_store
 from trainjob.data.program import Step
 from trainjob.errors import ConfigurationError
 from trainjob.registry import parse as parse_registry
-from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule
+from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule, check_tags
+from trainjob.registry.provenance import PREFIX
+from trainjob.settings import Settings
 
 _READ_ONLY = ("http", "https")
 
@@ -60,6 +62,9 @@ def _check_export(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         check_name(given["name"])
     if {"metric", "mode", "min_improvement"} <= set(options):
         check_rule(given.get("metric"), given.get("mode", "max"), given.get("min_improvement", 0.0))
+    registry = given.get("registry") or Settings().registry
+    if given.get("provenance") and registry and parse_registry(registry)[0] == "mlflow":
+        check_tags(f"{PREFIX}{name}" for name in given["provenance"])
     measured = check_metrics(given.get("metrics") or {})
     if {"metrics", "alias", "metric"} <= set(options):
         check_promotion(measured, given.get("alias"), given.get("metric"))

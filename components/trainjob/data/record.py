@@ -1,6 +1,7 @@
 """Where a model came from, written beside it: an in-toto statement with a SLSA provenance predicate.
 
-https://slsa.dev/spec/v1.0/provenance. It is the same for every try of an export, so it holds no time of its own.
+https://slsa.dev/spec/v1.0/provenance. It is the same for every try of an export: its times are those of the job that
+trained the model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from trainjob import __version__
 from trainjob.data.content import ContentManifest
@@ -19,15 +20,25 @@ from trainjob.data.locations import ACCOUNT, ACCOUNTS, BUCKETS
 from trainjob.data.models import ModelFacts
 from trainjob.errors import ConfigurationError
 from trainjob.masking import holds_secret, names_a_secret
+from trainjob.status import parse_time
 
 KINDS = {"datasets": "dataset", "base_model": "base model", "images": "image", "code": "code"}
 """Fields of a provenance that name what the model was made of -> what one of them is called."""
 
+BUILDER = "https://trainjob.dev/builders/export@v1"
+"""``builder.id`` of every statement, for policies to compare. Its version changes with the meaning of the statement's
+fields; that of the program is in ``builder.version``."""
+
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL and UTF-8 have not
 _HIDDEN = "(left out: a secret)"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PINNED = re.compile(r"(?P<uri>.*)@(?P<digest>sha256:[0-9a-f]{64})")
 # Their keys and names may have all characters in them that are something else in other URLs.
 _WHOLE = ({*BUCKETS} - ACCOUNTS) | {"file", "hf", "model-registry", "pvc"}
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_IN_URIS = ":/?#[]@!$&'()*+,;=-._~%"  # RFC 3986, "reserved" and "unreserved", and what is encoded already
+_HEX = re.compile(r"[0-9a-f]+")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)")  # RFC 3339
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
@@ -77,7 +88,8 @@ def public(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """A provenance as it may be read by everyone who can read the model.
 
     Tokens, private keys and passwords are left out, URLs lose their user and query (which is where a signed one has
-    its signature), and NaN and infinity, which JSON does not know, become text.
+    its signature), NaN and infinity, which JSON does not know, become text, and characters that no database holds (NUL,
+    halves of a pair) U+FFFD.
 
     Raises:
         ConfigurationError: It is not made of JSON values.
@@ -111,24 +123,36 @@ def statement(record: Record) -> bytes:
                 "resolvedDependencies": [origin for field in KINDS for origin in record.origins(field)],
             },
             "runDetails": {
-                "builder": {"id": "trainjob", "version": {"trainjob": __version__}},
-                "metadata": {"invocationId": record.run} if record.run else {},
+                "builder": {"id": BUILDER, "version": {"trainjob": __version__}},
+                "metadata": dict(_metadata(record)),
             },
         },
     }
     return json.dumps(value, sort_keys=True, indent=2).encode() + b"\n"
 
 
+def _metadata(record: Record) -> Iterator[tuple[str, str]]:
+    """What identifies the run, and the times of its job as far as they are given."""
+    job = record.provenance.get("trainjob")
+    job = job if isinstance(job, Mapping) else {}
+    identity = [_text(job[name]) for name in ("namespace", "name", "uid") if job.get(name)]
+    if run := record.run or "/".join(identity):
+        yield "invocationId", run
+    for name, given in (("startedOn", job.get("started")), ("finishedOn", job.get("finished"))):
+        if isinstance(given, str) and _TIME.fullmatch(given) and parse_time(given) is not None:
+            yield name, given
+
+
 def _public(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
-        return {key: _public(each, str(key)) for key, each in value.items()}
+        return {_UNSTORABLE.sub("\ufffd", str(key)): _public(each, str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_public(each, name) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if not isinstance(value, str):
         return value
-    text = _URL.sub(lambda match: _plain_url(match[0]), value)
+    text = _URL.sub(lambda match: _plain_url(match[0]), _UNSTORABLE.sub("\ufffd", value))
     return _HIDDEN if names_a_secret(name, text) or holds_secret(text) else text
 
 
@@ -148,30 +172,49 @@ def _plain_url(url: str) -> str:
 def _resource(kind: str, origin: Any) -> dict[str, Any]:
     """What `origin`, ``{"uri": …, "digest": "sha256:…"}`` or a URI, names, as an in-toto ResourceDescriptor."""
     if not isinstance(origin, Mapping):
-        pinned = _PINNED.fullmatch(_text(origin))
-        origin = pinned.groupdict() if pinned else {"uri": _text(origin)}
-        if kind == "code" and _COMMIT.fullmatch(origin["uri"]):
-            origin = {"revision": origin["uri"]}
-    known = dict(_fields(kind, origin))
-    more = {key: value for key, value in origin.items() if key not in ("name", "uri", "digest", "revision")}
-    return {"name": kind, **known, **({"annotations": more} if more else {})}
-
-
-def _fields(kind: str, origin: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        text = _text(origin)
+        origin = {"revision": text} if kind == "code" and _COMMIT.fullmatch(text) else {"uri": text}
     uri, digest, revision = (origin.get(name) for name in ("uri", "digest", "revision"))
-    if origin.get("name"):
-        yield "name", f"{kind} {_text(origin['name'])}"
+    uri = _text(uri) if uri else ""
     if isinstance(revision, str) and _COMMIT.fullmatch(revision) and not digest:
         digest = {"gitCommit": revision}
     elif revision:
-        uri = f"{_text(uri or '')}@{_text(revision)}"
-    if uri:
-        yield "uri", _text(uri)
-    if isinstance(digest, Mapping):
-        yield "digest", dict(digest)
-    elif digest:
-        algorithm, _, hexadecimal = _text(digest).rpartition(":")
-        yield "digest", {algorithm or "sha256": hexadecimal}
+        uri = f"{uri}@{_text(revision)}"
+    elif not digest and (pinned := _PINNED.fullmatch(uri)):
+        uri, digest = pinned.groups()
+    digests = digest if isinstance(digest, Mapping) else _digest_set(digest)
+    known = {
+        "name": f"{kind} {_text(origin['name'])}" if origin.get("name") else kind,
+        "uri": _uri(kind, uri),
+        "digest": {str(algorithm): _text(value) for algorithm, value in digests.items()},
+    }
+    if uri and not known["uri"]:  # no URI, and so no more than a name
+        known["name"] = f"{known['name']} {uri}"
+    more = {key: value for key, value in origin.items() if key not in ("name", "uri", "digest", "revision")}
+    if digest and not digests:
+        more["digest"] = digest
+    return {key: value for key, value in {**known, "annotations": more}.items() if value}
+
+
+def _digest_set(digest: Any) -> dict[str, str]:
+    """``sha256:<hex>``, or the digits alone, as in-toto has it; empty for what is no digest."""
+    algorithm, _, digits = _text(digest or "").lower().rpartition(":")
+    return {algorithm or "sha256": digits} if _HEX.fullmatch(digits) else {}
+
+
+def _uri(kind: str, text: str) -> str:
+    """`text` as a URI of RFC 3986, which in-toto asks for; empty if it cannot be made one.
+
+    An image without a scheme becomes ``oci://``, with the registry and the path that container runtimes add.
+    """
+    if kind == "image" and text and "://" not in text and not text.startswith("pkg:"):
+        host, slash, _ = text.partition("/")
+        if not slash or not (host == "localhost" or {".", ":"} & {*host}):
+            text = f"docker.io/{'' if slash else 'library/'}{text}"
+        text = f"oci://{text}"
+    elif text.startswith("/"):
+        text = f"file://{text}"
+    return quote(text, safe=_IN_URIS) if _SCHEME.match(text) else ""
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,8 +29,20 @@ from trainjob.errors import (
 )
 from trainjob.progress import history_of
 from trainjob.registry import Mode, Registry, connect
-from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule
+from trainjob.registry.base import (
+    ModelVersion,
+    check_export_id,
+    check_metrics,
+    check_name,
+    check_promotion,
+    check_rule,
+)
+from trainjob.registry.provenance import tags as provenance_tags
 from trainjob.settings import Settings
+
+
+_TAG = "trainjob.tag"
+"""Tag of a version in a container registry, which is registered by its digest: the location with the tag."""
 
 
 @dataclass(frozen=True)
@@ -212,14 +223,15 @@ def export(
     curves = history_of(history or {})
     if history and not curves:
         raise ConfigurationError('history has to be {"metric": [[step, time, value], ...]}, of 256 points at most')
-    if not export_id:
-        raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
+    check_export_id(export_id)
     key = sign or Settings().sign_key
     signer = signing.signer(key) if key else None
     records = _registry(registry)
     uri = _place(target, name, export_id)
     facts, checked = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
     origin = record.public(provenance or {})
+    tags = {"trainjob.parameters": str(facts.parameters), **provenance_tags(origin)}
+    registered = records.check(name, uri, export_id=export_id, metrics=measured, tags=tags)
 
     def sidecars(manifest: ContentManifest) -> Mapping[str, bytes]:
         if manifest.origin != checked:
@@ -228,13 +240,12 @@ def export(
         signature = {content.SIGNATURE: signer(manifest, name)} if signer else {}
         return {content.PROVENANCE: record.statement(known), content.CARD: card(known), **signature}
 
-    _refuse_other_content(source, uri, export_id, signed=signer is not None)
+    _refuse_other_content(source, uri, export_id, registered, signed=signer is not None)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
-    tags = {"trainjob.bytes": str(manifest.size), "trainjob.parameters": str(facts.parameters)}
-    tags |= {f"trainjob.provenance.{key}": _text(value) for key, value in origin.items()}
+    tags["trainjob.bytes"] = str(manifest.size)
     written, uri = uri, _pinned(uri)
     if uri != written:
-        tags["trainjob.tag"] = written
+        tags[_TAG] = written
     version = records.register(
         name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags, history=curves
     )
@@ -314,20 +325,24 @@ def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> tuple[Model
         return facts, selection.origin
 
 
-def _refuse_other_content(source: str, uri: str, export_id: str, *, signed: bool) -> None:
+def _refuse_other_content(
+    source: str, uri: str, export_id: str, registered: ModelVersion | None, *, signed: bool
+) -> None:
     """A finished export is never overwritten: its version may be in use."""
+    place = registered.tags.get(_TAG, registered.uri) if registered else ""
+    if registered and place not in ("", uri):
+        raise RegistryConflict(
+            f"{export_id!r} was exported to {place} as version {registered.version} of {registered.name!r}, not to"
+            f" {uri}; use a new export_id to export it once more"
+        )
     held = transfer.read_manifest(uri)
+    digests = {held.digest if held else "", registered.digest if registered else ""} - {""}
+    if digests and (others := digests - {(found := transfer.scan(source)).digest}):
+        raise RegistryConflict(
+            f"{uri} is the place of the model that was exported under {export_id!r}, and {source} is another one"
+            f" ({found.digest}, not {', '.join(sorted(others))}); use a new export_id for a new model"
+        )
     if held is None:
         return
-    found = transfer.scan(source)
-    if found.digest != held.digest:
-        raise RegistryConflict(
-            f"{uri} holds the model that was exported under {export_id!r}, and {source} is another one"
-            f" ({found.digest}, not {held.digest}); use a new export_id for a new model"
-        )
     if signed and _signature(uri) is None:
         raise RegistryConflict(f"{uri} was exported under {export_id!r} unsigned; use a new export_id to sign it")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

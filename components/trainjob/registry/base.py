@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -66,6 +66,29 @@ class Registry(Protocol):
     Every method raises RegistryUnavailable if it cannot be reached in bounded time, and ConfigurationError for names
     that it could not hold or credentials that it does not take.
     """
+
+    def check(
+        self,
+        name: str,
+        uri: str,
+        *,
+        export_id: str,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> ModelVersion | None:
+        """Find before an upload what `register` would refuse after it. Changes nothing.
+
+        Args:
+            name: See `register`.
+            uri: Where the model will be.
+            export_id: See `register`.
+            metrics: See `register`.
+            tags: As far as they are known.
+
+        Returns:
+            What is registered under this ``export_id`` already; without a location if that was not finished.
+        """
+        ...
 
     def register(
         self,
@@ -164,10 +187,12 @@ def compare(  # noqa: PLR0911 - one for each verdict
     return Promotion(False, f"{alias!r} stays: {change}; {needed}", previous)
 
 
-_NAME = re.compile(r"[^/:@\\'\"`\x00-\x1f\x7f]{1,200}")
+_NAME = re.compile(r"(?!\.\.)[^/:@\\'\"`\x00-\x1f\x7f\ud800-\udfff]{1,200}")
 # MLflow: letters, digits, '_' and '-'; 'latest' and v1, v2, ... are reserved. All digits would read as a version.
 _ALIAS = re.compile(r"(?!latest$)(?!v\d+$)(?!\d+$)[\w-]{1,255}", re.IGNORECASE)
 _METRIC = re.compile(r"[\w.\- /]{1,200}")
+_TAG = re.compile(r"[\w.\- /:]{1,250}")
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # NUL: PostgreSQL; halves of a pair: no UTF-8
 
 
 def is_metric(name: str) -> bool:
@@ -184,11 +209,34 @@ def check_name(name: str) -> str:
 
     ``/`` and ``:`` have a meaning in model URIs, quotes in MLflow's search filters, which know no escape.
     """
-    if not _NAME.fullmatch(name) or name != name.strip() or name in (".", ".."):
+    if not _NAME.fullmatch(name) or name != name.strip() or name == ".":
         raise ConfigurationError(
-            f"{name!a} cannot be the name of a model: use 1 to 200 characters other than / : @ \\ and quotes"
+            f"{name!a} cannot be the name of a model: use 1 to 200 characters other than / : @ \\ and quotes, and not"
+            " .. at the beginning"
         )
     return name
+
+
+def check_export_id(export_id: str) -> str:
+    """``export_id``, if every registry can hold it; else ConfigurationError."""
+    if not export_id:
+        raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
+    if _UNSTORABLE.search(export_id):
+        raise ConfigurationError(f"export_id {export_id[:200]!a} has a NUL or half a character, which databases refuse")
+    return export_id
+
+
+def check_tags(names: Iterable[str]) -> None:
+    """Check names of tags by MLflow's rule; ConfigurationError.
+
+    mlflow 3.17, utils/validation.py: ``_validate_tag_name``, ``MAX_MODEL_REGISTRY_TAG_KEY_LENGTH``.
+    """
+    for name in names:
+        if not _TAG.fullmatch(name) or posixpath.normpath(name) != name or name.startswith(("/", "..")):
+            raise ConfigurationError(
+                f"{name!a} cannot be the name of a tag in MLflow: use 1 to 250 letters, digits and '_.-/: ',"
+                " the '/' as in a/b"
+            )
 
 
 def check_alias(alias: str) -> str:

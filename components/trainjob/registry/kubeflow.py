@@ -31,6 +31,7 @@ from trainjob.registry.base import (
     ModelVersion,
     Promotion,
     check_alias,
+    check_export_id,
     check_metrics,
     check_name,
     check_rule,
@@ -54,6 +55,24 @@ class KubeflowRegistry:
     def __init__(self, url: str) -> None:
         self._endpoint = Endpoint(url)
 
+    def check(
+        self,
+        name: str,
+        uri: str,
+        *,
+        export_id: str,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> ModelVersion | None:
+        """See `Registry.check`. The server takes any location and any length of text."""
+        del uri
+        key = records.external_id(check_name(name), check_export_id(export_id))
+        records.properties(export_id, "", check_metrics(metrics or {}), tags or {})
+        with Session(self._endpoint) as server:
+            raw = _by_external_id(server, key)
+            artifact = _artifact(server, raw) if raw else None
+        return replace(records.read(name, raw).version, uri=(artifact or {}).get("uri") or "") if raw else None
+
     def register(
         self,
         name: str,
@@ -67,8 +86,7 @@ class KubeflowRegistry:
     ) -> ModelVersion:
         """See `Registry.register`. What another call left half done is finished."""
         check_name(name)
-        if not export_id:
-            raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
+        check_export_id(export_id)
         properties = records.properties(export_id, digest, check_metrics(metrics or {}), tags or {})
         source = model_source(tags or {})
         key = records.external_id(name, export_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,9 +33,11 @@ from trainjob.registry.base import (
     ModelVersion,
     Promotion,
     check_alias,
+    check_export_id,
     check_metrics,
     check_name,
     check_rule,
+    check_tags,
     compare,
 )
 from trainjob.registry.claims import Claim, holder
@@ -48,6 +51,7 @@ _EXPORT_ID, _EXPORT_KEY = f"{_PREFIX}export_id", f"{_PREFIX}export_key"
 _DIGEST, _METRIC = f"{_PREFIX}digest", f"{_PREFIX}metric."
 _RESERVED = (_EXPORT_ID, _EXPORT_KEY, _DIGEST)
 _CLAIM = f"{_PREFIX}claim."
+_LONGEST_SOURCE = 500  # characters; `SqlModelVersion.source`, which SQLite does not hold to
 _INSTANT = 30  # seconds within which promotions are at the same instant; clocks of launchers differ by less
 _ROUNDS = 5
 
@@ -70,6 +74,42 @@ class MlflowRegistry:
                 sqlite.probe(self._database, patience)
             self._client = open_client(self._uri)
 
+    def check(
+        self,
+        name: str,
+        uri: str,
+        *,
+        export_id: str,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> ModelVersion | None:
+        """See `Registry.check`. MLflow is asked for this version of a model that does not exist.
+
+        It checks location, names and values before it looks for the model (3.17, ``_create_model_version`` of
+        server/handlers.py and of the SQLAlchemy store), and so by its own rules and settings.
+        """
+        key, every = _tags(export_id, "", metrics, tags)
+        if found := self._call(f"find {check_name(name)!r}", lambda: self._find(name, key)):
+            return found[0]
+        if self._database is None and len(uri) > _LONGEST_SOURCE:
+            raise ConfigurationError(
+                f"the location of the model has {len(uri)} characters, and the MLflow server {self._uri} keeps"
+                f" {_LONGEST_SOURCE}; export to a shorter one: {uri}"
+            )
+        self._call(f"register {name!r}", lambda: self._refused(f"{name} {secrets.token_hex(16)}", uri, every))
+        return None
+
+    def _refused(self, absent: str, uri: str, tags: Mapping[str, str]) -> None:
+        """Raise what MLflow has against a version, but for the absence of its model."""
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+
+        try:
+            self._create_version(absent, uri, tags)
+        except MlflowException as error:
+            # A right can be one to a model of this name only, which this one is not.
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED") and " 403" not in str(error):
+                raise
+
     def register(
         self,
         name: str,
@@ -83,12 +123,7 @@ class MlflowRegistry:
     ) -> ModelVersion:
         """See `Registry.register`. Of versions that a race or a lost reply doubled, the lowest stays."""
         check_name(name)
-        if not export_id:
-            raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
-        key = hashlib.sha256(export_id.encode()).hexdigest()[:32]
-        every = {name: value for name, value in (tags or {}).items() if name not in _RESERVED}
-        every |= {f"{_METRIC}{metric}": repr(value) for metric, value in check_metrics(metrics or {}).items()}
-        every |= {_EXPORT_ID: export_id, _EXPORT_KEY: key, _DIGEST: digest}
+        key, every = _tags(export_id, digest, metrics, tags)
         run = runs.run_of(every, metrics or {}, history or {})
         with self._exclusive():
             found = self._call(f"find {name!r}", lambda: self._find(name, key))
@@ -246,6 +281,11 @@ class MlflowRegistry:
         # Once more, since this may be a second try whose first one arrived.
         if self._find(name, key):
             return
+        self._create_version(name, uri, tags)
+
+    def _create_version(self, name: str, uri: str, tags: Mapping[str, str]) -> None:
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
+
         try:
             self._client.create_model_version(name, uri, run_id=run_id, tags=dict(tags), await_creation_for=0)
         except MlflowException as error:
@@ -329,6 +369,17 @@ class MlflowRegistry:
 
 class _Locked(RegistryUnavailable):
     """SQLite answered that another connection holds the database."""
+
+
+def _tags(
+    export_id: str, digest: str, metrics: Mapping[str, float] | None, tags: Mapping[str, str] | None
+) -> tuple[str, dict[str, str]]:
+    """What a version is found by, and all its tags."""
+    key = hashlib.sha256(check_export_id(export_id).encode()).hexdigest()[:32]
+    every = {name: value for name, value in (tags or {}).items() if name not in _RESERVED}
+    check_tags(every)
+    every |= {f"{_METRIC}{metric}": repr(value) for metric, value in check_metrics(metrics or {}).items()}
+    return key, every | {_EXPORT_ID: export_id, _EXPORT_KEY: key, _DIGEST: digest}
 
 
 def _version(found: Any) -> ModelVersion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -10,10 +11,35 @@ from urllib.parse import quote
 
 PREFIX = "trainjob.provenance."
 """Of the tags that `trainjob.data.export` makes of its ``provenance``."""
+LONGEST = 65_535
+"""Bytes of a tag's value: those of MLflow's column on MySQL (migration bda7b8c39065). MLflow itself takes 100,000
+characters (3.17, ``MAX_MODEL_REGISTRY_TAG_VALUE_LENGTH``)."""
 
 _FIELDS = ("kind", "class", "group", "id", "name")
 # airflow/<deployment>/<dag>/<run>/<map index>/<task>, see `trainjob_airflow.identity`; a deployment may be a URL.
 _AIRFLOW = re.compile(r"airflow/.+/([^/]+)/([^/]+)/(-?\d+)/([^/]+)")
+
+
+def tags(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """A provenance as tags of a version: each field as text, or else as JSON.
+
+    A value that is too long for a registry is cut off, and ends with the digest of the complete one, which is in
+    ``provenance.json`` beside the model.
+    """
+    return {f"{PREFIX}{name}": _shortened(_text(value)) for name, value in provenance.items()}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _shortened(text: str) -> str:
+    data = text.encode()
+    if len(data) <= LONGEST:
+        return text
+    digest = hashlib.sha256(data).hexdigest()
+    note = f"… (cut off: {len(data)} bytes, sha256:{digest}; complete in provenance.json)"
+    return data[: LONGEST - len(note.encode())].decode(errors="ignore") + note
 
 
 def model_source(tags: Mapping[str, str]) -> dict[str, str]:
