@@ -91,6 +91,9 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
         {"name": "dataset data", "uri": "s3://data/digits"},
         {"name": "base model start", "uri": "models:/digits@champion"},
     ]
+    metadata = predicate["runDetails"]["metadata"]
+    assert metadata["invocationId"] == "airflow/here/dag/run/-1/train"
+    assert metadata["startedOn"] <= metadata["finishedOn"]
     assert trained.uid in (folder / content.CARD).read_text()
 
     code, out, _ = export(trained.name, "--name", "digits", "--quiet")

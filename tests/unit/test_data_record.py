@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_the_statement() -> None:
             "digest": {"sha256": _SHA},
             "annotations": {"version": "3"},
         },
-        {"name": "image", "uri": "registry.example/train", "digest": {"sha256": _SHA}},
+        {"name": "image", "uri": "oci://registry.example/train", "digest": {"sha256": _SHA}},
         {"name": "code", "uri": "git+https://git.example/digits", "digest": {"gitCommit": _COMMIT}},
     ]
     assert built["externalParameters"] == {
@@ -69,19 +70,81 @@ _ORIGINS: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9:/?#\[\]@!$&'()*+,;=._~-]|%[0-9A-Fa-f]{2})*")
+"""RFC 3986, 3: a scheme, and the characters of the rest."""
+
+
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*_GIVEN, "other"], st.one_of(_ORIGINS, st.lists(_ORIGINS)))))
-def test_the_statement_is_of_the_types_of_in_toto(given: dict[str, Any]) -> None:
+def test_the_statement_is_what_in_toto_and_slsa_specify(given: dict[str, Any]) -> None:
     from google.protobuf import json_format
     from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
     from in_toto_attestation.v1 import statement_pb2
+    from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
+    from in_toto_attestation.v1.statement import Statement
 
     value = json.loads(statement(_record(given)))
     predicate = value["predicate"]
     # Both refuse fields that they do not know.
-    json_format.ParseDict({**value, "predicate": {}}, statement_pb2.Statement())
-    read = json_format.ParseDict(predicate, provenance_pb2.Provenance())
-    assert read.build_definition.build_type
+    read = json_format.ParseDict(value, statement_pb2.Statement())
+    Statement.copy_from_pb(read).validate()
+    built = json_format.ParseDict(predicate, provenance_pb2.Provenance())
+    for dependency in built.build_definition.resolved_dependencies:
+        ResourceDescriptor.copy_from_pb(dependency).validate()
+        assert not dependency.uri or _URI.fullmatch(dependency.uri)
+        assert all(algorithm and digits for algorithm, digits in dependency.digest.items())
+    # Types that protocol buffers do not have: TypeURI.
+    for uri in (
+        value["_type"],
+        value["predicateType"],
+        built.build_definition.build_type,
+        built.run_details.builder.id,
+    ):
+        assert _URI.fullmatch(uri)
+        assert "://" in uri
     assert card(_record(given))
+
+
+def test_who_made_it_and_when() -> None:
+    run = json.loads(statement(_record(_GIVEN)))["predicate"]["runDetails"]
+    assert run["builder"]["id"] == "https://trainjob.dev/builders/export@v1"
+    assert run["metadata"] == {"invocationId": "kfp/0b1e"}
+    job = {"namespace": "n", "name": "j", "uid": "u", "started": "2026-11-25T18:00:00.5Z"}
+    run = json.loads(statement(_record({"trainjob": job | {"finished": "2026-11-25T20:00:00+01:00"}})))
+    assert run["predicate"]["runDetails"]["metadata"] == {
+        "invocationId": "n/j/u",
+        "startedOn": "2026-11-25T18:00:00.5Z",
+        "finishedOn": "2026-11-25T20:00:00+01:00",
+    }
+    for wrong in ("yesterday", "2026-11-25", "2026-13-25T18:00:00Z", 7, ""):
+        value = json.loads(statement(_record({"trainjob": {"started": wrong}})))
+        assert value["predicate"]["runDetails"]["metadata"] == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "described"),
+    [
+        ("images", "python:3.12", {"uri": "oci://docker.io/library/python:3.12"}),
+        ("images", "org/train", {"uri": "oci://docker.io/org/train"}),
+        ("images", f"localhost:5000/x@sha256:{_SHA}", {"uri": "oci://localhost:5000/x", "digest": {"sha256": _SHA}}),
+        ("images", {"uri": f"quay.io/x@sha256:{_SHA}"}, {"uri": "oci://quay.io/x", "digest": {"sha256": _SHA}}),
+        ("images", "pkg:docker/x@1", {"uri": "pkg:docker/x@1"}),
+        ("datasets", "/data/a b", {"uri": "file:///data/a%20b"}),
+        ("datasets", "s3://b/ü?<x>", {"uri": "s3://b/%C3%BC?%3Cx%3E"}),
+        ("datasets", "my notes", {"name": "dataset my notes"}),
+        ("datasets", {"uri": "s3://b", "digest": "v1"}, {"uri": "s3://b", "annotations": {"digest": "v1"}}),
+        (
+            "datasets",
+            {"uri": "s3://b", "digest": f"SHA256:{_SHA.upper()}"},
+            {"uri": "s3://b", "digest": {"sha256": _SHA}},
+        ),
+        ("code", {"revision": "main"}, {"name": "code @main"}),
+    ],
+)
+def test_dependencies(field: str, given: Any, described: dict[str, Any]) -> None:
+    value = json.loads(statement(_record({field: given})))
+    (found,) = value["predicate"]["buildDefinition"]["resolvedDependencies"]
+    kind = {"images": "image", "datasets": "dataset", "code": "code"}[field]
+    assert found == {"name": kind} | described
 
 
 def test_the_card() -> None:

@@ -65,7 +65,10 @@ class Record:
     provenance: Mapping[str, Any]
 
     def origins(self, field: str) -> list[dict[str, Any]]:
-        """The datasets, base models, images or code that are given, as in-toto ResourceDescriptors."""
+        """The datasets, base models, images or code that are given, as in-toto ResourceDescriptors.
+
+        Their locations are as the author wrote them, which need not be URIs.
+        """
         given = self.provenance.get(field)
         values = given if isinstance(given, list) else [given]
         return [_resource(KINDS[field], value) for value in values if value]
@@ -120,7 +123,9 @@ def statement(record: Record) -> bytes:
                     **record.rest,
                 },
                 "internalParameters": {**inside, **trained},
-                "resolvedDependencies": [origin for field in KINDS for origin in record.origins(field)],
+                "resolvedDependencies": [
+                    _dependency(KINDS[field], origin) for field in KINDS for origin in record.origins(field)
+                ],
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {"trainjob": __version__}},
@@ -170,7 +175,7 @@ def _plain_url(url: str) -> str:
 
 
 def _resource(kind: str, origin: Any) -> dict[str, Any]:
-    """What `origin`, ``{"uri": …, "digest": "sha256:…"}`` or a URI, names, as an in-toto ResourceDescriptor."""
+    """What `origin`, ``{"uri": …, "digest": "sha256:…"}`` or a URI, names; see `Record.origins`."""
     if not isinstance(origin, Mapping):
         text = _text(origin)
         origin = {"revision": text} if kind == "code" and _COMMIT.fullmatch(text) else {"uri": text}
@@ -185,15 +190,21 @@ def _resource(kind: str, origin: Any) -> dict[str, Any]:
     digests = digest if isinstance(digest, Mapping) else _digest_set(digest)
     known = {
         "name": f"{kind} {_text(origin['name'])}" if origin.get("name") else kind,
-        "uri": _uri(kind, uri),
+        "uri": uri,
         "digest": {str(algorithm): _text(value) for algorithm, value in digests.items()},
     }
-    if uri and not known["uri"]:  # no URI, and so no more than a name
-        known["name"] = f"{known['name']} {uri}"
     more = {key: value for key, value in origin.items() if key not in ("name", "uri", "digest", "revision")}
     if digest and not digests:
         more["digest"] = digest
     return {key: value for key, value in {**known, "annotations": more}.items() if value}
+
+
+def _dependency(kind: str, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """One of `Record.origins` as a ResourceDescriptor; a location that is no URI is a part of its name."""
+    text = origin.get("uri", "")
+    uri = _uri(kind, text)
+    located = {"uri": uri} if uri else {"name": f"{origin['name']} {text}".rstrip()}
+    return {name: value for name, value in origin.items() if name != "uri"} | located
 
 
 def _digest_set(digest: Any) -> dict[str, str]:

@@ -40,7 +40,6 @@ from trainjob.registry.base import (
 from trainjob.registry.provenance import tags as provenance_tags
 from trainjob.settings import Settings
 
-
 _TAG = "trainjob.tag"
 """Tag of a version in a container registry, which is registered by its digest: the location with the tag."""
 
