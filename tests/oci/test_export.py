@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.keys import key_pair
@@ -67,6 +68,27 @@ def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path)
         initialize(plain.uri, str(tmp_path / "no"), verify_key=public)
     with pytest.raises(RegistryConflict, match="unsigned"):
         export(str(model), server.uri(name), name="m", export_id="2", registry=registry, sign=key)
+
+
+def test_the_same_model_signed_twice(server: Server, name: str, model: Path, tmp_path: Path) -> None:
+    """One image, beside which there are two of everything: each signature goes with its own provenance."""
+    key, public = key_pair(tmp_path, "mine")
+    registry = connect(f"mlflow+sqlite:///{tmp_path}/registry.db")
+    uris = set()
+    for number in (1, 2):
+        options: dict[str, Any] = {"name": "m", "export_id": f"{number}", "provenance": {"seed": number}}
+        uris.add(export(str(model), server.uri(name), registry=registry, sign=key, **options).uri)
+    (uri,) = uris
+    lines: list[str] = []
+    initialize(uri, str(tmp_path / "next"), verify_key=public, progress=lines.append)
+    assert "not covered" not in "".join(lines)
+    # Somebody else's signature of the same model does not make ours invalid, and counts for nothing.
+    export(
+        str(model), server.uri(name), name="m", export_id="3", registry=registry, sign=key_pair(tmp_path, "other")[0]
+    )
+    initialize(uri, str(tmp_path / "again"), verify_key=public)
+    with pytest.raises(ChecksumMismatch, match="does not hold"):
+        initialize(uri, str(tmp_path / "no"), verify_key=key_pair(tmp_path, "third")[1])
 
 
 def test_where_an_export_cannot_go(server: Server, name: str, model: Path, tmp_path: Path) -> None:

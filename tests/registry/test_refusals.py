@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def _model(folder: Path, value: int = 0) -> str:
     header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes([value] * 4))
     return str(folder)
+
+
+def _answered(status: int, _: object) -> Fault:
+    return Fault(status)
 
 
 def _refused(source: str, registry: str, says: str, error: type[TrainJobError], **options: Any) -> None:
@@ -89,7 +94,7 @@ def test_a_kubeflow_registry(fake: FakeRegistry, tmp_path: Path, monkeypatch: py
     for options, says in [*BY_ALL, BY_MLFLOW[2]]:
         _refused(source, registry, says, ConfigurationError, **options)
     for status, error in ((401, ConfigurationError), (403, ConfigurationError), (503, RegistryUnavailable)):
-        fake.fault = lambda _, status=status: Fault(status)
+        fake.fault = partial(_answered, status)
         _refused(source, registry, str(status), error)
     fake.fault = lambda _: None
     assert fake.call("GET", "registered_models")["items"] == []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -18,6 +19,8 @@ from tests.warm import Warm
 
 from trainjob.data import content, copy, export, initialize, read_manifest
 from trainjob.data.__main__ import main
+from trainjob.data.signing import signer
+from trainjob.data.stores.files import FileStore
 from trainjob.errors import ChecksumMismatch, ConfigurationError, RegistryConflict
 
 
@@ -74,11 +77,16 @@ def test_the_official_tool_verifies_what_was_exported(official: Warm, tmp_path: 
     assert _verified(official, folder, public)
     assert not _verified(official, folder, key_pair(tmp_path, "other", curve)[1])
     statement = json.loads(base64.b64decode(json.loads((folder / "model.sig").read_bytes())["dsseEnvelope"]["payload"]))
-    manifest = read_manifest(str(folder))
-    assert manifest is not None
-    assert statement["subject"] == [{"name": "m", "digest": {"sha256": manifest.digest.removeprefix("sha256:")}}]
-    (folder / "config.json").write_text("[]")
-    assert not _verified(official, folder, public)
+    whole = copy(str(folder), str(tmp_path / "all"), exclude=[content.NAME, content.SIGNATURE])
+    assert [each["name"] for each in statement["predicate"]["resources"]] == [file.path for file in whole.files]
+    assert {content.PROVENANCE, content.CARD} <= {file.path for file in whole.files}
+    assert statement["subject"] == [{"name": "m", "digest": {"sha256": whole.digest.removeprefix("sha256:")}}]
+    for name in ("config.json", content.PROVENANCE, content.CARD):
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(before + b" ")
+        assert not _verified(official, folder, public)
+        (folder / name).write_bytes(before)
+    assert _verified(official, folder, public)
     assert b"PRIVATE" not in b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
@@ -103,17 +111,104 @@ def test_what_was_signed_comes_back_and_nothing_else(tmp_path: Path, keys: tuple
     with pytest.raises(ChecksumMismatch, match="signature"):
         initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=key_pair(tmp_path, "other")[1])
     # Another model in its place, with a manifest that fits: whoever can write to the store can do that.
-    signature = (folder / "model.sig").read_bytes()
+    beside = {name: (folder / name).read_bytes() for name in content.SIDECARS}
     shutil.rmtree(folder)
     copy(_model(tmp_path / "evil", 7), str(folder))
     with pytest.raises(ChecksumMismatch, match="not signed"):
         initialize(str(folder), str(tmp_path / "in3"), verify_key=public)
-    (folder / "model.sig").write_bytes(signature)
+    (folder / "model.sig").write_bytes(beside["model.sig"])
+    with pytest.raises(ChecksumMismatch, match=r"Missing.*provenance\.json"):
+        initialize(str(folder), str(tmp_path / "in3"), include=["*.json"], verify_key=public)
+    for name, data in beside.items():
+        (folder / name).write_bytes(data)
     for choice in ([], ["*.safetensors"]):
         with pytest.raises(ChecksumMismatch, match=r"model\.safetensors"):
             initialize(str(folder), str(tmp_path / "in3"), include=choice, verify_key=public)
     assert initialize(str(folder), str(tmp_path / "json"), include=["*.json"], verify_key=public).files == 1
     assert not (tmp_path / "in3").exists()
+
+
+@pytest.mark.parametrize("name", [content.PROVENANCE, content.CARD])
+@pytest.mark.parametrize("what", ["changed", "removed"])
+def test_provenance_and_card_are_signed(tmp_path: Path, keys: tuple[str, str], name: str, what: str) -> None:
+    folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=keys[0], provenance={"code": "x"})
+    lines: list[str] = []
+    initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], progress=lines.append)
+    assert not [line for line in lines if "not covered" in line]
+    if what == "changed":
+        (folder / name).write_bytes((folder / name).read_bytes().replace(b"x", b"y"))
+    else:
+        (folder / name).unlink()
+    choices: list[dict[str, Any]] = [{}, {"include": ["*.json"]}, {"exclude": [name]}]
+    for options in choices:
+        with pytest.raises(ChecksumMismatch, match=re.escape(name)):
+            initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], **options)  # what is there already
+        with pytest.raises(ChecksumMismatch, match=re.escape(name)):
+            initialize(str(folder), str(tmp_path / "in2"), verify_key=keys[1], **options)
+    assert not (tmp_path / "in2").exists()
+    initialize("models:/m/1", str(tmp_path / "in3"))
+
+
+def test_a_card_of_the_authors_own_is_signed_as_a_file(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
+    source = _model(tmp_path / "out", more={content.CARD: b"mine"})
+    folder = _export(source, tmp_path / "models", sign=keys[0])
+    assert _verified(official, folder, keys[1])
+    assert initialize(str(folder), str(tmp_path / "in"), verify_key=keys[1]).files == 5
+    (folder / content.CARD).write_bytes(b"his.")
+    with pytest.raises(ChecksumMismatch):
+        initialize(str(folder), str(tmp_path / "in2"), verify_key=keys[1])
+
+
+def test_an_export_that_is_killed_leaves_no_signature_of_something_else(
+    tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each of the small files; the last one, the manifest, makes the model whole."""
+    source, target = _model(tmp_path / "out"), tmp_path / "models"
+    write = FileStore.write_small
+    written: list[str] = []
+
+    def killed(store: FileStore, path: str, data: bytes) -> None:
+        if len(written) == instant:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(store, path, data)
+
+    # The mark, provenance, card, signature if there is one, manifest.
+    for instant, signed in [
+        *((instant, True) for instant in range(1, 5)),
+        *((instant, False) for instant in range(1, 4)),
+    ]:
+        written.clear()
+        name = f"m{instant}-{signed}"
+        with monkeypatch.context() as patched:
+            patched.setattr(FileStore, "write_small", killed)
+            with pytest.raises(KeyboardInterrupt):
+                _export(source, target, name=name, sign=keys[0] if signed else None)
+        (place,) = (target / name).iterdir()
+        assert read_manifest(str(place)) is None
+        # The next try has another provenance, and signs or does not.
+        again = _export(source, target, name=name, sign=keys[0] if not signed else None, provenance={"seed": instant})
+        assert again == place
+        assert (place / content.SIGNATURE).exists() is not signed
+        if not signed:
+            initialize(str(place), str(tmp_path / "in" / name), verify_key=keys[1])
+    assert written == [content.MARK, content.PROVENANCE, content.CARD]
+
+
+def test_a_signature_of_the_files_alone_still_holds_and_says_so(tmp_path: Path, keys: tuple[str, str]) -> None:
+    """As trainjob made them before the provenance was signed."""
+    folder = _export(_model(tmp_path / "out"), tmp_path / "models")
+    manifest = read_manifest(str(folder))
+    assert manifest is not None
+    (folder / content.SIGNATURE).write_bytes(signer(keys[0])(manifest, "m", {}))
+    (folder / content.PROVENANCE).write_bytes(b"{}")
+    lines: list[str] = []
+    initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], progress=lines.append)
+    (said,) = [line for line in lines if "not covered" in line]
+    assert f"covers its 4 files; not covered: {content.CARD}, {content.PROVENANCE}" in said
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ChecksumMismatch):
+        initialize("models:/m/1", str(tmp_path / "in2"), verify_key=keys[1])
 
 
 def test_what_others_have_signed(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.record import Record
 from trainjob.data.selection import patterns, select, wanted
+from trainjob.data.stores.base import Referring
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
 from trainjob.errors import (
@@ -134,7 +136,7 @@ def initialize(
     verify = signing.verifier(key) if key else None
     check_if_missing(if_missing, location)
     if not isinstance(location, ModelRef):
-        check = _signed(source, verify, include, exclude)
+        check = _signed(source, verify, include, exclude, progress)
         manifest = transfer.copy(
             source, target, include=include, exclude=exclude, digest=expected, progress=progress, check=check
         )
@@ -158,7 +160,7 @@ def initialize(
                 f"version {found.version} of {found.name!r} has digest {found.digest}, not {expected}"
             )
         expected = found.digest
-    check = _signed(found.uri, verify, include, exclude)
+    check = _signed(found.uri, verify, include, exclude, progress)
     manifest = transfer.copy(
         found.uri, target, include=include, exclude=exclude, digest=expected, progress=progress, check=check
     )
@@ -236,8 +238,9 @@ def export(
         if manifest.origin != checked:
             raise CorruptData(f"{source} changed while it was exported; export it again when nothing writes to it")
         known = Record(name, export_id, uri, manifest, facts, measured, origin)
-        signature = {content.SIGNATURE: signer(manifest, name)} if signer else {}
-        return {content.PROVENANCE: record.statement(known), content.CARD: card(known), **signature}
+        files = {content.PROVENANCE: record.statement(known), content.CARD: card(known)}
+        # Last, since it is of them; a card of the author's own is one of the model's files.
+        return files | ({content.SIGNATURE: signer(manifest, name, files)} if signer else {})
 
     _refuse_other_content(source, uri, export_id, registered, signed=signer is not None)
     manifest = transfer.copy(source, uri, progress=progress, sidecars=sidecars)
@@ -296,22 +299,41 @@ def _initialized(uri: str, manifest: ContentManifest, source: str, version: str 
     return Initialized(uri, manifest.digest, manifest.size, len(manifest.files), source, version)
 
 
-def _signed(source: str, verify: signing.Verify | None, include: Sequence[str], exclude: Sequence[str]) -> Check | None:
-    """What checks the signature of `source`."""
+def _signed(
+    source: str,
+    verify: signing.Verify | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    progress: Notify | None,
+) -> Check | None:
+    """What checks the signature of `source`, and reports what it does not cover."""
     if verify is None:
         return None
-    held = _signature(source)
-    if held is None:
+    beside = _beside(source, content.SIDECARS)
+    if content.SIGNATURE not in beside:
         raise ChecksumMismatch(f"{source} is not signed: it has no {content.SIGNATURE}")
-    return lambda manifest: verify(manifest, held, source, lambda path: wanted(path, include, exclude))
+    reported: set[str] = set()
+
+    def check(manifest: ContentManifest) -> None:
+        uncovered = verify(manifest, beside, source, lambda path: wanted(path, include, exclude))
+        if progress is not None and reported.isdisjoint(uncovered) and uncovered:
+            reported.update(uncovered)
+            progress(
+                f"the signature of {source} covers its {len(manifest.files)} files; not covered: {', '.join(uncovered)}"
+            )
+
+    return check
 
 
-def _signature(uri: str) -> bytes | None:
+def _beside(uri: str, paths: Iterable[str]) -> dict[str, list[bytes]]:
+    """The contents of those of `paths` that are there; several of one where the store has several."""
+    found = {}
     with opened(parse_store(uri)) as store:
-        try:
-            return b"".join(store.read(content.SIGNATURE))
-        except (SourceNotFound, UnsafePath):  # none; or the source is a file itself
-            return None
+        for path in paths:
+            versions = list(store.beside(path)) if isinstance(store, Referring) else []
+            with suppress(SourceNotFound, UnsafePath):  # none; or the source is a file itself
+                found[path] = versions or [b"".join(store.read(path))]
+    return found
 
 
 def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> tuple[ModelFacts, str]:
@@ -343,5 +365,5 @@ def _refuse_other_content(
         )
     if held is None:
         return
-    if signed and _signature(uri) is None:
+    if signed and not _beside(uri, [content.SIGNATURE]):
         raise RegistryConflict(f"{uri} was exported under {export_id!r} unsigned; use a new export_id to sign it")

@@ -168,7 +168,7 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
 ) -> ContentManifest:
     previous = manifest_of(into)
     right = _right_already(into, selection, previous)
-    stale = _announce(into, selection, previous)
+    stale, again = _announce(into, selection, previous)
     if previous is not None:
         into.delete(content.NAME)
     expected = {file.path: file.sha256 for file in selection.promised.files} if selection.promised else {}
@@ -207,7 +207,7 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
         raise
     for path in stale:
         into.delete(path)
-    _write_sidecars(into, manifest, sidecars(manifest) if sidecars else {}, replaced=previous is not None)
+    _write_sidecars(into, manifest, sidecars(manifest) if sidecars else {}, replaced=previous is not None or again)
     into.write_small(content.NAME, manifest.to_json())
     return manifest
 
@@ -223,21 +223,25 @@ def _write_sidecars(into: Store, manifest: ContentManifest, files: Mapping[str, 
             into.write_small(path, data)
 
 
-def _announce(into: Store, selection: Selection, previous: ContentManifest | None) -> set[str]:
-    """Write down which files will be written, and return those of earlier tries that will not be needed any more.
+def _announce(into: Store, selection: Selection, previous: ContentManifest | None) -> tuple[set[str], bool]:
+    """Write down which files will be written.
+
+    Returns those of earlier tries that will not be needed any more, and whether a try was killed before.
 
     Without the list, files of a try that was killed would stay for good when the next one has files of other names.
     """
     coming = {entry.path for entry in selection.entries}
     earlier = {file.path for file in previous.files} if previous else set()
+    again = False
     try:
         listed = json.loads(b"".join(into.read(content.MARK)))
+        again = True
         content.check_paths(listed)
         earlier |= set(listed)
     except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError):
         pass  # none, or not written by us: then nothing is removed because of it
     into.write_small(content.MARK, json.dumps(sorted(coming | earlier)).encode())
-    return earlier - coming
+    return earlier - coming, again
 
 
 def _right_already(into: Store, selection: Selection, previous: ContentManifest | None) -> dict[str, File]:

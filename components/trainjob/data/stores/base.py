@@ -151,6 +151,15 @@ class Bridging(Protocol):
 
 
 @runtime_checkable
+class Referring(Protocol):
+    """A store that keeps each version of what was written beside a model (`trainjob.data.content.SIDECARS`)."""
+
+    def beside(self, path: str) -> Iterator[bytes]:
+        """All versions of such a file, the last one first."""
+        ...
+
+
+@runtime_checkable
 class Closing(Protocol):
     """A store that has connections of its own."""
 

@@ -79,14 +79,16 @@ def type_of(name: str) -> str:
     return _TYPES.get(name, "application/octet-stream")
 
 
-def beside(repository: Repository, digest: str, name: str) -> bytes | None:
-    """The file ``name`` that `attach_to` has put beside a manifest; the last of them, None if there is none."""
+def beside(repository: Repository, digest: str, name: str) -> Iterator[bytes]:
+    """The files ``name`` that `attach_to` has put beside a manifest, the last one first.
+
+    There are several where the same model was exported again, or another try attached another one.
+    """
     for entry in reversed(listed(repository, digest)):
         if entry.get("artifactType") == type_of(name):
             found = _contents(repository, check_digest(entry.get("digest"), repository.where(digest)))
             if name in found:
-                return found[name]
-    return None
+                yield found[name]
 
 
 def attach_to(repository: Repository, subject: dict[str, Any], name: str, data: bytes, artifact_type: str) -> str:

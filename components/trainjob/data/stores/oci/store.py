@@ -98,11 +98,15 @@ class OciStore:
         try:
             chunks = image.read(path, start, length)
         except SourceNotFound:
-            data = referrers.beside(self.repository, image.top.digest, path) if path in content.SIDECARS else None
+            data = next(iter(self.beside(path)), None) if path in content.SIDECARS else None
             if data is None:
                 raise
             chunks = iter((data[start:] if length is None else data[start : start + length],))
         yield from chunks
+
+    def beside(self, path: str) -> Iterator[bytes]:
+        """See `Referring.beside`."""
+        yield from referrers.beside(self.repository, self._needed().top.digest, path)
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
         """See `Store.write`; here ``size`` is exact.
