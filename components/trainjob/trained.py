@@ -203,6 +203,7 @@ def _provenance(
         "spec_hash": spec_hash(trainjob),
         "started": _moment(observation.admitted or observation.created),
         "finished": _moment(observation.finished),
+        "metrics": dict(result.metrics),
         "outputs": dict(outputs),
     }
     base_models: list[dict[str, str]] = []
@@ -229,7 +230,8 @@ def _sources(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
 
 def _images(evidence: Evidence) -> Iterator[dict[str, str]]:
     """The image of rank 0, with the digest that its node pulled; without its pod, the image of the spec."""
-    for pod in evidence.pods:
+    latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
+    for pod in latest:
         trains = training_container(pod)
         states = [each for each in mappings(pod, "status", "containerStatuses") if each.get("name") == trains]
         images = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,13 @@ progress.report(outputs={"model": folder.as_uri(), "epochs": 3, "relative": "out
 
 
 @pytest.fixture
-def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def registry(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     monkeypatch.setenv("TRAINJOB_REGISTRY", f"mlflow+sqlite:///{database}")
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
-    return connect()
+    yield connect()
+    with TrainJobClient() as client:
+        for job in client.list():
+            client.cancel(JobRef.of(job))
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     assert (told["namespace"], told["name"], told["uid"]) == ("default", trained.name, trained.uid)
     assert (told["key"], told["runtime"]) == ("airflow/here/dag/run/-1/train", "trainjob-step")
     assert told["outputs"]["model"] == f"file://{tmp_path}/out"
-    assert len(told["spec_hash"]) == 64
+    assert (told["metrics"]["optimizer"], told["metrics"]["top@5"], len(told["spec_hash"])) == ("adam", 1, 64)
     assert version.tags["trainjob.provenance.run"] == "airflow/here/dag/run/-1/train"
     folder = Path(done["uri"].removeprefix("file://"))
     predicate = json.loads((folder / content.PROVENANCE).read_text())["predicate"]
@@ -143,7 +146,6 @@ def test_only_a_job_that_is_complete_is_exported(registry: Registry, export: Any
         runs = client.launch({"runtime": "trainjob-step", "command": ["sleep", "300"]}, "runs")
         code, _, err = export(runs.name, "--name", "digits")
         assert (code, f"Wait for it: trainjob wait {runs}" in err) == (2, True)
-        client.cancel(runs)
         fails = client.launch({"runtime": "trainjob-step", "command": ["sh", "-c", "echo no data; exit 3"]}, "fails")
         eventually(lambda: "failed" in export(fails.name, "--name", "digits")[2])
         code, out, _ = export(fails.name, "--name", "digits", "--json")
