@@ -130,6 +130,8 @@ def test_who_made_it_and_when() -> None:
         ("images", "pkg:docker/x@1", {"uri": "pkg:docker/x@1"}),
         ("datasets", "/data/a b", {"uri": "file:///data/a%20b"}),
         ("datasets", "s3://b/ü?<x>", {"uri": "s3://b/%C3%BC?%3Cx%3E"}),
+        ("datasets", "s3://b/[1] 100%/a%20b", {"uri": "s3://b/%5B1%5D%20100%25/a%20b"}),
+        ("datasets", "http://[::1]:80/a[b]", {"uri": "http://[::1]:80/a%5Bb%5D"}),
         ("datasets", "my notes", {"name": "dataset my notes"}),
         ("datasets", {"uri": "s3://b", "digest": "v1"}, {"uri": "s3://b", "annotations": {"digest": "v1"}}),
         (

@@ -35,8 +35,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PINNED = re.compile(r"(?P<uri>.*)@(?P<digest>sha256:[0-9a-f]{64})")
 # Their keys and names may have all characters in them that are something else in other URLs.
 _WHOLE = ({*BUCKETS} - ACCOUNTS) | {"file", "hf", "model-registry", "pvc"}
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_IN_URIS = ":/?#[]@!$&'()*+,;=-._~%"  # RFC 3986, "reserved" and "unreserved", and what is encoded already
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?#]*)?")  # with the authority
+_IN_URIS = ":/?#@!$&'()*+,;=-._~%"  # RFC 3986, "reserved" and "unreserved", and what is encoded already
+_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HEX = re.compile(r"[0-9a-f]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)")  # RFC 3339
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
@@ -191,7 +192,7 @@ def _resource(kind: str, origin: Any) -> dict[str, Any]:
     known = {
         "name": f"{kind} {_text(origin['name'])}" if origin.get("name") else kind,
         "uri": uri,
-        "digest": {str(algorithm): _text(value) for algorithm, value in digests.items()},
+        "digest": {str(algorithm): _text(value) for algorithm, value in digests.items() if algorithm and value},
     }
     more = {key: value for key, value in origin.items() if key not in ("name", "uri", "digest", "revision")}
     if digest and not digests:
@@ -225,7 +226,11 @@ def _uri(kind: str, text: str) -> str:
         text = f"oci://{text}"
     elif text.startswith("/"):
         text = f"file://{text}"
-    return quote(text, safe=_IN_URIS) if _SCHEME.match(text) else ""
+    if not (start := _SCHEME.match(text)):
+        return ""
+    # Brackets are for addresses of IPv6.
+    encoded = quote(start[0], safe=f"{_IN_URIS}[]") + quote(text[start.end() :], safe=_IN_URIS)
+    return _PERCENT.sub("%25", encoded)
 
 
 def _text(value: Any) -> str:
