@@ -7,7 +7,7 @@
     commands.py   what each command does (asyncio)
     clusters.py   what `install` prints and `doctor` says
     data.py       `data copy`: datasets and models
-    registry.py   `registry`: versions of models
+    registry.py   `registry`: versions of models; `export`: models that jobs have made
     views.py      what is seen while a job is waited for: plain lines, JSON
     live.py       the same on a terminal (rich)
     texts.py      tables, results, durations
