@@ -180,8 +180,8 @@ def _location(ref: JobRef, output: str, outputs: Mapping[str, object], source: s
     if not source:
         raise ConfigurationError(
             f"output {output!r} of TrainJob {ref} is {location}, which only pods of its cluster can read; if this"
-            " machine has the same volume mounted, give the path here with source (--source), else write the output to"
-            " a store such as s3://"
+            " machine has the same volume mounted, give the path here with source (--source). Else export it in the"
+            " cluster (ModelExportOperator, export_model), or write the output to a store such as s3://"
         )
     return parse_store(source).uri
 

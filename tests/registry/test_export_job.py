@@ -97,7 +97,9 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     metadata = predicate["runDetails"]["metadata"]
     assert metadata["invocationId"] == "airflow/here/dag/run/-1/train"
     assert metadata["startedOn"] <= metadata["finishedOn"]
-    assert trained.uid in (folder / content.CARD).read_text()
+    card = (folder / content.CARD).read_text()
+    for row in (f"uid `{trained.uid}`", "| Runtime | `trainjob-step` |", f"| Finished | `{told['finished']}` |"):
+        assert row in card
 
     code, out, _ = export(trained.name, "--name", "digits", "--quiet")
     assert (code, out.splitlines()[0]) == (0, "digits 1")

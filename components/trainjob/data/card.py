@@ -63,6 +63,9 @@ def _training(record: Record) -> Iterator[tuple[str, str]]:
         place = "/".join(str(job[key]) for key in ("namespace", "name") if job.get(key))
         more = ", ".join(f"{key} {_code(job[key])}" for key in ("attempt", "uid") if job.get(key))
         yield "TrainJob", f"{_code(place)}{', ' if more else ''}{more}"
+        for name in ("key", "runtime", "started", "finished"):
+            if job.get(name):
+                yield name.capitalize(), _code(job[name])
     elif job:
         yield "TrainJob", _code(job)
     if record.run:
