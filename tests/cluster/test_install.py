@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,28 @@ import pytest
 import yaml
 from tests.cluster.waits import until
 from tests.testcluster import step_image as steps
-from tests.testcluster.access import TRAINER, Access, condition
+from tests.testcluster.access import TRAINER, Access, condition, trainjob
 from tests.testcluster.api import Api, write_kubeconfig
 
-from trainjob import Phase, TrainJobSpec
+from trainjob import Phase, TrainJobSpec, install
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.doctor.cluster import examine
+from trainjob.install import objects
 from trainjob.launch import cancel, launch, mark_delivered
 from trainjob.status import observe
 from trainjob.waiting import wait
 
+INSTALL = Path(install.__file__).parent
+EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+RUNTIMES = [
+    file
+    for file in (*INSTALL.glob("*.yaml"), *EXAMPLES.rglob("*.yaml"))
+    if "kind: ClusterTrainingRuntime" in file.read_text()
+]
+"""Files of the runtimes that `trainjob install` prints, and of the examples."""
 
 ACCOUNT = "launcher"
 # The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s.
@@ -97,11 +107,54 @@ async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) 
     assert {each["metadata"]["name"] for each in first if each["kind"] == "ClusterTrainingRuntime"} <= runtimes
 
 
+def restrict(cluster: Access, namespace: str) -> None:
+    """Have a namespace refuse pods that do not meet the Pod Security Standard "restricted"."""
+    restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    cluster.api.patch("v1", "Namespace", "", namespace, restricted)
+
+
+def pods_of(runtime: Mapping[str, Any], namespace: str) -> list[dict[str, Any]]:
+    """The pods of a runtime's jobs, as it has them."""
+    jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    metadata = {"generateName": f"{runtime['metadata']['name']}-", "namespace": namespace}
+    templates = [job["template"]["spec"]["template"] for job in jobs]
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": each["spec"]} for each in templates]
+
+
+@pytest.mark.parametrize("file", RUNTIMES, ids=lambda file: file.stem)
+def test_pods_of_runtimes_meet_the_restricted_standard(cluster: Access, namespace: str, file: Path) -> None:
+    restrict(cluster, namespace)
+    for runtime in yaml.safe_load_all(file.read_text()):
+        for pod in pods_of(runtime, namespace):
+            volumes = {mount["name"] for each in pod["spec"]["containers"] for mount in each.get("volumeMounts", ())}
+            pod["spec"]["volumes"] = [{"name": name, "emptyDir": {}} for name in sorted(volumes)]
+            pod["spec"].pop("priorityClassName", None)
+            cluster.api.create(pod, dry_run=True)
+
+
+async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
+    cluster: Access, namespace: str, needs: Callable[[str], None]
+) -> None:
+    """With all that Trainer and JobSet add to the runtimes' pods."""
+    needs("simulated-nodes")
+    restrict(cluster, namespace)
+    names = [each["metadata"]["name"] for each in objects("runtimes")]
+    for runtime in objects("runtimes", image=steps.IMAGE):
+        cluster.add_runtime(runtime)
+    for name in names:
+        cluster.api.create(trainjob(name, namespace, runtime=name, trainer={"numNodes": 1}))
+
+    def unfinished() -> list[str]:
+        jobs = {name: cluster.api.get(TRAINER, "TrainJob", namespace, name) for name in names}
+        return [name for name, job in jobs.items() if not condition(job, "Complete")]
+
+    await until(lambda: not unfinished(), 60)
+
+
 async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step_image: str) -> None:
     """One run of its CronJob, by its own account; and `doctor` finds it."""
     with real_node.namespace("reaper", real=True) as namespace:
-        restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-        real_node.api.patch("v1", "Namespace", "", namespace, restricted)
+        restrict(real_node, namespace)
         documents = printed("--only", "reaper", "-n", namespace, "--image", step_image)
         cron = next(each for each in applied(real_node, documents) if each["kind"] == "CronJob")
         run = {**cron["spec"]["jobTemplate"], "apiVersion": "batch/v1", "kind": "Job"}
@@ -123,6 +176,7 @@ async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step
 
 async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access, step_image: str) -> None:
     with real_node.namespace("installed", real=True) as namespace:
+        restrict(real_node, namespace)
         words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)
         role = next(each for each in applied(real_node, printed("--only", "rbac", *words)) if each["kind"] == "Role")
         kubeconfig = account(real_node, namespace)
@@ -131,14 +185,14 @@ async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Acc
 
         backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)))
         assert backend.default_namespace == namespace
-        step = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo a step ran"]})
+        step = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", "echo a step ran as $(id -u)"]})
         lines: list[str] = []
         with anyio.fail_after(120):
             ref = await launch(backend, step, "step", namespace=namespace)
             sleeper = await launch(backend, SLEEPER, "sleeper", namespace=namespace)
             result = await wait(backend, ref, on_log=lambda line: lines.append(str(line)))
             assert result.uid == ref.uid
-            assert lines == ["[node-0] a step ran"]
+            assert lines == ["[node-0] a step ran as 65532"]
             await mark_delivered(backend, ref)
             assert (await backend.evidence(ref)).unseen == []
             assert await cancel(backend, sleeper)

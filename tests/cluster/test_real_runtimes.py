@@ -231,7 +231,7 @@ def test_mpirun_reaches_the_other_pod_by_ssh(client: TrainJobClient, jobs: dict[
 
 
 def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
-    """And with a launcher that waits for its name, and ends at its first failure."""
+    """And with restricted pods, and a launcher that waits for its name and ends at its first failure."""
     ours = yaml.safe_load(MPI_RUNTIME.read_text())
     assert ours["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"].pop(
         "initContainers"
@@ -242,7 +242,14 @@ def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
     launcher["template"]["spec"]["backoffLimit"] = 0
     launcher["template"]["spec"]["template"]["spec"]["restartPolicy"] = "Never"
     for job in (node, launcher):
-        job["template"]["spec"]["template"]["spec"]["containers"][0]["image"] = "mpi:1"
+        pod = job["template"]["spec"]["template"]["spec"]
+        pod["containers"][0]["image"] = "mpi:1"
+        user = pod["containers"][0].pop("securityContext")
+        pod["securityContext"] |= {**user, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        pod["containers"][0]["securityContext"] = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
     assert ours["spec"] == theirs["spec"]
 
 

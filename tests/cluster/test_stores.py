@@ -77,6 +77,7 @@ class Platform:
 
     def volume(self, name: str, namespace: str, directory: Path, mode: str = "ReadWriteOnce") -> Object:
         """The spec of a claim that gets a volume on the real node, made of `directory`."""
+        directory.chmod(0o775)  # a volume of type hostPath does not get the pods' `fsGroup`
         common = {"accessModes": [mode], "storageClassName": ""}
         bound = {"claimRef": {"namespace": namespace, "name": name}, "capacity": {"storage": "20Gi"}}
         volume = {**common, **bound, "hostPath": {"path": str(directory)}}
