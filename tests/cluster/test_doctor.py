@@ -94,18 +94,19 @@ async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
         cluster.api.apply(each)
     wait_until("Kueue has looked at the queue", active, 60)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
-    assert {finding.level for finding in found} == {Level.OK}, found
+    assert [finding.check for finding in found if finding.level is not Level.OK] == ["steps"], found
     assert [finding.check for finding in found if finding.check != "rights"] == [
         *("credentials", "server", "kubernetes", "identity", "clock", "trainer", "jobset", "kueue"),
         *("watch", "queue", "reaper", "runtimes", "steps", "webhooks", "admission", "queueing"),
     ]
     assert "torch-distributed (torch)" in of(found, "runtimes").message
-    assert of(found, "steps").message == f"trainjob-step runs image {steps.IMAGE}"
+    assert of(found, "steps").message.startswith(f"trainjob-step runs image {steps.IMAGE}, whose tag can be moved")
+    assert f"--image {steps.IMAGE}@sha256:<digest> | kubectl" in of(found, "steps").advice
     assert f"LocalQueue {kueue.QUEUE} -> ClusterQueue {kueue.QUEUE}, active" in of(found, "queue").message
     assert cluster.api.find(TRAINER, "TrainJob", namespace) == [], "nothing was created"
     code, text = by_command(cluster.kubeconfig, namespace)
     assert code == 0
-    assert text.splitlines()[-1].endswith(" ok")
+    assert text.splitlines()[-1].endswith(" ok, 1 warning")
 
 
 async def test_defaults_of_kubeflow_pipelines(own_cluster: Cluster, namespace: str) -> None:
@@ -431,6 +432,11 @@ async def test_a_cluster_falls_apart(bare: Cluster) -> None:
     assert of(found, "steps").level is Level.WARNING
     assert STEP_IMAGE in of(found, "steps").message
     assert "names no registry" in of(found, "steps").message
+    pinned = f"registry.example/trainjob-step@sha256:{'0' * 64}"
+    for runtime in objects("runtimes", image=pinned):
+        bare.add_runtime(runtime)
+    found = await examined(kubeconfig, namespace)
+    assert (of(found, "steps").level, of(found, "steps").message) == (Level.OK, f"trainjob-step runs image {pinned}")
 
     bare.kill("trainer")
     code, text = by_command(kubeconfig, namespace)

@@ -14,6 +14,8 @@ import yaml
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.test_doctor import examined, failures, of
 from tests.cluster.test_install import applied, printed
+from tests.cluster.test_policy import asked as why_refused
+from tests.cluster.test_policy import key, patch, protected
 from tests.cluster.test_recovery import begin
 from tests.cluster.waits import phases_of, until_phase
 from tests.processes import wait_until
@@ -155,6 +157,23 @@ async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str
     assert seen[-2:] == [Phase.RUNNING, Phase.FAILED]
     assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-1", 3)
     assert (await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)).attempt == 2
+
+
+async def test_the_admission_policy_checks_changes_of_pods(older: Older, namespace: str) -> None:
+    def changed(**pod: Any) -> dict[str, Any]:
+        if older.release == "2.1":
+            return {"podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "spec": pod}]}
+        return patch(**pod)
+
+    def why(**pod: Any) -> str:
+        return why_refused(older, namespace, **changed(**pod))
+
+    with protected(older, namespace):
+        claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+        assert why(serviceAccountName="trainer", nodeSelector={"pool": "gpu"}, volumes=[claim]) == ""
+        assert "ServiceAccount admin is not allowed" in why(serviceAccountName="admin")
+        assert "Secret other is not allowed" in why(initContainers=[{"name": "any", "env": [key("other")]}])
+        assert "pod.volumes.hostPath" in why(volumes=[{"name": "root", "hostPath": {"path": "/"}}])
 
 
 async def test_patches_reach_the_pods_and_a_second_launch_is_one_request(

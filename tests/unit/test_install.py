@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import trainjob
 from trainjob.cli.program import program
 from trainjob.data.program import STEP_RUNTIME
-from trainjob.install import STEP_IMAGE, STORAGE, objects
+from trainjob.install import STEP_IMAGE, STORAGE, images, objects
 
 INSTALL = Path(trainjob.__file__).parent / "install"
 
@@ -127,9 +127,61 @@ def test_what_an_older_trainer_does_not_know_is_left_out() -> None:
     for release, unknown in (("2.1", {"jax-resilient", "torch-initialized"}), ("2.2", set()), ("2.3", set())):
         result = CliRunner().invoke(program, ["install", "--only", "runtimes", "--trainer", release])
         assert {each["metadata"]["name"] for each in yaml.safe_load_all(result.stdout)} == names - unknown
-        assert result.stderr == "".join(
-            f"left out: {name}, which needs Kubeflow Trainer 2.2\n" for name in sorted(unknown)
-        )
+        said = [line for line in result.stderr.splitlines() if line.startswith("left out")]
+        assert said == [f"left out: {name}, which needs Kubeflow Trainer 2.2" for name in sorted(unknown)]
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+def test_images_are_pinned_by_digest() -> None:
+    asked = ["install", "--only", "runtimes", "--image", f"registry.example/steps@{DIGEST}"]
+    result = CliRunner().invoke(program, asked)
+    tags = sorted(image for image in images(list(yaml.safe_load_all(result.stdout))) if "@" not in image)
+    assert len(tags) >= 2, "images of trainings"
+    assert sorted(result.stderr.splitlines()) == [
+        f"not pinned: {tag}, whose tag can be moved; --pin {tag}@sha256:<digest>" for tag in tags
+    ]
+    result = CliRunner().invoke(program, [*asked, *(f"--pin={tag}@{DIGEST}" for tag in tags)])
+    assert result.stderr == ""
+    pinned = images(list(yaml.safe_load_all(result.stdout)))
+    assert sorted(pinned) == sorted(f"{name}@{DIGEST}" for name in ("registry.example/steps", *tags))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pin", f"other:1@{DIGEST}"], "no object runs image other:1; images: "),
+        (["--pin", "other:1"], "does not end in a digest: NAME:TAG@sha256:<64 hexadecimal digits>"),
+        (["--pin", "other:1@sha256:0123"], "does not end in a digest"),
+        (["--image", "other:1@sha256:0123"], "does not end in a digest"),
+    ],
+)
+def test_what_is_no_pin(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(program, ["install", *words])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
+
+
+def test_the_policy_is_for_one_namespace_and_printed_only_if_asked_for() -> None:
+    assert of_kind(printed("-n", "training"), "ValidatingAdmissionPolicy") == []
+    lists, binding, policy = printed("--only", "policy", "-n", "training")
+    assert (lists["kind"], lists["metadata"]) == (
+        "ConfigMap",
+        {"name": "trainjob-training", "namespace": "kube-system"},
+    )
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["paramRef"] == {**lists["metadata"], "parameterNotFoundAction": "Deny"}
+    assert binding["spec"]["matchResources"]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "training"
+    }
+    shipped = [f"{each['kind']}/{each['metadata']['name']}" for each in objects("runtimes")]
+    assert sorted(lists["data"]["runtimes"].split()) == sorted(shipped)
+    assert lists["data"]["secrets"].split() == [STORAGE]
+    assert "NAMESPACE" not in yaml.safe_dump([lists, binding, policy])
+    with pytest.raises(click.UsageError, match="needs the namespace whose TrainJobs it checks: --namespace"):
+        said("--only", "policy")
 
 
 def test_rights_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,36 +33,51 @@ async def install(
     target: Target,
     only: package.Part | None,
     service_accounts: Sequence[tuple[str, str]],
+    pins: Sequence[str],
     names: Mapping[str, str | None],
 ) -> int:
     """Print the objects: YAML documents, or with ``--json`` one List."""
     # TRAINJOB_NAMESPACE is that of jobs, and KFP's controller is elsewhere.
     namespace = target.namespace or (Settings().namespace if only != "kfp" else None)
+    if only == "reaper" and not namespace:
+        raise click.UsageError("say the namespace of the reaper: --namespace")
+    if only == "policy" and not namespace:
+        raise click.UsageError("--only policy needs the namespace whose TrainJobs it checks: --namespace")
     accounts = [(where or namespace or "", name) for where, name in service_accounts]
     if unplaced := [name for where, name in accounts if not where]:
         raise click.UsageError(f"say the namespace of service account {unplaced[0]}: NAMESPACE:{unplaced[0]}")
     given = {field: name for field, name in names.items() if name}
-    found = package.objects(only, namespace=namespace, service_accounts=accounts, **given)
-    if only in (None, "reaper") and not namespace:
-        if only is not None:
-            raise click.UsageError("say the namespace of the reaper: --namespace")
+    found = package.objects(only, namespace=namespace, service_accounts=accounts, pins=pins, **given)
+    images = package.images(found)
+    if unused := [pin for pin in pins if pin not in images]:
+        name = unused[0].partition("@")[0]
+        raise click.UsageError(f"--pin {unused[0]}: no object runs image {name}; images: {', '.join(images) or 'none'}")
+    if only is None and not namespace:
         echo("left out: the reaper, which needs --namespace", err=True)
-    if only in (None, "runtimes") and (trainer := given.get("trainer")):
-        for name, since in package.SINCE.items():
-            if since > trainer:
-                echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
+    for name, since in package.SINCE.items() if only in (None, "runtimes") else ():
+        if since > given.get("trainer", since):
+            echo(f"left out: {name}, which needs Kubeflow Trainer {since}", err=True)
+    for image in images:
+        if "@" not in image:
+            echo(f"not pinned: {image}, whose tag can be moved; --pin {image}@sha256:<digest>", err=True)
     if target.as_json:
         echo(texts.as_json({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0
-    if only == "kfp":
-        metadata = found[0]["metadata"]
-        patch = f"configmap {metadata['name']} -n {metadata['namespace']} --type merge --patch-file /dev/stdin"
-        echo(f"# Replaces one key of KFP's own ConfigMap: kubectl patch {patch}")
-    else:
-        echo(f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -")
+    echo(_heading(only, found))
     for each in found:
         echo(f"---\n{texts.as_yaml(each)}")
     return 0
+
+
+def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> str:
+    """The first line of the YAML: what it is for, and the command that applies it."""
+    if only == "kfp":
+        metadata = found[0]["metadata"]
+        patch = f"configmap {metadata['name']} -n {metadata['namespace']} --type merge --patch-file /dev/stdin"
+        return f"# Replaces one key of KFP's own ConfigMap: kubectl patch {patch}"
+    if only == "policy":
+        return "# Edit the lists in the ConfigMap, one entry a line, then: kubectl apply --server-side -f policy.yaml"
+    return f"# What trainjob {__version__} needs on a cluster: kubectl apply --server-side -f -"
 
 
 async def reap(commands: Commands) -> int:

@@ -88,6 +88,18 @@ def service_account(text: str) -> tuple[str, str]:
     return where, name
 
 
+def image_name(text: str) -> str:
+    """The name of an image, as it is; a digest in it has to be complete."""
+    if "@" in text and not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", text):
+        raise click.BadParameter(f"{text!r} does not end in a digest: NAME:TAG@sha256:<64 hexadecimal digits>")
+    return text
+
+
+def pinned_image(text: str) -> str:
+    """The name of an image with its digest."""
+    return image_name(text if "@" in text else f"{text}@")
+
+
 class WithCommand(click.Command):
     """A command that takes everything after ``--`` as the words of another one (parameter `command`)."""
 

@@ -25,9 +25,11 @@ from trainjob.cli.options import (
     fields_of,
     fitted,
     global_options,
+    image_name,
     job_name,
     live_options,
     output_file,
+    pinned_image,
     require_crash_option,
     require_work,
     service_account,
@@ -391,9 +393,9 @@ def render(
 @program.command()
 @click.option(
     "--only",
-    type=click.Choice(["runtimes", "rbac", "reaper", "kfp"]),
-    help="Only the runtimes, which a cluster needs once; only the rights or the reaper, which each namespace needs; or "
-    "a change of KFP's workflowDefaults, which is never printed otherwise.",
+    type=click.Choice(["runtimes", "rbac", "reaper", "kfp", "policy"]),
+    help="Only the runtimes, which a cluster needs once; only the rights or the reaper, which each namespace needs. "
+    "Never printed otherwise: a change of KFP's workflowDefaults; an admission policy for a namespace's TrainJobs.",
 )
 @click.option(
     "--service-account",
@@ -403,7 +405,15 @@ def render(
     metavar="[NAMESPACE:]NAME",
     help="Who gets the rights, e.g. airflow:airflow-worker; may be repeated.",
 )
-@click.option("--image", help="The step image, with the registry that the nodes pull it from.")
+@click.option("--image", type=image_name, help="The step image, with its registry and, best, its digest.")
+@click.option(
+    "--pin",
+    "pins",
+    type=pinned_image,
+    multiple=True,
+    metavar="NAME:TAG@sha256:DIGEST",
+    help="Write the digest of an image into the objects that run NAME:TAG; may be repeated.",
+)
 @click.option("--storage-config", metavar="NAME", help="ConfigMap with the settings of storage and registry.")
 @click.option("--storage-secret", metavar="NAME", help="Secret with their keys.")
 @click.option(
@@ -414,7 +424,13 @@ def render(
 @common_options
 @click.pass_obj
 def install(
-    target: Target, /, *, only: Part | None, service_accounts: tuple[tuple[str, str], ...], **names: str | None
+    target: Target,
+    /,
+    *,
+    only: Part | None,
+    service_accounts: tuple[tuple[str, str], ...],
+    pins: tuple[str, ...],
+    **names: str | None,
 ) -> int:
     """Print what a cluster must have, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
 
@@ -423,7 +439,7 @@ def install(
     """
     from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
 
-    return target.do(lambda _: clusters.install(target, only, service_accounts, names))
+    return target.do(lambda _: clusters.install(target, only, service_accounts, pins, names))
 
 
 @program.command(epilog=EXIT_CODES)

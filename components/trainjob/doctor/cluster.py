@@ -255,6 +255,10 @@ class _Cluster:
         if STEP_IMAGE in images:
             message += ", which names no registry: nodes that do not have it look for it at Docker Hub"
             return Finding("steps", Level.WARNING, message, self._install_runtimes)
+        if unpinned := [image for image in images if "@" not in image]:
+            message += ", whose tag can be moved: a later push changes what steps run"
+            advice = self._install_runtimes.replace(f"<registry>/{STEP_IMAGE}", f"{unpinned[0]}@sha256:<digest>")
+            return Finding("steps", Level.WARNING, message, advice)
         return Finding("steps", Level.OK, message)
 
     @property

@@ -14,13 +14,16 @@ import yaml
 
 from trainjob import __version__
 
-Part = Literal["runtimes", "rbac", "reaper", "kfp"]
+Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]
 
 STEP_IMAGE = f"trainjob-step:{__version__}"
 """The step image as the files name it: in no registry, since where images come from is each cluster's own."""
 
 STORAGE = "trainjob-storage"
 """ConfigMap and Secret with the addresses and keys of storage and registry, as the files name them."""
+
+OPT_IN: tuple[Part, ...] = ("kfp", "policy")
+"""Printed only where they are named."""
 
 _PARTS: dict[str, Part] = {"role.yaml": "rbac", "rolebinding.yaml": "rbac", "reaper.yaml": "reaper"}
 
@@ -35,6 +38,7 @@ def objects(
     namespace: str | None = None,
     service_accounts: Sequence[tuple[str, str]] = (),
     image: str = STEP_IMAGE,
+    pins: Sequence[str] = (),
     storage_config: str = STORAGE,
     storage_secret: str = STORAGE,
     trainer: str = "2.3",
@@ -43,28 +47,29 @@ def objects(
 
     Args:
         only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None.
-            ``kfp`` is a change of the ConfigMap of KFP's workflow controller, which is never part of the others.
+            Never part of the others: ``kfp``, a change of the ConfigMap of KFP's workflow controller, and ``policy``,
+            a ValidatingAdmissionPolicy for the TrainJobs of a namespace.
         namespace: Where rights and reaper are. If None, the rights are wherever they are applied, and there is no
             reaper, whose rights name the namespace of its account. For ``kfp``, where KFP itself is; ``kubeflow`` if
-            None.
+            None. ``policy`` requires one.
         service_accounts: Namespace and name of each account that gets the rights. Without any there is no binding.
         image: The step image.
+        pins: Images with their digests, ``name:tag@sha256:…``, each for the image ``name:tag`` of a file.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
         storage_secret: Name of the Secret with their keys.
         trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes with
             what it does not know are left out.
     """
     names = {
+        **{("image", pin.partition("@")[0]): pin for pin in pins},
         ("image", STEP_IMAGE): image,
         ("configMapRef", STORAGE): storage_config,
         ("secretRef", STORAGE): storage_secret,
     }
     subjects = [{"kind": "ServiceAccount", "namespace": where, "name": name} for where, name in service_accounts]
     found = []
-    if only == "kfp":
-        each = yaml.safe_load(resources.files(__name__).joinpath("opt_in", "kfp.yaml").read_text())
-        metadata = {**each["metadata"], **({"namespace": namespace} if namespace else {})}
-        return [{**each, "metadata": metadata}]
+    if only in OPT_IN:
+        return _opted_in(only, namespace)
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         part = _PARTS.get(file.name, "runtimes")
         if not file.name.endswith(".yaml") or only not in (None, part) or (part == "reaper" and not namespace):
@@ -84,6 +89,29 @@ def objects(
                 filled["subjects"] = bound
             found.append(filled)
     return found
+
+
+def images(value: Any) -> list[str]:
+    """The images that the containers of `value`, objects or parts of one, run; each once."""
+    if isinstance(value, list):
+        return list(dict.fromkeys(image for item in value for image in images(item)))
+    if not isinstance(value, dict):
+        return []
+    image = value.get("image")
+    return [image] if isinstance(image, str) else images(list(value.values()))
+
+
+def _opted_in(part: Part, namespace: str | None) -> list[dict[str, Any]]:
+    found = list(yaml.safe_load_all(resources.files(__name__).joinpath("opt_in", f"{part}.yaml").read_text()))
+    if not namespace:
+        return found
+    if part == "kfp":
+        return [{**each, "metadata": {**each["metadata"], "namespace": namespace}} for each in found]
+    names = {
+        ("name", "trainjob-NAMESPACE"): f"trainjob-{namespace}",
+        ("kubernetes.io/metadata.name", "NAMESPACE"): namespace,
+    }
+    return [_filled(each, names) for each in found]
 
 
 def _filled(value: Any, names: Mapping[tuple[str, Any], str]) -> Any:

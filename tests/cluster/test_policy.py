@@ -1,0 +1,231 @@
+"""The admission policy of `trainjob install --only policy`, on a real API server: what it refuses, and its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.test_install import applied, printed
+from tests.processes import wait_until
+from tests.testcluster import step_image as steps
+from tests.testcluster.access import TRAINER, Access, refused, trainjob
+
+from trainjob import TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.errors import Rejected
+from trainjob.install import objects
+from trainjob.launch import launch
+
+Object = dict[str, Any]
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+ALLOWED = {
+    "runtimes": "ClusterTrainingRuntime/torch-resilient\n  ClusterTrainingRuntime/trainjob-step\n\n",
+    "registries": "registry.example\nhub.example:5000/team/digits\n",
+    "serviceAccounts": "trainer",
+    "secrets": "trainjob-storage\npull\n",
+}
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Access) -> Iterator[str]:
+    """Protected, by a ConfigMap that an administrator has edited."""
+    with cluster.namespace("policy") as name, protected(cluster, name):
+        yield name
+
+
+@contextmanager
+def protected(cluster: Access, namespace: str) -> Iterator[None]:
+    """Apply the policy to a namespace; remove its binding and its lists afterwards."""
+    for runtime in objects("runtimes", trainer="2.1", image=steps.IMAGE):
+        cluster.add_runtime(runtime)
+    lists, *others = printed("--only", "policy", "-n", namespace)
+    edited = yaml.safe_dump({**yaml.safe_load(lists), "data": ALLOWED})
+    found = applied(cluster, [edited, *others])
+    # The API server learns of policies and of their lists by watches.
+    unlisted = {"runtimeRef": {"name": "digits"}}
+    wait_until("the policy is enforced", lambda: "digits is not allowed" in asked(cluster, namespace, **unlisted))
+    try:
+        yield
+    finally:
+        for each in found[:2]:  # the policy itself is the same for all namespaces
+            metadata = each["metadata"]
+            cluster.api.delete(each["apiVersion"], each["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+def asked(cluster: Access, namespace: str, **spec: Any) -> str:
+    """Why a TrainJob is refused; empty if it is accepted."""
+    job = trainjob("asked", namespace, runtime="torch-resilient")
+    job["spec"].update(spec)
+    return refused(lambda: cluster.api.create(job, dry_run=True))
+
+
+def patch(**pod: Any) -> Object:
+    """The spec of a job that changes the pods of its nodes."""
+    job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    return {
+        "runtimePatches": [
+            {"manager": "test/other", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}},
+            {"manager": "test/author", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}},
+        ]
+    }
+
+
+def node(**fields: Any) -> Object:
+    return patch(containers=[{"name": "node", **fields}])
+
+
+def key(secret: str) -> Object:
+    return {"name": f"KEY_{secret}", "valueFrom": {"secretKeyRef": {"name": secret, "key": "key"}}}
+
+
+USUAL = {
+    "serviceAccountName": "trainer",
+    "imagePullSecrets": [{"name": "pull"}],
+    "securityContext": {"fsGroup": 1000, "runAsUser": 1000},
+    "nodeSelector": {"pool": "gpu"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "volumes": [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "keys", "secret": {"secretName": "trainjob-storage"}},
+    ],
+    "containers": [
+        {
+            "name": "node",
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            "securityContext": {"readOnlyRootFilesystem": True},
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"runtimeRef": {"name": "trainjob-step"}, "suspend": True, "activeDeadlineSeconds": 60},
+        {"trainer": {"image": f"registry.example/team/train@{DIGEST}", "env": [key("trainjob-storage")]}},
+        {"trainer": {"image": f"registry.example/train:1@{DIGEST}", "command": ["python"], "args": ["-c", ""]}},
+        {"trainer": {"image": f"hub.example:5000/team/digits:1@{DIGEST}", "numNodes": 2}},
+        {"trainer": {"image": f"hub.example:5000/team/digits@{DIGEST}"}},
+        {"trainer": {"resourcesPerNode": {"limits": {"nvidia.com/gpu": "1"}}, "env": [{"name": "A", "value": "b"}]}},
+        patch(**USUAL),
+    ],
+    ids=["plain", "step", "image", "tag and digest", "repository with tag", "repository", "resources", "usual patches"],
+)
+def test_what_is_allowed(cluster: Access, namespace: str, spec: Object) -> None:
+    assert asked(cluster, namespace, **spec) == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"runtimeRef": {"name": "torch-distributed"}},
+            "spec.runtimeRef: ClusterTrainingRuntime/torch-distributed is not allowed; allowed: "
+            "ClusterTrainingRuntime/torch-resilient, ClusterTrainingRuntime/trainjob-step",
+        ),
+        (
+            {"trainer": {"image": "registry.example/train:1"}},
+            "registry.example/train:1 has no digest; write <name>@sha256",
+        ),
+        ({"trainer": {"image": "registry.example/train@sha256:0123"}}, "train@sha256:0123 has no digest"),
+        (
+            {"trainer": {"image": f"registry.example.evil/train@{DIGEST}"}},
+            f"registry.example.evil/train@{DIGEST} is from a registry that is not allowed; allowed: registry.example, "
+            "hub.example:5000/team/digits",
+        ),
+        ({"trainer": {"image": f"registry.example:5000/train@{DIGEST}"}}, "from a registry that is not allowed"),
+        ({"trainer": {"image": f"hub.example:5000/team/digits2@{DIGEST}"}}, "from a registry that is not allowed"),
+        ({"trainer": {"image": f"python@{DIGEST}"}}, "from a registry that is not allowed"),
+        ({"trainer": {"env": [key("other")]}}, "Secret other is not allowed; allowed: trainjob-storage, pull"),
+        (
+            {"initializer": {"dataset": {"storageUri": "s3://a/b", "secretRef": {"name": "other"}}}},
+            "Secret other is not",
+        ),
+        ({"initializer": {"model": {"storageUri": "hf://a/b", "env": [key("other")]}}}, "Secret other is not allowed"),
+        (patch(volumes=[{"name": "v", "secret": {"secretName": "other"}}]), "Secret other is not allowed"),
+        (patch(imagePullSecrets=[{"name": "pull"}, {"name": "other"}]), "Secret other is not allowed"),
+        (node(env=[key("other"), key("another")]), "Secret other, another is not allowed"),
+        (patch(initContainers=[{"name": "node", "env": [key("other")]}]), "Secret other is not allowed"),
+        (patch(serviceAccountName="admin"), "ServiceAccount admin is not allowed; allowed: trainer"),
+        (patch(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "not allowed: pod.volumes.hostPath"),
+        (patch(volumes=[{"name": "v", "nfs": {"server": "s", "path": "/"}}]), "not allowed: pod.volumes.nfs"),
+        (
+            patch(volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "other"}}]}}]),
+            "not allowed: pod.volumes.projected",
+        ),
+        (patch(volumes=[{"name": "v", "csi": {"driver": "d"}}]), "not allowed: pod.volumes.csi"),
+        (node(securityContext={"privileged": True}), "not allowed: pod.containers.securityContext.privileged"),
+        (
+            node(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+            "not allowed: pod.containers.securityContext.capabilities",
+        ),
+        (node(securityContext={"runAsUser": 0}), "runAsUser: 0 (root) is not allowed"),
+        (patch(securityContext={"runAsUser": 0}), "runAsUser: 0 (root) is not allowed"),
+        (patch(securityContext={"runAsNonRoot": False}), "not allowed: pod.securityContext.runAsNonRoot"),
+        (
+            patch(securityContext={"seccompProfile": {"type": "Unconfined"}}),
+            "not allowed: pod.securityContext.seccompProfile",
+        ),
+    ],
+)
+def test_what_is_refused(cluster: Access, namespace: str, spec: Object, message: str) -> None:
+    why = asked(cluster, namespace, **spec)
+    assert message in why
+    assert "ValidatingAdmissionPolicy 'trainjob'" in why
+
+
+def test_a_namespaces_own_runtime_is_another_one(cluster: Access, namespace: str) -> None:
+    """Its authors could give it any pod."""
+    shipped = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "torch-distributed")
+    assert shipped
+    metadata = {"name": "torch-resilient", "namespace": namespace, "labels": shipped["metadata"]["labels"]}
+    cluster.add_runtime({**shipped, "kind": "TrainingRuntime", "metadata": metadata})
+    own = {"kind": "TrainingRuntime", "name": "torch-resilient"}
+    assert "TrainingRuntime/torch-resilient is not allowed" in asked(cluster, namespace, runtimeRef=own)
+
+
+def test_patches_are_checked_when_they_change(cluster: Access, namespace: str) -> None:
+    """Any other change is not checked: a job from before the policy can be suspended and removed."""
+    with cluster.namespace("before") as before:
+        job = trainjob("early", before, runtime="torch-distributed", suspend=True)
+        cluster.api.create(job)
+        with protected(cluster, before):
+            change = {"metadata": {"labels": {"seen": "yes"}}, "spec": {"activeDeadlineSeconds": 600}}
+            cluster.api.patch(TRAINER, "TrainJob", before, "early", change)
+            late = {"spec": patch(serviceAccountName="admin")}
+            why = refused(lambda: cluster.api.patch(TRAINER, "TrainJob", before, "early", late))
+            assert "torch-distributed is not allowed" in why
+            late = {"spec": {"trainer": {"image": "other:1"}}}
+            why = refused(lambda: cluster.api.patch(TRAINER, "TrainJob", before, "early", late))
+            assert "torch-distributed is not allowed" in why
+            cluster.api.delete(TRAINER, "TrainJob", before, "early")
+
+
+def test_without_its_lists_nothing_is_allowed(cluster: Access) -> None:
+    with cluster.namespace("unlisted") as name:
+        lists, *others = printed("--only", "policy", "-n", name)
+        metadata = yaml.safe_load(lists)["metadata"]
+        applied(cluster, [lists, *others])
+        wait_until(
+            "the policy is enforced", lambda: "digits is not" in asked(cluster, name, runtimeRef={"name": "digits"})
+        )
+        assert asked(cluster, name) == "", "torch-resilient is among those that are listed by default"
+        cluster.api.delete("v1", "ConfigMap", metadata["namespace"], metadata["name"])
+        wait_until("its lists are gone", lambda: "no params found" in asked(cluster, name))
+        cluster.api.delete("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", metadata["name"])
+
+
+@pytest.mark.anyio
+async def test_a_launcher_reports_what_the_policy_refuses(cluster: Access, namespace: str) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
+    spec = TrainJobSpec.parse({"runtime": "torch-resilient", "image": "registry.example/train:1"})
+    with pytest.raises(Rejected, match=r"registry\.example/train:1 has no digest; write <name>@sha256:<digest>"):
+        await launch(backend, spec, "refused", namespace=namespace)
+    await backend.aclose()
