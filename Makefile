@@ -12,9 +12,12 @@ BENCH_VENV := .venv-bench
 OCI_VENV := .venv-oci
 PEERS_VENV := .venv-peers
 STORES_VENV := .venv-stores
+BUILD_VENV := .venv-build
 REGISTRY_VENVS := .venv-registry-v1 .venv-registry-v1alpha3
 BIN := $(VENV)/bin
-UV := $(BIN)/uv pip install --quiet
+# Hashes are checked wherever a list has them; what builds this package is pinned as well.
+UV := $(BIN)/uv pip install --quiet --build-constraints constraints/build.txt
+PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url
 PYTEST := $(BIN)/python -m pytest
 # `make test COVERAGE=yes`: what the tests run of the code. It costs the unit tests a third more CPU, so not always.
 MEASURED = $(if $(COVERAGE),--cov --cov-report=)
@@ -40,85 +43,91 @@ $(BIN)/uv:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 # Not `demo.stamp`: `make test-unit` works without Airflow, KFP and MLflow, and is there in seconds.
-$(VENV)/core.stamp: $(BIN)/uv pyproject.toml constraints/main.txt
+$(VENV)/core.stamp: $(BIN)/uv pyproject.toml constraints/main-hashed.txt
 	@echo "installing the core and what its unit tests need"
-	@$(UV) --python $(BIN)/python --constraints constraints/main.txt --editable '.[hf,kubernetes,model-registry,sign,storage]' --group unit
+	@$(UV) --python $(BIN)/python --constraints constraints/main-hashed.txt --editable '.[hf,kubernetes,model-registry,sign,storage]' --group unit
 	@touch $@
 
-$(VENV)/demo.stamp: $(BIN)/uv pyproject.toml constraints/main.txt
+$(VENV)/demo.stamp: $(BIN)/uv pyproject.toml constraints/main-hashed.txt
 	@echo "installing trainjob with Airflow, Kubeflow Pipelines, MLflow and JAX"
-	@$(UV) --python $(BIN)/python --constraints constraints/main.txt --editable '.[all,examples]'
+	@$(UV) --python $(BIN)/python --constraints constraints/main-hashed.txt --editable '.[all,examples]'
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	@echo "installing what the tests need"
-	@$(UV) --python $(BIN)/python --constraints constraints/main.txt --editable '.[all,examples]' --group test
+	@$(UV) --python $(BIN)/python --constraints constraints/main-hashed.txt --editable '.[all,examples]' --group test
 	@touch $@
 
 $(TORCH_VENV)/stamp: $(BIN)/uv constraints/torch.txt
 	@echo "setting up $(TORCH_VENV) with PyTorch (about 5 GB)"
 	@$(PYTHON) -m venv --without-pip $(TORCH_VENV)
-	@$(UV) --python $(TORCH_VENV)/bin/python --requirements constraints/torch.txt
+	@$(UV) --python $(TORCH_VENV)/bin/python --require-hashes --requirements constraints/torch.txt
 	@$(UV) --python $(TORCH_VENV)/bin/python --no-deps --editable .
 	@touch $@
 
 $(SDK_VENV)/stamp: $(BIN)/uv constraints/sdk.txt
 	@echo "setting up $(SDK_VENV) with the Kubeflow SDK"
 	@$(PYTHON) -m venv --without-pip $(SDK_VENV)
-	@$(UV) --python $(SDK_VENV)/bin/python --requirements constraints/sdk.txt
+	@$(UV) --python $(SDK_VENV)/bin/python --require-hashes --requirements constraints/sdk.txt
 	@touch $@
 
 $(OLDEST_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/airflow-oldest.txt
 	@echo "setting up $(OLDEST_VENV) with the oldest Airflow that is supported"
 	@$(PYTHON) -m venv --without-pip $(OLDEST_VENV)
-	@$(UV) --python $(OLDEST_VENV)/bin/python --requirements constraints/airflow-oldest.txt
+	@$(UV) --python $(OLDEST_VENV)/bin/python --require-hashes --requirements constraints/airflow-oldest.txt
 	@$(UV) --python $(OLDEST_VENV)/bin/python --no-deps --editable .
 	@touch $@
 
 $(OLDEST_KFP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/kfp-oldest.txt
 	@echo "setting up $(OLDEST_KFP_VENV) with the oldest SDK of Kubeflow Pipelines that is supported"
 	@$(PYTHON) -m venv --without-pip $(OLDEST_KFP_VENV)
-	@$(UV) --python $(OLDEST_KFP_VENV)/bin/python --requirements constraints/kfp-oldest.txt
+	@$(UV) --python $(OLDEST_KFP_VENV)/bin/python --require-hashes --requirements constraints/kfp-oldest.txt
 	@$(UV) --python $(OLDEST_KFP_VENV)/bin/python --no-deps --editable .
 	@touch $@
 
-$(STEP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/main.txt
+$(STEP_VENV)/stamp: $(BIN)/uv pyproject.toml constraints/step-image.txt
 	@echo "setting up $(STEP_VENV) with what the step image has"
 	@$(PYTHON) -m venv --without-pip $(STEP_VENV)
-	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --editable '.[hf,kubernetes,mlflow,storage]'
-	@$(UV) --python $(STEP_VENV)/bin/python --constraints constraints/main.txt --no-deps kfp
+	@$(UV) --python $(STEP_VENV)/bin/python --require-hashes --no-deps --requirements constraints/step-image.txt
+	@$(UV) --python $(STEP_VENV)/bin/python --no-deps --editable .
+	@touch $@
+
+$(BUILD_VENV)/stamp: $(BIN)/uv constraints/build.txt
+	@echo "setting up $(BUILD_VENV) with what builds wheels and writes SBOMs"
+	@$(PYTHON) -m venv --without-pip $(BUILD_VENV)
+	@$(UV) --python $(BUILD_VENV)/bin/python --require-hashes --requirements constraints/build.txt
 	@touch $@
 
 # Official clients of the Kubeflow Model Registry, one for each version of its API; 22 MB each.
 $(REGISTRY_VENVS:%=%/stamp): .venv-registry-%/stamp: $(BIN)/uv constraints/registry-%.txt
 	@echo "setting up .venv-registry-$* with a client of the Kubeflow Model Registry"
 	@$(PYTHON) -m venv --without-pip .venv-registry-$*
-	@$(UV) --python .venv-registry-$*/bin/python --requirements constraints/registry-$*.txt
+	@$(UV) --python .venv-registry-$*/bin/python --require-hashes --requirements constraints/registry-$*.txt
 	@touch $@
 
 $(BENCH_VENV)/stamp: $(BIN)/uv constraints/bench.txt
 	@echo "setting up $(BENCH_VENV) with Airflow's own Kubernetes provider"
 	@$(PYTHON) -m venv --without-pip $(BENCH_VENV)
-	@$(UV) --python $(BENCH_VENV)/bin/python --requirements constraints/bench.txt
+	@$(UV) --python $(BENCH_VENV)/bin/python --require-hashes --requirements constraints/bench.txt
 	@touch $@
 
 $(OCI_VENV)/stamp: $(BIN)/uv constraints/oci.txt
 	@echo "setting up $(OCI_VENV) with another client of container registries"
 	@$(PYTHON) -m venv --without-pip $(OCI_VENV)
-	@$(UV) --python $(OCI_VENV)/bin/python --requirements constraints/oci.txt
+	@$(UV) --python $(OCI_VENV)/bin/python --require-hashes --requirements constraints/oci.txt
 	@touch $@
 
 # 140 MB.
 $(PEERS_VENV)/stamp: $(BIN)/uv constraints/peers.txt
 	@echo "setting up $(PEERS_VENV) with KServe's downloader and a mirror of the Hugging Face Hub"
 	@$(PYTHON) -m venv --without-pip $(PEERS_VENV)
-	@$(UV) --python $(PEERS_VENV)/bin/python --requirements constraints/peers.txt
+	@$(UV) --python $(PEERS_VENV)/bin/python --require-hashes --requirements constraints/peers.txt
 	@touch $@
 
 $(STORES_VENV)/stamp: $(BIN)/uv constraints/stores.txt
 	@echo "setting up $(STORES_VENV) with other clients of object stores"
 	@$(PYTHON) -m venv --without-pip $(STORES_VENV)
-	@$(UV) --python $(STORES_VENV)/bin/python --requirements constraints/stores.txt
+	@$(UV) --python $(STORES_VENV)/bin/python --require-hashes --requirements constraints/stores.txt
 	@touch $@
 
 .PHONY: setup
@@ -127,27 +136,25 @@ setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(STEP_VENV)/stamp $(REGISTRY_VENV
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade --extra all --extra examples --group test -o constraints/main.txt pyproject.toml constraints/main.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/torch.txt constraints/torch.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/sdk.txt constraints/sdk.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/bench.txt constraints/bench.in
-	@for api in v1 v1alpha3; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
-		--no-emit-index-url --upgrade -o constraints/registry-$$api.txt constraints/registry-$$api.in || exit 1; done
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/kfp-oldest.txt constraints/kfp-oldest.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/oci.txt constraints/oci.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/peers.txt constraints/peers.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--upgrade -o constraints/stores.txt constraints/stores.in
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-		--exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
+	@$(PIN) --upgrade --extra all --extra examples --group test -o constraints/main.txt pyproject.toml constraints/main.in
+	@for name in torch sdk bench build registry-v1 registry-v1alpha3 kfp-oldest oci peers stores; do \
+		$(PIN) --generate-hashes --upgrade -o constraints/$$name.txt constraints/$$name.in || exit 1; done
+	@$(PIN) --generate-hashes --exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
+	@$(MAKE) --no-print-directory hashes
+
+# `make hashes STEP_EXTRAS='hf kubernetes mlflow sign storage'` for a step image with other extras.
+STEP_EXTRAS := hf kubernetes mlflow storage
+
+# Beside main.txt, which stays without hashes: where constraints have some, pip refuses to install from a checkout.
+# What of KFP a step's process imports needs none of KFP's dependencies, which would be a third of the image.
+.PHONY: hashes
+hashes: $(BIN)/uv ## write the lists with hashes that follow from constraints/main.txt, images' included
+	@rm -f constraints/main-hashed.txt constraints/step-image.txt constraints/digits-image.txt
+	@$(PIN) --generate-hashes --no-deps -o constraints/main-hashed.txt constraints/main.txt
+	@echo kfp | $(PIN) --generate-hashes --no-deps --constraints constraints/main.txt -o constraints/step-image.txt -
+	@$(PIN) --generate-hashes --constraints constraints/main.txt $(STEP_EXTRAS:%=--extra=%) pyproject.toml >> constraints/step-image.txt
+	@$(PIN) --generate-hashes --constraints constraints/main.txt --extra examples -o constraints/digits-image.txt pyproject.toml
 
 # ---------------------------------------------------------------- demo
 
@@ -318,6 +325,25 @@ record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubefl
 bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp $(OCI_VENV)/stamp $(STORES_VENV)/stamp ## measurements, one JSON object a line
 	@for script in tests/bench/*.py; do $(BIN)/python $$script || exit 1; done
 
+# ---------------------------------------------------------------- release
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' components/trainjob/__init__.py)
+SBOM = $(BUILD_VENV)/bin/cyclonedx-py environment --pyproject build/wheel/pyproject.toml --output-reproducible
+
+# The wheel's SBOM is within the wheel, too (PEP 770). The step image's Dockerfile writes that of the image by the same lists.
+.PHONY: sbom
+sbom: $(BUILD_VENV)/stamp $(STEP_VENV)/stamp ## build the wheel, and SBOMs (CycloneDX) of it and of the step image, into dist/
+	@rm -rf build dist && mkdir -p build/wheel dist
+	@cp -r pyproject.toml README.md LICENSE NOTICE components airflow_provider kfp_components build/wheel
+	@sed -i 's/^dynamic = .*/version = "$(VERSION)"/' build/wheel/pyproject.toml
+	@$(PYTHON) -m venv --without-pip build/all
+	@$(UV) --python build/all/bin/python --constraints constraints/main-hashed.txt './build/wheel[all,examples]'
+	@$(SBOM) --mc-type library --output-file build/wheel/trainjob.cdx.json build/all/bin/python
+	@$(SBOM) --mc-type application --output-file dist/trainjob-step-$(VERSION).cdx.json $(STEP_VENV)/bin/python
+	@cp build/wheel/trainjob.cdx.json dist/trainjob-$(VERSION).cdx.json
+	@sed -i 's/^\[tool.hatch.build.targets.wheel\]$$/&\nsbom-files = ["trainjob.cdx.json"]/' build/wheel/pyproject.toml
+	@$(BUILD_VENV)/bin/python -m build --wheel --no-isolation --outdir dist build/wheel > build/log || { cat build/log; exit 1; }
+
 .PHONY: clean
 clean: ## remove environments and everything that was made here
-	rm -rf .venv .venv-* .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
