@@ -343,6 +343,7 @@ sbom: $(BUILD_VENV)/stamp $(STEP_VENV)/stamp ## build the wheel, and SBOMs (Cycl
 	@cp build/wheel/trainjob.cdx.json dist/trainjob-$(VERSION).cdx.json
 	@sed -i 's/^\[tool.hatch.build.targets.wheel\]$$/&\nsbom-files = ["trainjob.cdx.json"]/' build/wheel/pyproject.toml
 	@$(BUILD_VENV)/bin/python -m build --wheel --no-isolation --outdir dist build/wheel > build/log || { cat build/log; exit 1; }
+	@rm -rf build
 
 .PHONY: clean
 clean: ## remove environments and everything that was made here

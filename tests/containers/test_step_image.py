@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import docker
 import pytest
 from tests.containers import builds
@@ -23,6 +26,31 @@ def test_it_is_small_and_not_root(docker_client: docker.DockerClient, step_image
     assert image.attrs["Config"]["User"] == "65532"
     who = "id -u; id -g; touch ~/mine; touch /opt/trainjob/mine 2>/dev/null || echo refused"
     assert _run(docker_client, step_image, "sh", "-c", who).split() == ["65532", "0", "refused"]
+
+
+INSTALLED = """
+import json
+from importlib.metadata import distributions
+print(json.dumps([[each.name, each.version] for each in distributions()]))
+"""
+
+
+def test_its_sbom_lists_what_is_installed(docker_client: docker.DockerClient, step_image: str) -> None:
+    """Which are the packages of the list with hashes, this package, and pip of the virtual environment."""
+    sbom = json.loads(_run(docker_client, step_image, "cat", "/opt/trainjob/sbom.cdx.json"))
+    root = sbom["metadata"]["component"]
+    assert (sbom["bomFormat"], root["name"], root["version"]) == ("CycloneDX", "trainjob", __version__)
+    listed = {(_normal(each["name"]), each["version"]) for each in sbom["components"]}
+    assert {each["ref"] for each in sbom["dependencies"]} >= {each["bom-ref"] for each in sbom["components"]}
+    found = json.loads(_run(docker_client, step_image, "python", "-c", INSTALLED))
+    assert listed == {(_normal(name), version) for name, version in found if name != "trainjob"}
+    lines = (builds.ROOT / "constraints" / "step-image.txt").read_text().splitlines()
+    pinned = {pin.groups() for line in lines if (pin := re.match(r"([a-z0-9-]+)==([^ ;]+)", line))}
+    assert {name for name, _ in listed - pinned} <= {"pip", "setuptools"}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.mark.parametrize("user", [None, "1000660000:0"], ids=["own user", "a user that OpenShift drew"])
