@@ -270,7 +270,7 @@ campaign: packages ## all schedules of what `make test` samples, and the oldest 
 	@rm -f .test-output/campaign-*.xml
 	@started=$$(date +%s); $(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
 		campaign-mutants \
-		test-airflow-oldest test-kfp-oldest test-trainer-oldest; \
+		test-airflow-oldest test-kfp-oldest test-trainer-oldest sbom; \
 		status=$$?; $(BIN)/python -m tests.docs.campaigns $$(($$(date +%s) - started)); exit $$status
 
 campaign-%: export TRAINJOB_CAMPAIGN = 1

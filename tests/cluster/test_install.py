@@ -135,20 +135,24 @@ def test_pods_of_runtimes_meet_the_restricted_standard(cluster: Access, namespac
 async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
     cluster: Access, namespace: str, needs: Callable[[str], None]
 ) -> None:
-    """With all that Trainer and JobSet add to the runtimes' pods."""
+    """With all that Trainer and JobSet add to the runtimes' pods. A job's environment goes before the runtime's."""
     needs("simulated-nodes")
     restrict(cluster, namespace)
     names = [each["metadata"]["name"] for each in objects("runtimes")]
     for runtime in objects("runtimes", image=steps.IMAGE):
         cluster.add_runtime(runtime)
     for name in names:
-        cluster.api.create(trainjob(name, namespace, runtime=name, trainer={"numNodes": 1}))
+        trainer = {"numNodes": 1, "env": [{"name": "HOME", "value": "/data"}]}
+        cluster.api.create(trainjob(name, namespace, runtime=name, trainer=trainer))
 
     def unfinished() -> list[str]:
         jobs = {name: cluster.api.get(TRAINER, "TrainJob", namespace, name) for name in names}
         return [name for name, job in jobs.items() if not condition(job, "Complete")]
 
     await until(lambda: not unfinished(), 60)
+    nodes = cluster.api.find("v1", "Pod", namespace, labels="jobset.sigs.k8s.io/replicatedjob-name=node")
+    homes = [env["value"] for pod in nodes for env in pod["spec"]["containers"][0]["env"] if env["name"] == "HOME"]
+    assert homes == ["/data"] * len(names)
 
 
 async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step_image: str) -> None:

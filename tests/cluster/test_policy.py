@@ -18,7 +18,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import Rejected
 from trainjob.install import objects
-from trainjob.launch import launch
+from trainjob.launch import dry_run, launch
 
 Object = dict[str, Any]
 
@@ -225,7 +225,16 @@ def test_without_its_lists_nothing_is_allowed(cluster: Access) -> None:
 @pytest.mark.anyio
 async def test_a_launcher_reports_what_the_policy_refuses(cluster: Access, namespace: str) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    spec = TrainJobSpec.parse({"runtime": "torch-resilient", "image": "registry.example/train:1"})
+    spec = {
+        "runtime": "torch-resilient",
+        "image": f"registry.example/train@{DIGEST}",
+        "checkpoints": "pvc://checkpoints/digits",
+        "inputs": {"model": "pvc://models/base"},
+        "env": {"KEY": {"secretKeyRef": {"name": "trainjob-storage", "key": "key"}}},
+        "resources_per_node": {"limits": {"nvidia.com/gpu": "1"}},
+    }
+    await dry_run(backend, TrainJobSpec.parse(spec), "allowed", namespace=namespace)
+    spec["image"] = "registry.example/train:1"
     with pytest.raises(Rejected, match=r"registry\.example/train:1 has no digest; write <name>@sha256:<digest>"):
-        await launch(backend, spec, "refused", namespace=namespace)
+        await launch(backend, TrainJobSpec.parse(spec), "refused", namespace=namespace)
     await backend.aclose()
