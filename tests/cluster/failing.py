@@ -321,8 +321,7 @@ FAIL_JOB: Object = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": 
 @contextmanager
 def restricted(cluster: Access, where: str) -> Iterator[None]:
     """The namespace demands the strictest level of Pod Security."""
-    label = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.api.patch("v1", "Namespace", "", where, {"metadata": {"labels": label}})
+    cluster.restrict(where)
     yield
 
 

@@ -107,12 +107,6 @@ async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) 
     assert {each["metadata"]["name"] for each in first if each["kind"] == "ClusterTrainingRuntime"} <= runtimes
 
 
-def restrict(cluster: Access, namespace: str) -> None:
-    """Have a namespace refuse pods that do not meet the Pod Security Standard "restricted"."""
-    restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    cluster.api.patch("v1", "Namespace", "", namespace, restricted)
-
-
 def pods_of(runtime: Mapping[str, Any], namespace: str) -> list[dict[str, Any]]:
     """The pods of a runtime's jobs, as it has them."""
     jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
@@ -123,7 +117,7 @@ def pods_of(runtime: Mapping[str, Any], namespace: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("file", RUNTIMES, ids=lambda file: file.stem)
 def test_pods_of_runtimes_meet_the_restricted_standard(cluster: Access, namespace: str, file: Path) -> None:
-    restrict(cluster, namespace)
+    cluster.restrict(namespace)
     for runtime in yaml.safe_load_all(file.read_text()):
         for pod in pods_of(runtime, namespace):
             volumes = {mount["name"] for each in pod["spec"]["containers"] for mount in each.get("volumeMounts", ())}
@@ -137,7 +131,7 @@ async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
 ) -> None:
     """With all that Trainer and JobSet add to the runtimes' pods. A job's environment goes before the runtime's."""
     needs("simulated-nodes")
-    restrict(cluster, namespace)
+    cluster.restrict(namespace)
     names = [each["metadata"]["name"] for each in objects("runtimes")]
     for runtime in objects("runtimes", image=steps.IMAGE):
         cluster.add_runtime(runtime)
@@ -158,7 +152,7 @@ async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
 async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step_image: str) -> None:
     """One run of its CronJob, by its own account; and `doctor` finds it."""
     with real_node.namespace("reaper", real=True) as namespace:
-        restrict(real_node, namespace)
+        real_node.restrict(namespace)
         documents = printed("--only", "reaper", "-n", namespace, "--image", step_image)
         cron = next(each for each in applied(real_node, documents) if each["kind"] == "CronJob")
         run = {**cron["spec"]["jobTemplate"], "apiVersion": "batch/v1", "kind": "Job"}
@@ -180,7 +174,7 @@ async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step
 
 async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access, step_image: str) -> None:
     with real_node.namespace("installed", real=True) as namespace:
-        restrict(real_node, namespace)
+        real_node.restrict(namespace)
         words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)
         role = next(each for each in applied(real_node, printed("--only", "rbac", *words)) if each["kind"] == "Role")
         kubeconfig = account(real_node, namespace)

@@ -356,6 +356,7 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
         "REGION": "auto",
     }
     with platform.cluster.namespace("initialized", real=True) as namespace, platform.client(namespace) as client:
+        platform.cluster.restrict(namespace)
         metadata = {"name": "bucket-keys", "namespace": namespace}
         platform.cluster.api.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys})
         for key in initializers:

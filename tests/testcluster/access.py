@@ -91,6 +91,11 @@ class Access:
         finally:
             self.api.delete("v1", "Namespace", "", name)
 
+    def restrict(self, namespace: str) -> None:
+        """Have a namespace refuse pods that do not meet the Pod Security Standard "restricted"."""
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        self.api.patch("v1", "Namespace", "", namespace, {"metadata": {"labels": labels}})
+
     def finish(self, namespace: str, job: str = "") -> None:
         """Let all running pods of a namespace end, or those of one TrainJob; see `nodes.until_told`."""
         told = {"metadata": {"annotations": {nodes.annotation("run"): "1ms"}}}
