@@ -44,6 +44,7 @@ class TrainedModel:
         export_id: The same for every export of this output of this job, and for no other.
         metrics: The job's final metrics, those that are finite numbers.
         provenance: What the job records, as `trainjob.data.export` takes it.
+        history: The job's metrics over time, see `trainjob.waiting.TrainJobResult`.
         target: Directory of all models of this machine, where the job ran on it; empty for a job of a cluster.
     """
 
@@ -52,6 +53,7 @@ class TrainedModel:
     export_id: str
     metrics: Mapping[str, float]
     provenance: Mapping[str, Any]
+    history: Mapping[str, Any]
     target: str = ""
 
 
@@ -92,6 +94,7 @@ async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: 
         f"trainjob/{ref}/{ref.uid}/{output}",
         numeric(result.metrics),
         _provenance(evidence, observation, result, outputs),
+        result.history,
         target=str(home / "models") if home is not None else "",
     )
 
@@ -144,6 +147,7 @@ def export(
         export_id=export_id or model.export_id,
         metrics=metrics,
         provenance={**(provenance or {}), **model.provenance},
+        history=model.history,
         **options,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobClient
@@ -71,7 +72,7 @@ def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
 
 
 def test_what_a_job_has_made_is_exported_with_what_it_records(
-    registry: Registry, trained: JobRef, export: Any, home: Path, tmp_path: Path
+    registry: Registry, database: Path, trained: JobRef, export: Any, home: Path, tmp_path: Path
 ) -> None:
     promoted = ("--alias", "champion", "--metric", "accuracy", "--min-improvement", "0.01")
     code, out, err = export(str(trained), "--name", "digits", *promoted, "--json")
@@ -88,6 +89,8 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     assert told["outputs"]["model"] == f"file://{tmp_path}/out"
     assert (told["metrics"]["optimizer"], told["metrics"]["top@5"], len(told["spec_hash"])) == ("adam", 1, 64)
     assert version.tags["trainjob.provenance.run"] == "airflow/here/dag/run/-1/train"
+    curve = MlflowClient(f"sqlite:///{database}").get_metric_history(version.run_id, "accuracy")
+    assert [(point.step, point.value) for point in curve] == [(1, 0.5), (2, 0.97)]
     folder = Path(done["uri"].removeprefix("file://"))
     predicate = json.loads((folder / content.PROVENANCE).read_text())["predicate"]
     assert predicate["buildDefinition"]["resolvedDependencies"] == [

@@ -135,7 +135,7 @@ def _export(given: argparse.Namespace) -> Exported:
         provenance=json_object("--provenance", given.provenance),
         allow_pickle=given.allow_pickle,
         sign=given.sign,
-        history=_json("--history", given.history),
+        history=json_object("--history", given.history),
         progress=_say,
     )
 

@@ -281,9 +281,9 @@ class MlflowRegistry:
         # Once more, since this may be a second try whose first one arrived.
         if self._find(name, key):
             return
-        self._create_version(name, uri, tags)
+        self._create_version(name, uri, tags, run_id)
 
-    def _create_version(self, name: str, uri: str, tags: Mapping[str, str]) -> None:
+    def _create_version(self, name: str, uri: str, tags: Mapping[str, str], run_id: str | None = None) -> None:
         from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
 
         try:
