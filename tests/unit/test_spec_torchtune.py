@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec
@@ -108,6 +108,8 @@ def test_what_the_author_adds_comes_last() -> None:
 
 
 @given(st.text(alphabet=st.one_of(st.sampled_from("${}()':#\\\"%! \n"), st.characters(exclude_categories=["Cs"]))))
+@example("$$")
+@example("$(A)")
 def test_a_prompt_arrives_as_it_is(prompt: str) -> None:
     preprocess = {"new_system_prompt": prompt, "column_map": {"input": prompt}}
     args = [

@@ -81,7 +81,7 @@ class TorchTuneInstructDataset(Part):
             args.append(f"dataset.new_system_prompt={_text(self.new_system_prompt)}")
         if self.column_map:
             columns = ", ".join(f"{_quoted(name)}: {_quoted(column)}" for name, column in self.column_map.items())
-            args.append(f"dataset.column_map={{{columns}}}")
+            args.append(f"dataset.column_map={{{columns}}}".replace("$", "$$"))
         return args
 
 
