@@ -518,6 +518,12 @@ def test_something_where_the_lock_should_be(source: Path, target: Path, dangling
         copy(str(source), str(target))
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system that creates no directories")
+def test_a_target_that_cannot_be_created(source: Path) -> None:
+    with pytest.raises(ConfigurationError, match="/proc/nosuch/target cannot be created: No such file"):
+        copy(str(source), "/proc/nosuch/target")
+
+
 @pytest.mark.parametrize("link", [".trainjob", ".trainjob/lock", ".trainjob/writing.json", ".trainjob/x.resume", "sub"])
 @pytest.mark.parametrize("behind", [True, False])
 def test_nothing_is_written_behind_a_link(source: Path, target: Path, tmp_path: Path, link: str, behind: bool) -> None:

@@ -25,6 +25,9 @@ from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceN
 _SYNCS = 16  # files at once; a disk makes several durable in the time of one
 
 
+_MISSES = 100  # writers that finish in the very moment; more means that the file system takes no such name, as /proc
+
+
 class FileStore:
     """A directory, or a single file, of this machine."""
 
@@ -138,16 +141,20 @@ class FileStore:
     def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
         """See `Store.begin`: one writer at a time, by a lock that ends with its process."""
         work = self._root / WORK
+        missed = 0
         while True:
             with os_errors(work):
                 if self._root.is_file():
                     raise ConfigurationError(f"{self._root} is a file; the target has to be a directory")
                 try:
                     file = _open_lock(work)
-                except (FileExistsError, FileNotFoundError):
+                except (FileExistsError, FileNotFoundError) as error:
                     # The writer before us finished and removed the directory, perhaps while `mkdir` looked at it.
+                    missed += 1
                     if _is_something_else(work):
                         raise
+                    if missed > _MISSES:
+                        raise ConfigurationError(f"{self._root} cannot be created: {error.strerror}") from None
                     continue
             try:
                 alone = _lock(file, lambda: notify(f"waiting for another process that writes {self._root}"))
