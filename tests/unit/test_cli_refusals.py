@@ -19,7 +19,7 @@ from tests.contract.memory import MemoryBackend
 from trainjob import InvalidSpec, Settings, TrainJobClient
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import main
-from trainjob.cli.options import fitted
+from trainjob.cli.output import fitted
 from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import ConfigurationError
 from trainjob.launch import dry_run, launch

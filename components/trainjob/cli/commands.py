@@ -27,8 +27,7 @@ from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.files import leftovers
 from trainjob.cli import texts
-from trainjob.cli.options import redrawn
-from trainjob.cli.output import echo
+from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
 from trainjob.diagnosis import rank_of
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from trainjob.cli.options import Target, json_option, redrawn
-from trainjob.cli.output import echo
+from trainjob.cli.options import Target, json_option
+from trainjob.cli.output import echo, redrawn
 
 if TYPE_CHECKING:
     from trainjob.data import ContentManifest

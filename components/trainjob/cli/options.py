@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
-import textwrap
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trainjob import names
 from trainjob.cli import completion
-from trainjob.cli.output import no_color
 from trainjob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -112,28 +108,6 @@ class WithCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What stands behind the command's name in its usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
-
-
-def redrawn(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal on which the cursor may be moved."""
-    return stream.isatty() and bool(os.environ.get("TERM")) and not no_color()
-
-
-def fitted(line: str) -> str:
-    """An indented line that is wider than the terminal, on several, under its own beginning; words are not broken.
-
-    Others are left to the terminal, which can copy them as one: advice has commands in it.
-    """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
-    if len(click.unstyle(line)) <= width or not line.startswith(" "):
-        return line
-    # Of a quoted line of a log the bar, of a name with its value the name, else the blanks.
-    begin = re.match(r" *(\| |\S+ {2,})?", line)
-    start = begin[0] if begin else ""
-    below = start if start.endswith("| ") else " " * len(start)
-    room = max(20, width - len(start))
-    rest = textwrap.wrap(line[len(start) :], room, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(f"{below if i else start}{part}" for i, part in enumerate(rest))
 
 
 @dataclass

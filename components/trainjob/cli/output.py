@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import textwrap
+from typing import TextIO
 
 import click
 
@@ -25,3 +29,25 @@ def echo(text: object = "", *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     shown = colored if stream.isatty() and not no_color() else plain
     click.echo(shown(str(text)), err=err)
+
+
+def redrawn(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal on which the cursor may be moved."""
+    return stream.isatty() and bool(os.environ.get("TERM")) and not no_color()
+
+
+def fitted(line: str) -> str:
+    """An indented line that is wider than the terminal, on several, under its own beginning; words are not broken.
+
+    Others are left to the terminal, which can copy them as one: advice has commands in it.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
+    if len(click.unstyle(line)) <= width or not line.startswith(" "):
+        return line
+    # Of a quoted line of a log the bar, of a name with its value the name, else the blanks.
+    begin = re.match(r" *(\| |\S+ {2,})?", line)
+    start = begin[0] if begin else ""
+    below = start if start.endswith("| ") else " " * len(start)
+    room = max(20, width - len(start))
+    rest = textwrap.wrap(line[len(start) :], room, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{below if i else start}{part}" for i, part in enumerate(rest))

@@ -23,7 +23,6 @@ from trainjob.cli.options import (
     common_options,
     duration,
     fields_of,
-    fitted,
     global_options,
     image_name,
     job_name,
@@ -36,7 +35,7 @@ from trainjob.cli.options import (
     spec_options,
     work_key,
 )
-from trainjob.cli.output import echo, no_color
+from trainjob.cli.output import echo, fitted, no_color
 from trainjob.cli.registry import export, registry
 from trainjob.errors import (
     InvalidSpec,

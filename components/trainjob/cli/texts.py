@@ -12,7 +12,7 @@ import click
 import yaml
 
 from trainjob.backends.base import TrainJob
-from trainjob.cli.options import fitted
+from trainjob.cli.output import fitted
 from trainjob.manifest import KEY, JobRef
 from trainjob.report import Event, Rank, Report, facts, rounded, seconds_of, short
 from trainjob.sanitizing import escaped_json, is_safe, one_line
