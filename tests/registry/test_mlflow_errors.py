@@ -85,7 +85,7 @@ def test_the_code_and_the_message_decide(message: str, code: int, kind: type[Exc
 
 def test_a_metric_that_was_edited_by_hand_hides_no_other() -> None:
     tags = {f"{_METRIC}a": "edited", f"{_METRIC}b": "0.5", "stage": "trial"}
-    rest = {"source": "s3://x", "aliases": ["b", "a"], "creation_timestamp": 1000}
+    rest = {"run_id": None, "source": "s3://x", "aliases": ["b", "a"], "creation_timestamp": 1000}
     version = _version(SimpleNamespace(name="m", version=1, tags=tags, **rest))
     assert (version.metrics, version.tags, version.aliases) == ({"b": 0.5}, {"stage": "trial"}, ("a", "b"))
 
