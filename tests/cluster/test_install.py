@@ -143,7 +143,7 @@ async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
         jobs = {name: cluster.api.get(TRAINER, "TrainJob", namespace, name) for name in names}
         return [name for name, job in jobs.items() if not condition(job, "Complete")]
 
-    await until(lambda: not unfinished(), 60)
+    await until(lambda: not unfinished(), 240)
     nodes = cluster.api.find("v1", "Pod", namespace, labels="jobset.sigs.k8s.io/replicatedjob-name=node")
     homes = [env["value"] for pod in nodes for env in pod["spec"]["containers"][0]["env"] if env["name"] == "HOME"]
     assert homes == ["/data"] * len(names)

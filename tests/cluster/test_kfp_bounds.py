@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
     [
         ({"runtime": "nosuch"}, "there is no ClusterTrainingRuntime 'nosuch'", ""),
         (
-            {"runtime": "trainjob-step", "image": "Not An Image", "fail_fast": True},
+            {"runtime": "trainjob-step", "image": "a" * 256, "fail_fast": True},
             "InvalidImageName",
             "what to do: correct the image's name",
         ),

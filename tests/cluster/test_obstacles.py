@@ -162,7 +162,7 @@ async def test_more_gpus_than_any_node_has(backend: KubernetesBackend, namespace
 async def test_an_image_with_an_impossible_name(real_node: Access) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     with real_node.namespace("real", real=True) as namespace:
-        ref = await launch(backend, spec(image="Not An Image"), "a", namespace=namespace)
+        ref = await launch(backend, spec(image="a" * 256), "a", namespace=namespace)
         assert "InvalidImageName" in await stuck(backend, ref)
         await cancel(backend, ref)
     await backend.aclose()

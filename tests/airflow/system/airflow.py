@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -158,6 +159,24 @@ class Airflow:
             assert cursor.rowcount, (table, where)
         connection.close()
 
+    def _connections(self, pid: int) -> list[int]:
+        """Local ports of the connections from a process to the database."""
+        port = urlsplit(self._address).port
+        connections = psutil.Process(pid).net_connections("tcp")
+        return [each.laddr.port for each in connections if each.raddr and each.raddr.port == port]
+
+    def _disconnect(self, ports: list[int]) -> None:
+        """End the connections of a process that was killed, as their server would if its machine had gone.
+
+        Its children have inherited them: a transaction that was open keeps its locks for as long as those live, and
+        the next scheduler, which needs the row of a pool, schedules tasks and never starts one.
+        """
+        with psycopg2.connect(self._address) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE client_port = ANY(%s)", [ports]
+            )
+        connection.close()
+
     def until_healthy(self) -> None:
         """Wait for all parts. One that has ended is started again, as by a service manager or by Kubernetes.
 
@@ -218,8 +237,10 @@ class Airflow:
         part = self.parts[name]
         if alone and part.pid is not None:
             self._left.add(part.pid)
+            ports = self._connections(part.pid)
             os.kill(part.pid, how)
             wait_until(f"{name} ends", lambda: not part.alive, 60)
+            self._disconnect(ports)
         else:
             part.kill(how)
 
