@@ -139,6 +139,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
         attached.close()
         return
     with Cluster() as own:
+        add_runtimes(own)
         yield own
 
 
@@ -166,6 +167,11 @@ def load_step_image(cluster: Cluster) -> None:
     """Load the step image, with this checkout's source, into the real node, and install the runtimes that use it."""
     assert cluster.real_node
     cluster.real_node.load(steps.build(cluster.directory, image_store.step_layers()))
+    add_runtimes(cluster)
+
+
+def add_runtimes(cluster: Access) -> None:
+    """Install the shipped runtimes, with the step image of the tests."""
     for runtime in objects("runtimes", image=steps.IMAGE):
         cluster.add_runtime(runtime)
 
