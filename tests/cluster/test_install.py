@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ import pytest
 import yaml
 from tests.cluster.waits import until
 from tests.testcluster import step_image as steps
-from tests.testcluster.access import TRAINER, Access, condition, trainjob
+from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.api import Api, write_kubeconfig
 
 from trainjob import Phase, TrainJobSpec, install
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.doctor.cluster import examine
-from trainjob.install import objects
 from trainjob.launch import cancel, launch, mark_delivered
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -124,29 +123,6 @@ def test_pods_of_runtimes_meet_the_restricted_standard(cluster: Access, namespac
             pod["spec"]["volumes"] = [{"name": name, "emptyDir": {}} for name in sorted(volumes)]
             pod["spec"].pop("priorityClassName", None)
             cluster.api.create(pod, dry_run=True)
-
-
-async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
-    cluster: Access, namespace: str, needs: Callable[[str], None]
-) -> None:
-    """With all that Trainer and JobSet add to the runtimes' pods. A job's environment goes before the runtime's."""
-    needs("simulated-nodes")
-    cluster.restrict(namespace)
-    names = [each["metadata"]["name"] for each in objects("runtimes")]
-    for runtime in objects("runtimes", image=steps.IMAGE):
-        cluster.add_runtime(runtime)
-    for name in names:
-        trainer = {"numNodes": 1, "env": [{"name": "HOME", "value": "/data"}]}
-        cluster.api.create(trainjob(name, namespace, runtime=name, trainer=trainer))
-
-    def unfinished() -> list[str]:
-        jobs = {name: cluster.api.get(TRAINER, "TrainJob", namespace, name) for name in names}
-        return [name for name, job in jobs.items() if not condition(job, "Complete")]
-
-    await until(lambda: not unfinished(), 240)
-    nodes = cluster.api.find("v1", "Pod", namespace, labels="jobset.sigs.k8s.io/replicatedjob-name=node")
-    homes = [env["value"] for pod in nodes for env in pod["spec"]["containers"][0]["env"] if env["name"] == "HOME"]
-    assert homes == ["/data"] * len(names)
 
 
 async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step_image: str) -> None:

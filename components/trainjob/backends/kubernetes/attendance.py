@@ -91,7 +91,10 @@ class Attendance:
 
     async def _run(self) -> None:
         renew = self._client.timings.renew
-        while self._waiters or self._left:
+        while self._waiters or self._left or self._name:
+            if not self._waiters and not self._left:  # another may come while the Lease is removed
+                await self._remove()
+                continue
             self._changed.clear()
             pause = renew if self._waiters else None  # the time at which it left a job is written once
             try:
@@ -109,13 +112,12 @@ class Attendance:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
                     await asyncio.sleep(min(_SETTLE, renew / 3))
-        await self._remove()
 
     async def _remove(self) -> None:
-        name, self._name = self._name, ""
-        if name:
+        if self._name:
             with suppress(ApiError), anyio.move_on_after(_CLOSING):
-                await self._client.send(removing(self._namespace, name))
+                await self._client.send(removing(self._namespace, self._name))
+            self._name = ""  # not if this was cancelled: `aclose` then removes it
 
     async def _write(self) -> None:
         now = self._client.now()
