@@ -197,8 +197,8 @@ async def cancel(
 ) -> bool:
     """Stop a job and see to it that nothing of it is left running. A finished job is left as it is.
 
-    A job that is suspended here goes on when its key is launched again. With ``delete``, the local backend ends the job
-    as `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with them.
+    A job that is suspended here is resumed when its key is launched again. With ``delete``, the local backend ends the
+    job as `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with them.
 
     Returns:
         True once its last pod has ended; False if some were still ending after `timeout_seconds`.

@@ -1,6 +1,6 @@
 """Models that TrainJobs have made: where the model of a job is, and what the job records of its origin.
 
-`find` reads a job that is Complete, whoever launched it. `export` gives what was found to `trainjob.data.export`, the
+`find` reads any job that is Complete. `export` gives what was found to `trainjob.data.export`, the
 code of the export steps of Airflow and KFP.
 """
 

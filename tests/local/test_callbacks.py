@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.timeout(400),  # the libraries take 10 s to import on an idle machine
     pytest.mark.skipif(
         not TORCH_PYTHON,
-        reason="PyTorch (about 5 GB) has an environment of its own; TRAINJOB_TORCH_PYTHON names its python",
+        reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
     ),
 ]
 

@@ -205,7 +205,7 @@ def export(
             ``MODEL_CARD.md``: ``datasets``, ``base_model`` and ``images`` (each ``{"uri", "digest"}`` or a URI),
             ``code`` (``{"uri", "revision"}``), ``trainjob``, ``run``, and whatever else tells where it came from. JSON
             values only; what is secret in them is left out. With MLflow as the registry, the TrainJob that it names
-            (``trainjob``: ``uid``, ``name``) gets a run of its own, whose parameters are ``parameters``.
+            (``trainjob``: ``uid``, ``name``) gets a separate run, whose parameters are ``parameters``.
         allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
         sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it);
             ``TRAINJOB_SIGN_KEY`` if left out.

@@ -22,7 +22,7 @@ from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import private, runtimes
 from trainjob.backends.local.files import JobFiles, ending, job_names, now
 from trainjob.backends.local.ranks import MARKER
-from trainjob.backends.local.supervisor import mend
+from trainjob.backends.local.supervisor import record_loss
 from trainjob.diagnosis import READ_LINES, Evidence, obstacles, rank_of
 from trainjob.diagnosis.crashes import has_trained
 from trainjob.errors import (
@@ -345,7 +345,7 @@ def _supervise(files: JobFiles) -> None:
 
 
 def _check(files: JobFiles) -> None:
-    """Fail a job that has begun and whose supervisor died. Starts nothing: whoever looks runs no other's program."""
+    """Fail a job that has begun and whose supervisor died. Starts nothing: reading a job must not run its program."""
     if not files.finished() and files.begun():
         _end(files)
 
@@ -354,7 +354,7 @@ def _end(files: JobFiles) -> None:
     """End a job that has no supervisor, as its object asks or as failed."""
     lock = files.supervise()
     if lock is not None:
-        mend(files, patient=False)
+        record_loss(files, patient=False)
         os.close(lock)
 
 
@@ -397,5 +397,5 @@ def _merged(value: Any, patch: Any) -> Any:
 
 
 def _bury(files: JobFiles) -> None:
-    mend(files, patient=False)
+    record_loss(files, patient=False)
     files.remove()

@@ -17,8 +17,8 @@ Directories have mode 0700 and files 0600, and all must belong to the user of th
 
 Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. It is on the disk
 before anything relies on it: a machine that loses its power forgets neither a job nor that it has begun. A lock is the
-kernel's and goes with its holder: whoever gets `supervisor.lock` knows that no supervisor is alive, with no process id
-to mistake.
+kernel's and ends with its holder: a process that gets `supervisor.lock` knows that no supervisor is alive, without a
+process ID that could belong to another process.
 """
 
 from __future__ import annotations

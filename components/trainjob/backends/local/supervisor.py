@@ -6,7 +6,7 @@ or another. What may die:
 * the launcher: the supervisor is in a session of its own and does not notice;
 * the supervisor: its guard, a fork that waits for nothing else, kills the ranks and fails the job, or ends it as it was
   asked to end;
-* both at once: the next process that looks at the job does the same (`mend`);
+* both at once: the next process that looks at the job does the same (`record_loss`);
 * the launcher before the job has begun: the next launch of the same key starts the supervisor. A look never does, since
   it would run a program.
 """
@@ -348,7 +348,7 @@ def _free_port() -> int:
         return port
 
 
-def mend(files: JobFiles, *, patient: bool = True) -> None:
+def record_loss(files: JobFiles, *, patient: bool = True) -> None:
     """End a job that has no supervisor: no rank is left, and a condition says why. The caller holds the lock.
 
     A client is not `patient` with a disk that is full: it has others to answer, and the next look tries again.
@@ -375,7 +375,7 @@ def _guard(files: JobFiles, lifeline: int) -> None:
     if files.finished():
         return
     if files.supervise(wait_seconds=5) is not None:
-        mend(files)
+        record_loss(files)
 
 
 def _take_charge(files: JobFiles) -> int | None:
@@ -400,7 +400,7 @@ def main(directory: str) -> None:
     if lock is None or trainjob is None or files.finished():
         os._exit(0)
     if trainjob["status"]:  # another supervisor began and died
-        mend(files)
+        record_loss(files)
         os._exit(0)
     _insist(files, {"jobsStatus": []}, [])
     guarded, lifeline = os.pipe()

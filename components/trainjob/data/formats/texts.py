@@ -127,7 +127,7 @@ def _check_object(pairs: list[tuple[str, Any]]) -> bool:
         if key == "class_name" and value == "Lambda":
             raise Refused("has a Lambda layer of Keras, which holds Python code")
         if key == "_class_name" and isinstance(value, list):
-            raise Refused("names a pipeline of its own code (_class_name)")
+            raise Refused("names a pipeline whose code comes with the model (_class_name)")
     for keys, key, known in _MODULES:
         module = names.get(key)
         if keys <= names.keys() and isinstance(module, str) and module.partition(".")[0] not in known:

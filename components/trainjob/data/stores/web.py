@@ -255,7 +255,7 @@ def _errors(where: str) -> Iterator[None]:
             ) from None
         raise StoreUnavailable(f"{where}: the server cannot be reached: {text[:200]}") from None
     except httpx.RemoteProtocolError as error:
-        if "location header" in str(error):  # httpx 0.28 has no error of its own for it
+        if "location header" in str(error):  # httpx 0.28 has no separate error for it
             raise ConfigurationError(f"{where} redirects to something that is no URL") from None
         raise StoreUnavailable(f"{where}: the connection was cut") from None
     except (httpx.TransportError, httpx.StreamError):
