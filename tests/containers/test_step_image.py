@@ -13,8 +13,16 @@ from trainjob import __version__
 
 
 def _run(client: docker.DockerClient, image: str, *command: str, user: str | None = None) -> str:
-    output = client.containers.run(image, command, remove=True, stderr=True, network_mode="none", user=user)
-    return str(output.decode()).strip()
+    # Not `containers.run(...)` alone: it follows the log, and Docker ends that with the container, which may be before a
+    # last line without a newline is in it.
+    container = client.containers.run(image, command, detach=True, network_mode="none", user=user)
+    try:
+        status = container.wait(timeout=120)["StatusCode"]
+        output = str(container.logs().decode()).strip()
+    finally:
+        container.remove(force=True)
+    assert status == 0, f"{command} exited with code {status}: {output[-2000:]}"
+    return output
 
 
 def test_it_is_small_and_not_root(docker_client: docker.DockerClient, step_image: str) -> None:
