@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trainjob import Phase, TrainJobClient
+from trainjob.kube_objects import parse_time
 from trainjob.registry import connect as connect_registry
-from trainjob.status import observe, parse_time
+from trainjob.status import observe
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / ".demo"

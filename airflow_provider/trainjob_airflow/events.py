@@ -26,8 +26,9 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
     """The observation again."""
     from dataclasses import fields
 
+    from trainjob.kube_objects import parse_time
     from trainjob.progress import value_of
-    from trainjob.status import Observation, Phase, parse_time
+    from trainjob.status import Observation, Phase
 
     if packed is None:
         return None

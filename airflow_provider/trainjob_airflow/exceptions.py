@@ -8,7 +8,8 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 if TYPE_CHECKING:
     from trainjob import Diagnosis
-    from trainjob.errors import RetryVerdict, TrainJobError
+    from trainjob.errors import TrainJobError
+    from trainjob.verdicts import RetryVerdict
 
 
 class _Explained(AirflowException):

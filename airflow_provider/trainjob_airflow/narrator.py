@@ -26,7 +26,7 @@ class Log(Protocol):
         """Something bad happened."""
 
 
-class Narrator:
+class ProgressLogger:
     """Tells a log what happens to a job: each change once, progress when it moved, lines within bounds.
 
     Args:
@@ -57,7 +57,7 @@ class Narrator:
 
     def crash(self, diagnosis: Diagnosis) -> None:
         """A rank crashed, and the job goes on."""
-        from trainjob.crashes import warning
+        from trainjob.serialization import warning
 
         for line in warning(diagnosis):
             self._log.warning("%s", _plain(line))

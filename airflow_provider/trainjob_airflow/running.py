@@ -14,7 +14,7 @@ from trainjob_airflow.hooks.trainjob import TrainJobHook
 
 if TYPE_CHECKING:
     from trainjob import Budgets, Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
-    from trainjob.launch import CrashAction
+    from trainjob.lifecycle import CrashAction
     from trainjob_airflow.narrator import Log
 
 _REPLY_SECONDS = 1.0  # of the 5 that a killed task has left
@@ -63,8 +63,8 @@ class RunningJob:
         return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
 
     def launch(self, spec: TrainJobSpec, first_attempt: int, origin: dict[str, str]) -> JobRef:
-        """See `trainjob.launch.launch`."""
-        from trainjob.launch import launch
+        """See `trainjob.lifecycle.launch`."""
+        from trainjob.lifecycle import launch
 
         client = self.client
         self._launching = client.start(
@@ -90,9 +90,9 @@ class RunningJob:
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
         from trainjob import waiting
-        from trainjob_airflow.narrator import Narrator
+        from trainjob_airflow.narrator import ProgressLogger
 
-        say, backend = Narrator(log), self.client.backend
+        say, backend = ProgressLogger(log), self.client.backend
         on_log = say.line if logs else None
         end = self._waiting = self.client.start(
             lambda: waiting.wait(backend, ref, budgets, on_change=say.change, on_log=on_log, on_crash=say.crash)
@@ -117,8 +117,8 @@ class RunningJob:
         return trainjob is None or observe(trainjob).phase.terminal
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
-        """See `trainjob.launch.give_up`."""
-        from trainjob.launch import give_up
+        """See `trainjob.lifecycle.give_up`."""
+        from trainjob.lifecycle import give_up
 
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
@@ -133,7 +133,7 @@ class RunningJob:
 
     async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
         from trainjob import JobRef
-        from trainjob.launch import cancel
+        from trainjob.lifecycle import cancel
         from trainjob.manifest import labels_of
 
         refs = [self.ref] if self.ref else []

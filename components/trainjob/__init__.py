@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from trainjob.version import __version__
 
 _HOME = {
     "Backend": "trainjob.backends.base",
@@ -62,12 +62,13 @@ if TYPE_CHECKING:
     from trainjob.backends.base import Backend
     from trainjob.client import TrainJobClient
     from trainjob.diagnosis import Diagnosis
-    from trainjob.errors import InvalidSpec, RetryVerdict, TrainJobError, TrainJobFailed
+    from trainjob.errors import InvalidSpec, TrainJobError, TrainJobFailed
     from trainjob.logs import LogLine
     from trainjob.manifest import JobRef
     from trainjob.settings import Settings
     from trainjob.spec import TrainJobSpec
     from trainjob.status import Observation, Phase
+    from trainjob.verdicts import RetryVerdict
     from trainjob.waiting import Budgets, TrainJobResult
 else:  # hidden from type checkers: they would take any name for one of this module
 

@@ -1,4 +1,4 @@
-"""`TrainJobClient`: the synchronous face of `trainjob.launch`, for scripts, notebooks and signal handlers."""
+"""`TrainJobClient`: the synchronous face of `trainjob.lifecycle`, for scripts, notebooks and signal handlers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from trainjob import launch as flow
+from trainjob import lifecycle as flow
 from trainjob import names, report, trained, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis
 from trainjob.errors import InvalidSpec, NotFound, Problem
-from trainjob.launch import AfterFailure
+from trainjob.lifecycle import AfterFailure
 from trainjob.logs import LogLine
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.report import Report
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class TrainJobClient:
-    """Runs the flows of `trainjob.launch` on an event loop of its own, in a thread.
+    """Runs the flows of `trainjob.lifecycle` on an event loop of its own, in a thread.
 
     It therefore works inside another event loop (a notebook), and `start` can be called from a signal handler while
     another call is blocked. Use it as a context manager, or call `close`.
@@ -95,7 +95,7 @@ class TrainJobClient:
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
     ) -> JobRef:
-        """See `trainjob.launch.launch`."""
+        """See `trainjob.lifecycle.launch`."""
         parsed = TrainJobSpec.parse(spec)
         return self.call(
             lambda: flow.launch(
@@ -110,7 +110,7 @@ class TrainJobClient:
         )
 
     def dry_run(self, spec: TrainJobSpec | Mapping[str, Any] | str | Path, key: str) -> TrainJob:
-        """See `trainjob.launch.dry_run`."""
+        """See `trainjob.lifecycle.dry_run`."""
         parsed = TrainJobSpec.parse(spec)
         return self.call(lambda: flow.dry_run(self.backend, parsed, key, namespace=self.namespace))
 
@@ -161,7 +161,7 @@ class TrainJobClient:
         return trained.export(model, target, name=name, **options)
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
-        """See `trainjob.launch.cancel`."""
+        """See `trainjob.lifecycle.cancel`."""
         return self.call(lambda: flow.cancel(self.backend, ref, action))
 
     def find(self, name: str) -> JobRef:

@@ -40,58 +40,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from trainjob.masking import public
+from trainjob.verdicts import RetryVerdict
 
 if TYPE_CHECKING:
     from trainjob.diagnosis import Diagnosis
-
-
-class RetryVerdict(StrEnum):
-    """Whether another attempt of the same spec can be expected to end differently."""
-
-    USER = "user"
-    """The training code failed and would fail again: a module is missing, an argument is unknown."""
-    UNKNOWN = "unknown"
-    """The training failed, and the failure may not repeat: the orchestrator's own retries decide."""
-    INFRASTRUCTURE = "infrastructure"
-    """A node, network or service failed; another attempt may well succeed."""
-    PREEMPTED = "preempted"
-    """The job had to make room; another attempt will succeed when there is room."""
-    QUOTA = "quota"
-    """More was asked for than the quota allows; wait, or ask for less."""
-    CONFIGURATION = "configuration"
-    """The spec, rights or cluster set-up are wrong; a person has to change something."""
-
-    @property
-    def retryable(self) -> bool:
-        """Whether an automatic retry of the unchanged spec may succeed."""
-        return self not in (RetryVerdict.USER, RetryVerdict.CONFIGURATION)
-
-    def retried(self, *, user_errors: bool) -> bool:
-        """Whether an orchestrator tries again.
-
-        Args:
-            user_errors: Also after a failure of the training code that is not certain to come again.
-        """
-        return self.retryable and (user_errors or self is not RetryVerdict.UNKNOWN)
-
-    @property
-    def words(self) -> str:
-        """Whether another try makes sense and why, for people."""
-        return _WORDS[self]
-
-
-_WORDS = {
-    RetryVerdict.USER: "not retried: the same code would fail again",
-    RetryVerdict.UNKNOWN: "can be retried: the failure may not repeat",
-    RetryVerdict.INFRASTRUCTURE: "can be retried: the cause is outside the job's own code",
-    RetryVerdict.PREEMPTED: "can be retried once capacity is available",
-    RetryVerdict.QUOTA: "can be retried once quota is available",
-    RetryVerdict.CONFIGURATION: "not retried: the configuration must be changed first",
-}
 
 
 class TrainJobError(Exception):
@@ -249,7 +204,7 @@ class RankCrashed(TrainJobFailed):
     """A rank crashed, and the waiter was asked to wait no longer (``fail_on_first_crash``).
 
     The job goes on, and its runtime may start the rank again: what becomes of it is the caller's decision, see
-    `trainjob.launch.give_up`.
+    `trainjob.lifecycle.give_up`.
     """
 
 

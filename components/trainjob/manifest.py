@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob import checkpoints, claims, names, returned, unattended
+from trainjob import names, returned, unattended, volumes
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.spec import API_VERSION, KIND, TrainJobSpec, env_api, torchtune
 from trainjob.spec.checks import RESERVED_PREFIX
@@ -145,7 +145,7 @@ def render(
         key: Which piece of work this is.
         attempt: Its ordinal, from 1.
         namespace: Kubernetes namespace.
-        origin: Labels beside those of the spec, see `trainjob.launch.launch`.
+        origin: Labels beside those of the spec, see `trainjob.lifecycle.launch`.
 
     Raises:
         ConfigurationError: no namespace can have this name.
@@ -198,10 +198,10 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
     # Sent also where it is empty: Trainer's torch plugin sets the rendezvous variables only if spec.trainer is there.
     body["trainer"] = {name: value for name, value in trainer.items() if value}
     patches = [patch.api() for patch in spec.runtime_patches]
-    if spec.checkpoints is not None:
-        patches += checkpoints.runtime_patches(spec.checkpoints, spec.runtime.name)
-    if mounted := claims.named([*spec.inputs.values(), *spec.outputs.values(), *command, *args]):
-        patches.append(for_every_node(spec.runtime.name, claims.pod(mounted), f"{RESERVED_PREFIX}claims"))
+    if spec.checkpoints is not None and (mounts := volumes.checkpoint_pod(spec.checkpoints)) is not None:
+        patches.append(for_every_node(spec.runtime.name, mounts, f"{RESERVED_PREFIX}checkpoints"))
+    if mounted := volumes.named([*spec.inputs.values(), *spec.outputs.values(), *command, *args]):
+        patches.append(for_every_node(spec.runtime.name, volumes.pod(mounted), f"{RESERVED_PREFIX}claims"))
     if patches:
         body["runtimePatches"] = patches
     if spec.suspend:
@@ -214,13 +214,13 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
 
 
 def _locations(kind: str, locations: Mapping[str, str]) -> list[dict[str, Any]]:
-    return env_api({f"TRAINJOB_{kind}_{name.upper()}": claims.as_file(uri) for name, uri in locations.items()})
+    return env_api({f"TRAINJOB_{kind}_{name.upper()}": volumes.as_file(uri) for name, uri in locations.items()})
 
 
 def _checkpoint(spec: TrainJobSpec, work: str) -> list[dict[str, Any]]:
     if spec.checkpoints is None:
         return []
-    return env_api({checkpoints.VARIABLE: checkpoints.place(spec.checkpoints, work)})
+    return env_api({volumes.CHECKPOINT_VARIABLE: volumes.checkpoint_directory(spec.checkpoints, work)})
 
 
 def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.errors import NotFound, Rejected
-from trainjob.launch import cancelling
+from trainjob.lifecycle import cancelling
 from trainjob.manifest import JobRef
 from trainjob.unattended import LABEL, MARK, policy_of, runs, unattended_for
 

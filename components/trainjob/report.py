@@ -16,16 +16,16 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from trainjob import __version__
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, obstacles, rank_of
-from trainjob.diagnosis.crashes import training_container
+from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose
 from trainjob.errors import NotFound
-from trainjob.launch import given_up
+from trainjob.kube_objects import mapping, mappings, parse_time, rank_of, training_container
+from trainjob.lifecycle import given_up
 from trainjob.manifest import KEY, JobRef
 from trainjob.masking import MASK, masked_lines, names_a_secret, public
 from trainjob.sanitizing import one_line, plain
-from trainjob.status import QUEUE_LABEL, Observation, Phase, mapping, mappings, observe, parse_time
+from trainjob.status import QUEUE_LABEL, Observation, Phase, observe
+from trainjob.version import __version__
 from trainjob.waiting import history_as_json, result_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Report:
         history: Metric -> its values over time, see `trainjob.waiting.TrainJobResult`; known once rank 0 has ended.
         ranks: Its pods.
         events: The latest last.
-        given_up: Whether its step has failed at the first crash, and it was suspended, see `trainjob.launch.give_up`.
+        given_up: Whether the job was suspended at its first crash, see `trainjob.lifecycle.give_up`.
     """
 
     ref: JobRef
@@ -211,8 +211,8 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
     """What the evidence says of a job. Pure; never raises because of the evidence."""
     trainjob = evidence.trainjob or {}
     observation = observe(evidence.trainjob)
-    obstacle = _obstacle(evidence, observation.phase)
-    observation = observe(evidence.trainjob, None, obstacle)
+    blocker = _blocker(evidence, observation.phase)
+    observation = observe(evidence.trainjob, None, blocker)
     abandoned = given_up(trainjob) if trainjob else None
     diagnosis = replace(abandoned or diagnose(evidence), job=str(ref), phase=observation.phase)
     left = result_of(ref, evidence, observation)
@@ -253,17 +253,17 @@ def last_state(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _obstacle(evidence: Evidence, phase: Phase) -> Any:
+def _blocker(evidence: Evidence, phase: Phase) -> Any:
     """What is in the way of a job that should get on, as a waiter tells it."""
     if evidence.missing:
-        return obstacles.of_missing_runtime(evidence.missing[0]).obstacle
+        return blockers.of_missing_runtime(evidence.missing[0]).blocker
     if phase is Phase.QUEUED:
-        return obstacles.in_workload(evidence.workload or {})
+        return blockers.in_workload(evidence.workload or {})
     if phase is Phase.SUSPENDED:
         return None
     hidden = any(line.startswith("pods:") for line in evidence.unseen)
-    finding = obstacles.first(obstacles.around(None if hidden else evidence.pods, evidence.events))
-    return finding.obstacle if finding else None
+    finding = blockers.first(blockers.around(None if hidden else evidence.pods, evidence.events))
+    return finding.blocker if finding else None
 
 
 # ---------------------------------------------------------------- parts
@@ -353,12 +353,12 @@ def _order(rank: Rank) -> tuple[str, int, str]:
 
 def _events(events: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
     made = []
-    for event in sorted(events, key=obstacles.event_time)[-_EVENTS:]:
+    for event in sorted(events, key=blockers.event_time)[-_EVENTS:]:
         about = mapping(event, "involvedObject") or mapping(event, "regarding")
         count = event.get("count") or mapping(event, "series").get("count")
         made.append(
             Event(
-                parse_time(obstacles.event_time(event)),
+                parse_time(blockers.event_time(event)),
                 _text(event.get("type")) or "Normal",
                 _text(event.get("reason")),
                 f"{_text(about.get('kind'))} {_text(about.get('name'))}".strip(),

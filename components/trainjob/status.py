@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.masking import public
 from trainjob.progress import value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
-"""Annotation of a job that `trainjob.launch.cancel` has suspended, ended or deleted. Launching its key again resumes a
-suspended one."""
+"""Annotation of a job that `trainjob.lifecycle.cancel` has suspended, ended or deleted. Launching the key again resumes
+a suspended job."""
 
 
 class Phase(StrEnum):
@@ -57,7 +58,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class Blocker:
     """Why a job does not get on.
 
     Attributes:
@@ -92,7 +93,7 @@ class Observation:
         pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.
         stuck: Whether it cannot get on unless a person changes something; `message` says what.
         advice: What that person should do about what is in its way.
-        cancelled: Whether `trainjob.launch.cancel` was called for it.
+        cancelled: Whether `trainjob.lifecycle.cancel` was called for it.
     """
 
     phase: Phase
@@ -112,32 +113,8 @@ class Observation:
     cancelled: bool = False
 
 
-_OBJECT = (dict, Mapping)  # to ask an abstract class first takes as long as all the rest, in jobs of 1,000 pods
-
-
-def parse_time(text: object) -> datetime | None:
-    """An API timestamp (``2026-11-21T10:00:00Z``, with or without fractions of a second); None for anything else."""
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC) if isinstance(text, str) else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def mapping(value: object, *path: str) -> Mapping[str, Any]:
-    """The object under `path` of a JSON value; empty where there is none."""
-    for name in path:
-        value = value.get(name) if isinstance(value, _OBJECT) else None
-    return value if isinstance(value, _OBJECT) else {}
-
-
-def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
-    """The objects in the list under `path` of a JSON value; none where there is no list."""
-    items = mapping(value, *path[:-1]).get(path[-1])
-    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
-
-
 def observe(
-    trainjob: Mapping[str, Any] | None, previous: Observation | None = None, obstacle: Obstacle | None = None
+    trainjob: Mapping[str, Any] | None, previous: Observation | None = None, blocker: Blocker | None = None
 ) -> Observation:
     """Judge `trainjob` (None: it is gone), given the latest earlier observation of the same UID.
 
@@ -146,14 +123,12 @@ def observe(
     The first final phase of a UID stays: Trainer up to 2.3 can take ``Failed`` back and train again
     (kubeflow/trainer#3891).
     """
-    observation = _observed(trainjob, previous, obstacle)
+    observation = _observed(trainjob, previous, blocker)
     message = public(observation.message)
     return observation if message == observation.message else replace(observation, message=message)
 
 
-def _observed(
-    trainjob: Mapping[str, Any] | None, previous: Observation | None, obstacle: Obstacle | None
-) -> Observation:
+def _observed(trainjob: Mapping[str, Any] | None, previous: Observation | None, blocker: Blocker | None) -> Observation:
     if previous is not None and previous.phase.terminal:
         return previous
     if trainjob is None:
@@ -183,13 +158,13 @@ def _observed(
     if mapping(trainjob, "spec").get("suspend"):
         observation = _suspended(trainjob, mapping(conditions, "Suspended"), common)
     else:
-        found = _progressing(mappings(trainjob, "status", "jobsStatus"), previous, obstacle, has_run=has_run)
+        found = _progressing(mappings(trainjob, "status", "jobsStatus"), previous, blocker, has_run=has_run)
         observation = Observation(admitted=_admitted(conditions, created), **common | found)
-    if obstacle is None or not observation.phase.idle:
+    if blocker is None or not observation.phase.idle:
         return observation
-    message = f"{observation.message}: {obstacle.message}" if observation.message else obstacle.message
-    stuck, advice = obstacle.lasting, obstacle.advice
-    return replace(observation, reason=obstacle.reason, message=message, stuck=stuck, advice=advice)
+    message = f"{observation.message}: {blocker.message}" if observation.message else blocker.message
+    stuck, advice = blocker.lasting, blocker.advice
+    return replace(observation, reason=blocker.reason, message=message, stuck=stuck, advice=advice)
 
 
 def _text(condition: Mapping[str, Any], name: str) -> str:
@@ -223,7 +198,7 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
 
 
 def _progressing(
-    jobs: list[Mapping[str, Any]], previous: Observation | None, obstacle: Obstacle | None, *, has_run: bool
+    jobs: list[Mapping[str, Any]], previous: Observation | None, blocker: Blocker | None, *, has_run: bool
 ) -> dict[str, Any]:
     """Phase, `has_run` and `pods_gone` of a job that is neither finished nor suspended."""
     if not any(job.get(count) for job in jobs for count in ("ready", "active", "succeeded", "failed", "suspended")):
@@ -240,7 +215,7 @@ def _progressing(
     # A rank that has ended well is not ready any more 1 to 2 s before it counts as succeeded, and one that restarts in
     # place looks the same. Where all of them are started again, a Job fails and all counters are zero before.
     ran = previous is not None and previous.phase is Phase.RUNNING and not previous.pods_gone
-    if ran and obstacle is None and any(job.get("active") for job in training):
+    if ran and blocker is None and any(job.get("active") for job in training):
         return {"phase": Phase.RUNNING, "has_run": True}
     return {"phase": Phase.RESTARTING if has_run else Phase.STARTING, "has_run": has_run}
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from trainjob import claims
+from trainjob import volumes
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Evidence, diagnose, rank_of
-from trainjob.diagnosis.crashes import training_container
+from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import ConfigurationError, NotFound, TrainJobFailed
+from trainjob.kube_objects import mapping, mappings, rank_of, training_container
 from trainjob.manifest import KEY, JobRef, spec_hash
 from trainjob.report import numeric
-from trainjob.status import Observation, Phase, mapping, mappings, observe
+from trainjob.status import Observation, Phase, observe
 from trainjob.waiting import TrainJobResult, result_of
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def export(
 def _locations(trainjob: TrainJob, prefix: str) -> dict[str, str]:
     """Inputs or outputs of the spec, by name, as the author wrote them."""
     return {
-        str(variable["name"]).removeprefix(prefix).lower(): claims.as_claim(str(variable["value"]))
+        str(variable["name"]).removeprefix(prefix).lower(): volumes.as_claim(str(variable["value"]))
         for variable in mappings(trainjob, "spec", "trainer", "env")
         if str(variable.get("name")).startswith(prefix) and variable.get("value")
     }

@@ -1,4 +1,4 @@
-"""Wait for the end of a job, and make a result or a diagnosis of it. Written against `Backend`, as `trainjob.launch`.
+"""Wait for a job to finish, and return its result or raise its diagnosis. Uses any `Backend`.
 
 A waiter remembers nothing that the job does not say itself: one that is started again goes on where the first one was.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 import anyio
 
-from trainjob import claims, progress, unattended
+from trainjob import progress, unattended, volumes
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, rank_of
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob.errors import (
     BackendUnavailable,
     NotFound,
@@ -31,9 +31,10 @@ from trainjob.errors import (
     TrainJobError,
     TrainJobFailed,
 )
+from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
-from trainjob.status import Observation, Phase, mapping, mappings, observe
+from trainjob.status import Observation, Phase, observe
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ async def _changes(
                         backend.attend(ref)
                     before, resumed = resumed, await _resumed(backend, ref, snapshot.trainjob)
                     notice = resumed if resumed and resumed != before else notice
-                latest = observe(snapshot.trainjob, observation, snapshot.obstacle)
+                latest = observe(snapshot.trainjob, observation, snapshot.blocker)
                 changed = latest != observation
                 observation = latest
                 if changed or notice:
@@ -391,7 +392,7 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
         ref.attempt,
         metrics={**observation.metrics, **report.metrics},
         outputs={
-            name: claims.as_claim(value) if isinstance(value, str) else value for name, value in report.outputs.items()
+            name: volumes.as_claim(value) if isinstance(value, str) else value for name, value in report.outputs.items()
         },
         seconds={name: (end - begin).total_seconds() for name, (begin, end) in times.items() if begin and end},
         returned=report.returned,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.errors import ConfigurationError
-from trainjob.launch import AfterFailure
+from trainjob.lifecycle import AfterFailure
 from trainjob.manifest import key_hash
 from trainjob.settings import Settings
 
@@ -29,7 +29,7 @@ class Execution:
     """One execution of one step of one run; the same for all its tries.
 
     Attributes:
-        key: Names the step's piece of work at `trainjob.launch.launch`.
+        key: Names the step's piece of work at `trainjob.lifecycle.launch`.
         run: Id of the run; with kfp.local ``<pipeline>-<time>``.
         task: Name of the task in its pipeline.
         pipeline: Name of the pipeline.

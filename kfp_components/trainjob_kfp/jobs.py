@@ -19,12 +19,12 @@ from trainjob import (
     TrainJobResult,
     TrainJobSpec,
 )
-from trainjob.crashes import warning
 from trainjob.diagnosis import Diagnosis
 from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
-from trainjob.launch import give_up
+from trainjob.lifecycle import give_up
 from trainjob.manifest import JobRef
 from trainjob.report import page, rounded
+from trainjob.serialization import warning
 from trainjob.settings import Settings
 from trainjob.spec import OwnerReference
 from trainjob.unattended import SUSPEND
@@ -57,7 +57,7 @@ def run_job(
         report: Where to write a page about the job once it is complete.
 
     Raises:
-        TrainJobError: see `trainjob.launch`; a job that ran out of a budget, or is given up at its first crash, is
+        TrainJobError: see `trainjob.lifecycle`; a job that ran out of a budget, or is given up at its first crash, is
             stopped, if so chosen.
     """
     budgets = budgets_of(parameters)
@@ -92,7 +92,7 @@ def attend(client: TrainJobClient, ref: JobRef, budgets: Budgets, report: Path |
     Raises:
         TrainJobError: see `trainjob.waiting.wait`.
     """
-    result = client.wait(ref, budgets, on_change=_Narrator(ref), on_log=say, on_crash=_say_crash)
+    result = client.wait(ref, budgets, on_change=_ProgressLogger(ref), on_log=say, on_crash=_say_crash)
     if report is not None:
         try:
             taken = client.diagnose(ref.name)
@@ -178,7 +178,7 @@ def _say_crash(diagnosis: Diagnosis) -> None:
         say(line)
 
 
-class _Narrator:
+class _ProgressLogger:
     """Writes down what changes: the phase with its reason, and the training's own progress."""
 
     def __init__(self, ref: JobRef) -> None:

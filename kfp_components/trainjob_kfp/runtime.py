@@ -18,7 +18,7 @@ from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
 from trainjob.data.checks import check_options
 from trainjob.data.program import STEP_RUNTIME, Step, step_command
 from trainjob.errors import Problem
-from trainjob.launch import CancelAction
+from trainjob.lifecycle import CancelAction
 from trainjob.report import numeric
 from trainjob.spec.parts import field_name
 from trainjob.spec.reading import check_limits

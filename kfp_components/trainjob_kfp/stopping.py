@@ -17,14 +17,14 @@ import anyio
 from trainjob import Phase, TrainJobClient, TrainJobError
 from trainjob.backends.base import TrainJob
 from trainjob.errors import TimedOut
-from trainjob.launch import CancelAction, cancelling, request_cancel
+from trainjob.lifecycle import CancelAction, cancelling, request_cancel
 from trainjob.manifest import JobRef, key_hash, labels_of
 from trainjob.status import observe
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import end_process, say
 
 if TYPE_CHECKING:
-    from trainjob.backends.kubernetes.urgent import Urgent
+    from trainjob.backends.kubernetes.prepared import PreparedRequest
 
 RUN = "pipeline/runid"
 """Label of a run's TrainJobs: that which KFP gives to the run's pods."""
@@ -57,9 +57,9 @@ class StopWithStep:
     def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
         self._client, self._key, self._action = client, key, action
         self.job: TrainJob | None = None
-        self._suspend: Urgent | None = None
-        self._delete: Urgent | None = None
-        self._pod: Urgent | None = None
+        self._suspend: PreparedRequest | None = None
+        self._delete: PreparedRequest | None = None
+        self._pod: PreparedRequest | None = None
 
     @property
     def _how(self) -> CancelAction:
@@ -73,11 +73,11 @@ class StopWithStep:
         if self._action == "keep" or self.job is None or not isinstance(backend, KubernetesBackend):
             return
         ref, patch = JobRef.of(self.job), cancelling(self.job, self._how)
-        self._delete = await backend.urgent(ref, None)
+        self._delete = await backend.prepared_request(ref, None)
         if patch is not None:
-            self._suspend = await backend.urgent(ref, patch)
+            self._suspend = await backend.prepared_request(ref, patch)
         if pod := os.environ.get("KFP_POD_NAME", ""):
-            self._pod = await backend.urgent_pod(backend.default_namespace, pod)
+            self._pod = await backend.prepared_pod_request(backend.default_namespace, pod)
         requests = [each for each in (self._delete, self._suspend, self._pod) if each is not None]
         try:
             async with anyio.create_task_group() as tasks:
@@ -160,7 +160,7 @@ class StopWithStep:
             await anyio.sleep(0.05)
 
 
-async def _keep_warm(urgent: Urgent) -> None:
+async def _keep_warm(urgent: PreparedRequest) -> None:
     for pause in chain(_FIRST_SECONDS, repeat(_WARM_SECONDS)):
         with suppress(TrainJobError, OSError, HTTPException):  # the usual way is still there
             await urgent.warm()

@@ -179,7 +179,7 @@ def publish(dag: DAG) -> None:
 def jobs(home: Path, namespace: str = "default") -> list[str]:
     """Names of the TrainJobs that a local backend holds, without those that were cancelled."""
     from trainjob import Phase
-    from trainjob.backends.local.files import JobFiles
+    from trainjob.backends.local.store import JobFiles
     from trainjob.status import observe
 
     held = {path.name: JobFiles(path).read() for path in (home / "jobs" / namespace).glob("[!.]*")}

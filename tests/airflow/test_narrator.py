@@ -6,7 +6,7 @@ from typing import Any
 
 from trainjob import Diagnosis, LogLine, Observation, Phase, RetryVerdict
 from trainjob.diagnosis import Category
-from trainjob_airflow.narrator import Narrator
+from trainjob_airflow.narrator import ProgressLogger
 
 OSC = "\x1b]52;c;ZXZpbA==\x07"
 
@@ -25,7 +25,7 @@ class Log:
 
 def test_no_control_sequence_reaches_the_log_of_a_task() -> None:
     log = Log()
-    say = Narrator(log)
+    say = ProgressLogger(log)
     say.line(LogLine("t", "node-0", f"{OSC}a \x1b[31mred\x1b[0m \x9b2Jb \u202eturned"))
     say.change(
         Observation(Phase.QUEUED, message=f"{OSC}queued", progress=3, metrics={"loss": f"{OSC}x"}), f"{OSC}notice"

@@ -26,7 +26,7 @@ from trainjob.backends.base import Snapshot
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.diagnosis import Category
 from trainjob.errors import BackendUnavailable
-from trainjob.status import Obstacle
+from trainjob.status import Blocker
 from trainjob_airflow.compat import TaskDeferralError
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout
 from trainjob_airflow.operators.data import ModelExportOperator
@@ -181,13 +181,13 @@ def test_what_only_a_person_can_change_is_not_waited_for(
     run: Run, home: Path, deferrable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are no queues on this machine, so that Kueue's answer is put into what is seen of the job."""
-    obstacle = Obstacle("Inadmissible", "LocalQueue q doesn't exist", lasting=True)
+    blocker = Blocker("Inadmissible", "LocalQueue q doesn't exist", lasting=True)
     watch = LocalBackend.watch
 
     async def watched(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Snapshot]:
         async with aclosing(watch(backend, ref)) as snapshots:
             async for snapshot in snapshots:
-                yield replace(snapshot, obstacle=obstacle)
+                yield replace(snapshot, blocker=blocker)
 
     monkeypatch.setattr(LocalBackend, "watch", watched)
     queued: dict[str, Any] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}, "suspend": True}

@@ -20,7 +20,7 @@ from tests.airflow.versions import serde, since
 from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 from trainjob.status import observe
 from trainjob_airflow import events
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook

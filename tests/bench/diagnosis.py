@@ -35,7 +35,7 @@ from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.pods import MOST_TAILS
 from trainjob.diagnosis import READ_LINES, Evidence, diagnose
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.status import Observation
 
 EVENTS = 5000

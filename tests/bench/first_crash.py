@@ -47,7 +47,7 @@ from trainjob import Budgets, JobRef, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RankCrashed
-from trainjob.launch import give_up, launch
+from trainjob.lifecycle import give_up, launch
 from trainjob.waiting import wait
 
 SDK = ROOT / ".venv-sdk" / "bin" / "python"

@@ -31,9 +31,9 @@ from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
-from trainjob.diagnosis.crashes import crashes_in
+from trainjob.diagnosis.terminations import crashes_in
 from trainjob.errors import TrainJobError
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.manifest import render
 from trainjob.status import observe
 

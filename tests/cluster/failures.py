@@ -16,8 +16,8 @@ from tests.testcluster.access import Access
 from tests.testcluster.nodes import fate
 
 from trainjob.diagnosis import Category
-from trainjob.errors import RetryVerdict
 from trainjob.manifest import JobRef
+from trainjob.verdicts import RetryVerdict
 
 
 @dataclass(frozen=True)

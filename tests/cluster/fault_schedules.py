@@ -19,7 +19,7 @@ from tests.testcluster.nodes import fate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 from trainjob.manifest import KEY
 from trainjob.status import observe
 from trainjob.waiting import wait

@@ -38,7 +38,7 @@ from trainjob.errors import (
     SpecMismatch,
     Stuck,
 )
-from trainjob.launch import cancel, dry_run, launch, mark_delivered
+from trainjob.lifecycle import cancel, dry_run, launch, mark_delivered
 from trainjob.manifest import render
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -479,7 +479,7 @@ async def test_logs_of_initializers_and_of_a_launcher(real_node: Access) -> None
 async def test_lists_of_several_pages_are_whole(
     cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("client", "mirror"):
+    for module in ("client", "reflector"):
         monkeypatch.setattr(f"trainjob.backends.kubernetes.{module}.PAGE", 2)
     backends = [KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=yes) for yes in (False, True)]
     refs = [await launch(backends[0], spec(suspend=True), f"page-{number}", namespace=namespace) for number in range(5)]

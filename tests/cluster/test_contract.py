@@ -1,4 +1,4 @@
-"""What `trainjob.launch` relies on, of the Kubernetes backend: the tests of every backend, on a real cluster.
+"""What `trainjob.lifecycle` relies on, of the Kubernetes backend: the tests of every backend, on a real cluster.
 
 Jobs that end when they are told to run on simulated nodes, whose kubelet the test plays; those that run scripts, and so
 have logs, run on the real node.

@@ -23,7 +23,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Category, diagnose
 from trainjob.errors import RuntimeNotFound
 from trainjob.install import objects
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 
 pytestmark = pytest.mark.timeout(1200)
 

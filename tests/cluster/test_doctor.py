@@ -42,7 +42,7 @@ from trainjob.doctor import cluster as doctor
 from trainjob.doctor.rights import RIGHTS, Right
 from trainjob.errors import Rejected
 from trainjob.install import STEP_IMAGE, objects
-from trainjob.launch import cancel, launch, mark_delivered
+from trainjob.lifecycle import cancel, launch, mark_delivered
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]

@@ -20,7 +20,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, Rejected
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

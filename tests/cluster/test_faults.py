@@ -24,7 +24,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, SpecMismatch
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 from trainjob.waiting import follow, wait
 
 pytestmark = [

@@ -33,7 +33,7 @@ from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import RankCrashed
-from trainjob.launch import cancel, give_up, launch
+from trainjob.lifecycle import cancel, give_up, launch
 from trainjob.report import take
 from trainjob.status import Observation, observe
 from trainjob.waiting import wait

@@ -22,7 +22,7 @@ from tests.testcluster.nodes import GPU, fate
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 from trainjob.waiting import follow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

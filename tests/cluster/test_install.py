@@ -22,7 +22,7 @@ from trainjob import Phase, TrainJobSpec, install
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.doctor.cluster import examine
-from trainjob.launch import cancel, launch, mark_delivered
+from trainjob.lifecycle import cancel, launch, mark_delivered
 from trainjob.status import observe
 from trainjob.waiting import wait
 

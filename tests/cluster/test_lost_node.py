@@ -16,7 +16,7 @@ from trainjob import Budgets, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RunTimeout
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

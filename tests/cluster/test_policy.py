@@ -18,7 +18,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import Rejected
 from trainjob.install import objects
-from trainjob.launch import dry_run, launch
+from trainjob.lifecycle import dry_run, launch
 
 Object = dict[str, Any]
 

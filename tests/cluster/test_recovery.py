@@ -26,7 +26,7 @@ from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.install import objects
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import follow, wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]

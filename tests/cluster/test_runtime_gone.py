@@ -19,7 +19,7 @@ from trainjob import Budgets, TrainJobSpec, report
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import Stuck
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 from trainjob.waiting import wait
 
 pytestmark = pytest.mark.timeout(180)

@@ -26,14 +26,14 @@ from tests.testcluster.control_plane import Cluster
 from tests.testcluster.kueue import API, QUEUE, QUEUE_LABEL, local_queue
 from tests.testcluster.manifests import load, point
 from tests.testcluster.nodes import fate
-from tests.unit.served import cut, recorded
+from tests.unit.schemas import cut, recorded
 
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.doctor import Level
 from trainjob.errors import Rejected
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -132,7 +132,7 @@ async def test_it_is_the_release_it_is_taken_for(older: Older) -> None:
     assert older.versions()["trainer"].startswith(f"v{older.release}.")
     document = older.api.request("GET", OPENAPI)
     schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]["properties"]["spec"]
-    assert cut(schema) == recorded(older.release), "tests/unit/served is what this server serves"
+    assert cut(schema) == recorded(older.release), "tests/unit/schemas is what this server serves"
 
 
 async def test_a_job_runs_to_its_end_and_is_adopted(

@@ -19,7 +19,7 @@ from tests.testcluster.nodes import fate
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

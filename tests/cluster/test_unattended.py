@@ -24,7 +24,7 @@ from trainjob.backends.kubernetes.attendance import JOBS
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.launch import cancel, launch
+from trainjob.lifecycle import cancel, launch
 from trainjob.reaper import Reaped, reap
 from trainjob.status import CANCELLED
 from trainjob.unattended import AFTER, LABEL, unattended_for

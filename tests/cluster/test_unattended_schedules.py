@@ -28,7 +28,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import TrainJobError
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.reaper import Reaped, reap
 from trainjob.unattended import AFTER
 from trainjob.waiting import wait

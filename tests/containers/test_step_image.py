@@ -13,8 +13,7 @@ from trainjob import __version__
 
 
 def _run(client: docker.DockerClient, image: str, *command: str, user: str | None = None) -> str:
-    # Not `containers.run(...)` alone: it follows the log, and Docker ends that with the container, which may be before a
-    # last line without a newline is in it.
+    # `containers.run` alone follows the log, and Docker may end that before a last line without a newline is in it.
     container = client.containers.run(image, command, detach=True, network_mode="none", user=user)
     try:
         status = container.wait(timeout=120)["StatusCode"]

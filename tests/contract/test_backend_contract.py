@@ -1,4 +1,4 @@
-"""What `trainjob.launch` relies on, of whatever backend."""
+"""What `trainjob.lifecycle` relies on, of whatever backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.conftest import Harness
 from trainjob import JobRef, LogLine, Phase, TrainJobFailed, trained
 from trainjob.backends.base import TrainJob
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
-from trainjob.launch import cancel
+from trainjob.lifecycle import cancel
 from trainjob.manifest import KEY, labels_of, spec_hash
 from trainjob.status import observe
 from trainjob.waiting import wait

@@ -33,7 +33,7 @@ def runnable(page: Path) -> list[tuple[str, str]]:
     return [(kind, text) for shown_only, kind, text in BLOCK.findall(page.read_text()) if not shown_only]
 
 
-CORE = ["trainjob.cli", "trainjob.client", "trainjob.launch", "trainjob.waiting", "trainjob.backends.local.backend"]
+CORE = ["trainjob.cli", "trainjob.client", "trainjob.lifecycle", "trainjob.waiting", "trainjob.backends.local.backend"]
 MLFLOW = ["trainjob.registry.mlflow", "mlflow.tracking", "mlflow.store.model_registry.sqlalchemy_store"]
 AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.dag_command", "airflow.sdk"]
 

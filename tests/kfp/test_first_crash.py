@@ -11,7 +11,7 @@ from tests.contract.memory import MemoryBackend
 from trainjob import InvalidSpec, JobRef, LogLine, Phase, TrainJobClient, TrainJobSpec
 from trainjob.diagnosis import Evidence
 from trainjob.errors import RankCrashed
-from trainjob.launch import given_up
+from trainjob.lifecycle import given_up
 from trainjob.status import observe
 from trainjob_kfp import jobs, steplog
 from trainjob_kfp.execution import Execution

@@ -14,7 +14,7 @@ FORKS.set_forkserver_preload(
         "trainjob.client",
         "trainjob.backends.local.backend",
         "trainjob.data.__main__",
-        "trainjob.data.stores.hub",
+        "trainjob.data.stores.huggingface",
         "trainjob.data.stores.object_stores",
         "trainjob.data.stores.oci",
         "trainjob.registry.kubeflow",

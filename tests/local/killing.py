@@ -30,7 +30,7 @@ from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.registry import fake as registries
 from tests.registry.fake_store import Store
 from tests.seaweedfs import SeaweedFS
-from tests.unit.hub.fake import Hub
+from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import content, copy, read_manifest
 from trainjob.data.__main__ import main

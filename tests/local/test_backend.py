@@ -22,11 +22,12 @@ from tests.processes import eventually
 
 from trainjob import Budgets, JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed
 from trainjob.backends.local.backend import LocalBackend
-from trainjob.backends.local.files import JobFiles, _tombstone
 from trainjob.backends.local.ranks import MARKER, _kill_by_psutil
+from trainjob.backends.local.store import JobFiles, _tombstone
 from trainjob.diagnosis import Category
-from trainjob.errors import NotFound, Rejected, RetryVerdict, RuntimeNotFound, RunTimeout
+from trainjob.errors import NotFound, Rejected, RuntimeNotFound, RunTimeout
 from trainjob.status import observe
+from trainjob.verdicts import RetryVerdict
 
 # ---------------------------------------------------------------- how jobs end
 # In scripts, $$$$ is what a shell sees as $$: Kubernetes takes $$ for an escaped dollar sign.

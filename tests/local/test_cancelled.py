@@ -15,9 +15,9 @@ from tests.processes import eventually
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobFailed
-from trainjob.backends.local.files import read_json, write_json
+from trainjob.backends.local.store import read_json, write_json
 from trainjob.diagnosis import Category
-from trainjob.launch import request_cancel
+from trainjob.lifecycle import request_cancel
 from trainjob.status import observe
 from trainjob.unattended import AFTER
 

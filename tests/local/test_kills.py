@@ -45,7 +45,7 @@ from tests.oci.registry import registry as container_registry
 from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving
-from tests.unit.hub.fake import Hub
+from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import content
 from trainjob.data.transfer import scan

@@ -16,7 +16,7 @@ from tests.local.conftest import Jobs
 from trainjob import Phase, TrainJobClient, TrainJobSpec
 from trainjob.backends.base import Snapshot
 from trainjob.backends.local.backend import LocalBackend
-from trainjob.backends.local.files import JobFiles, now
+from trainjob.backends.local.store import JobFiles, now
 from trainjob.errors import BackendUnavailable, ConfigurationError
 from trainjob.manifest import JobRef, render
 from trainjob.status import observe
@@ -228,8 +228,8 @@ def test_a_job_that_nobody_has_started_says_so(jobs: Jobs, home: Path) -> None:
     assert "ended before the job had begun" in report.observation.message
     assert "launch the same key again" in report.diagnosis.advice
     snapshot = jobs.client.call(lambda: first(jobs.client.backend, ref))  # type: ignore[arg-type]
-    assert snapshot.obstacle is not None
-    assert snapshot.obstacle.reason == "LauncherLost"
+    assert snapshot.blocker is not None
+    assert snapshot.blocker.reason == "LauncherLost"
     assert jobs.client.cancel(ref)
     assert jobs.launch("true", KEY).attempt == 2
 

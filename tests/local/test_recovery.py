@@ -15,7 +15,8 @@ from tests.local.conftest import Jobs
 from tests.processes import eventually
 
 from trainjob import JobRef, TrainJobFailed
-from trainjob.errors import Rejected, RetryVerdict
+from trainjob.errors import Rejected
+from trainjob.verdicts import RetryVerdict
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 EPOCHS = 1000  # of some milliseconds each

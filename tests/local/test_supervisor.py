@@ -15,10 +15,10 @@ from tests.local.conftest import Jobs, kill
 from tests.processes import eventually
 
 from trainjob import JobRef, Phase, TrainJobFailed
-from trainjob.backends.local.files import JobFiles
+from trainjob.backends.local.store import JobFiles
 from trainjob.diagnosis import Category
-from trainjob.errors import RetryVerdict
 from trainjob.status import observe
+from trainjob.verdicts import RetryVerdict
 
 SLEEP = "echo on; sleep 60"
 
@@ -38,9 +38,9 @@ def lost(jobs: Jobs, ref: JobRef) -> None:
 # ---------------------------------------------------------------- the launcher
 
 DIES = {
-    "before anything is written": "files.write_json = die",
-    "with half a job written": "files.JobFiles.create = half",
-    "before the job has its name": "files.os.rename = die",
+    "before anything is written": "store.write_json = die",
+    "with half a job written": "store.JobFiles.create = half",
+    "before the job has its name": "store.os.rename = die",
     "right after the job has its name": "backend._supervise = die",
     "while its supervisor starts": "backend.subprocess.run = started",
     "right after its supervisor has started": "backend._supervise = after(backend._supervise)",
@@ -52,7 +52,7 @@ def test_the_launcher_is_killed(jobs: Jobs, tmp_path: Path, instant: str) -> Non
     program = f"""
 import os, subprocess
 from trainjob import TrainJobClient
-from trainjob.backends.local import backend, files
+from trainjob.backends.local import backend, store
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)

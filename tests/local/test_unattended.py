@@ -12,7 +12,7 @@ from tests.processes import eventually
 
 from trainjob import JobRef, Phase
 from trainjob.backends.local.backend import LocalBackend
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.spec import TrainJobSpec
 from trainjob.status import CANCELLED, observe
 from trainjob.unattended import AFTER

@@ -15,9 +15,9 @@ import pytest
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import Registry, connect
-from trainjob.registry.claims import Claim
+from trainjob.registry.alias_claims import Claim
 from trainjob.registry.mlflow import MlflowRegistry
-from trainjob.registry.quiet import calm
+from trainjob.registry.quiet import without_warnings
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -209,7 +209,7 @@ def test_mlflow_is_quiet_and_impatient_meanwhile(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
-    with calm():
+    with without_warnings():
         for name in ("mlflow", "alembic", "urllib3.connectionpool"):
             assert not logging.getLogger(name).isEnabledFor(logging.CRITICAL)
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"

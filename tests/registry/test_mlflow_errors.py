@@ -11,8 +11,8 @@ from mlflow.protos import databricks_pb2 as codes
 from mlflow.store.entities.paged_list import PagedList
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryUnavailable
+from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import ModelVersion, Promotion
-from trainjob.registry.claims import Claim
 from trainjob.registry.mlflow import _CLAIM, _METRIC, MlflowRegistry, _Locked, _version
 
 

@@ -25,7 +25,7 @@ from tests.stores.olah import Olah
 from tests.stores.places import Place
 from tests.trees import tree
 from tests.unit import fake_clouds
-from tests.unit.hub import fake as fake_hub
+from tests.unit.huggingface import fake as fake_hub
 
 from trainjob.data.stores.base import CHUNK
 
@@ -204,7 +204,7 @@ def make(
         server: Olah = request.getfixturevalue("olah")
         proxy = through(server.host)
         settings(HF_ENDPOINT=f"http://{proxy.host}")
-        return places.Mirror(proxy, server)
+        return places.Reflector(proxy, server)
 
     def https(kind: str) -> Place:
         settings(SSL_CERT_FILE=str(request.getfixturevalue("authority").certificate))

@@ -18,7 +18,7 @@ from tests.oci.proxy import Proxy
 from tests.stores.olah import Olah
 from tests.trees import files, tree
 from tests.unit.fake_clouds import Clouds
-from tests.unit.hub.fake import Hub
+from tests.unit.huggingface.fake import Hub
 
 from trainjob.data import content
 
@@ -198,7 +198,7 @@ class FakeHub(Place):
         return {path: data for path, data in repo.commits[repo.branches["main"]].items() if path != ".gitattributes"}
 
 
-class Mirror(Place):
+class Reflector(Place):
     """olah, which serves git repositories and takes nothing."""
 
     def __init__(self, proxy: Proxy, server: Olah) -> None:

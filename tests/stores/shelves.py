@@ -13,8 +13,8 @@ import pytest
 from tests.serving import serving
 from tests.unit import fake_clouds
 from tests.unit.fake_clouds import Clouds
-from tests.unit.hub import fake as fake_hub
-from tests.unit.hub.fake import Hub
+from tests.unit.huggingface import fake as fake_hub
+from tests.unit.huggingface.fake import Hub
 
 Fault = dict[str, Any]
 """``status`` with ``headers`` and ``body``, ``cut`` after so many bytes, ``stall``; nothing of it: none."""
@@ -155,7 +155,7 @@ def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterat
         from huggingface_hub import close_session, constants
 
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr("trainjob.data.stores.hub._SILENCE", 0.3)
+        monkeypatch.setattr("trainjob.data.stores.huggingface._SILENCE", 0.3)
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         close_session()

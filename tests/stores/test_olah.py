@@ -12,7 +12,7 @@ from tests.trees import files
 
 from trainjob.data import copy
 from trainjob.data.locations import parse_store
-from trainjob.data.stores.hub import HubStore
+from trainjob.data.stores.huggingface import HubStore
 from trainjob.errors import SourceNotFound
 
 FIRST = {"config.json": b"{}", "w.bin": random.Random(1).randbytes(200_000), "sub/ünï cödé/x y.txt": b"u", "empty": b""}

@@ -33,7 +33,6 @@ from trainjob.errors import (
     NotFound,
     QueueTimeout,
     Rejected,
-    RetryVerdict,
     RunTimeout,
     SpecMismatch,
     Stuck,
@@ -44,6 +43,7 @@ from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.report import numeric, rounded, short
 from trainjob.status import Observation, Phase
+from trainjob.verdicts import RetryVerdict
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, LogLine, TrainJobSpec
-from trainjob import launch as flow
+from trainjob import lifecycle as flow
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable
 

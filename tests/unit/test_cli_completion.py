@@ -25,7 +25,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.local.runtimes import FRAMEWORKS
 from trainjob.cli import completion
 from trainjob.cli.program import program
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.spec import TrainJobSpec
 
 SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})

@@ -13,9 +13,9 @@ from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
 from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob import launch as flow
+from trainjob import lifecycle as flow
 from trainjob.diagnosis import Evidence
-from trainjob.launch import given_up
+from trainjob.lifecycle import given_up
 from trainjob.status import observe
 
 CRASHED = {

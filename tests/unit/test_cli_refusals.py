@@ -22,7 +22,7 @@ from trainjob.cli import main
 from trainjob.cli.output import fitted
 from trainjob.diagnosis import Evidence, diagnose
 from trainjob.errors import ConfigurationError
-from trainjob.launch import dry_run, launch
+from trainjob.lifecycle import dry_run, launch
 from trainjob.manifest import JobRef, labels_of, render
 from trainjob.spec import TrainJobSpec
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose, rank_of
-from trainjob.diagnosis.crashes import crashes_in
-from trainjob.errors import RetryVerdict
+from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.terminations import crashes_in
+from trainjob.kube_objects import rank_of
 from trainjob.status import Observation, Phase, observe
+from trainjob.verdicts import RetryVerdict
 
 
 def trainjob(reason: str = "FailedJobs", message: str = "jobset failed", **status: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests.cluster import corpus
 from tests.cluster.failures import FAILURES, Failure
 
 from trainjob import Phase, report
-from trainjob.diagnosis import Category, diagnose, obstacles
+from trainjob.diagnosis import Category, blockers, diagnose
 from trainjob.status import observe
 
 # Of this machine, of a person's, or of what is built on.
@@ -64,11 +64,11 @@ def test_a_waiter_and_diagnose_agree_on_what_blocks_a_job(name: str) -> None:
     if phase.terminal or phase is Phase.RUNNING or evidence.missing:
         return
     if phase is Phase.QUEUED:
-        waits_for = obstacles.in_workload(evidence.workload or {})
+        waits_for = blockers.in_workload(evidence.workload or {})
     else:
         pending = [pod for pod in evidence.pods if pod["status"].get("phase") == "Pending"]
         warnings = [event for event in evidence.events if event.get("type") == "Warning"]
-        finding = obstacles.first(obstacles.around(pending, warnings))
-        waits_for = finding.obstacle if finding else None
-    shown = report._obstacle(evidence, phase)
+        finding = blockers.first(blockers.around(pending, warnings))
+        waits_for = finding.blocker if finding else None
+    shown = report._blocker(evidence, phase)
     assert (shown is not None and shown.lasting) is (waits_for is not None and waits_for.lasting)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, meanings
-from trainjob.diagnosis.crashes import has_trained
-from trainjob.diagnosis.obstacles import around, first
-from trainjob.errors import RetryVerdict
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, reasons
+from trainjob.diagnosis.blockers import around, first
+from trainjob.kube_objects import has_trained
 from trainjob.status import Phase, observe
+from trainjob.verdicts import RetryVerdict
 
 USER, UNKNOWN, QUOTA = RetryVerdict.USER, RetryVerdict.UNKNOWN, RetryVerdict.QUOTA
 CONFIGURATION, INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE
@@ -259,7 +259,7 @@ def test_a_node_that_is_not_ready_under_a_running_rank_is_reported() -> None:
     finding = first(around([], [NOT_READY]))
     assert finding is not None, "a waiter lists pending pods only"
     seen = observe(
-        RUNNING, observe({**RUNNING, "status": {"jobsStatus": [{"name": "node", "ready": 1}]}}), finding.obstacle
+        RUNNING, observe({**RUNNING, "status": {"jobsStatus": [{"name": "node", "ready": 1}]}}), finding.blocker
     )
     assert (seen.phase, seen.has_run, seen.stuck) == (Phase.RESTARTING, True, False)
 
@@ -553,7 +553,7 @@ CASES = [
     ("reason", "message", "retry", "lasting", "advice"), CASES, ids=[f"{case[0]}-{case[1][:40]}" for case in CASES]
 )
 def test_the_message_decides(reason: str, message: str, retry: RetryVerdict, lasting: bool, advice: str) -> None:
-    found = meanings.find(reason, message)
+    found = reasons.find(reason, message)
     assert found is not None
     assert (found.retry, found.lasting) == (retry, lasting), found
     assert advice in found.advice, found.advice

@@ -10,9 +10,10 @@ import pytest
 
 from trainjob import errors
 from trainjob.data.__main__ import TRY_AGAIN, main
-from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, verdicts
-from trainjob.errors import RetryVerdict, TrainJobError
+from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, termination_messages
+from trainjob.errors import TrainJobError
 from trainjob.status import Observation, Phase
+from trainjob.verdicts import RetryVerdict
 
 
 def ended(code: int, log: str = "", message: str = "", container: str = "node") -> Diagnosis:
@@ -144,12 +145,12 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) -> None:
     assert len(ERRORS) > 15
-    found = ended(75, "error: it failed", verdicts.write(error("it failed")))
+    found = ended(75, "error: it failed", termination_messages.write(error("it failed")))
     assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
 
 
 def test_an_error_that_a_program_of_ours_does_not_expect_is_not_the_trainings() -> None:
-    found = ended(1, "KeyError: 'size'", verdicts.write(KeyError("size")))
+    found = ended(1, "KeyError: 'size'", termination_messages.write(KeyError("size")))
     assert found.summary == "node-0 exited with code 1: KeyError: 'size'"
     assert (found.category, found.retry) == (Category.UNKNOWN, RetryVerdict.UNKNOWN)
     assert "training" not in found.text()
@@ -161,9 +162,9 @@ def test_an_error_that_a_program_of_ours_does_not_expect_is_not_the_trainings() 
     ids=["long", "quoted", "wide", "lines", "empty", "control"],
 )
 def test_a_verdict_of_any_text_fits(text: str) -> None:
-    message = verdicts.write(errors.StoreUnavailable(text))
+    message = termination_messages.write(errors.StoreUnavailable(text))
     assert len(message.encode()) <= 4096
-    read = verdicts.read(message)
+    read = termination_messages.read(message)
     assert read is not None
     assert read.meaning.retry is RetryVerdict.INFRASTRUCTURE
 
@@ -181,7 +182,7 @@ def test_a_verdict_of_any_text_fits(text: str) -> None:
     ],
 )
 def test_what_is_no_verdict(message: str) -> None:
-    assert verdicts.read(message) is None
+    assert termination_messages.read(message) is None
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import clusters
 from trainjob.cli.program import program
 from trainjob.doctor import Finding, Level, cluster, local, rights, server
-from trainjob.errors import RetryVerdict
 from trainjob.install import objects
+from trainjob.verdicts import RetryVerdict
 
 
 @pytest.fixture(autouse=True)

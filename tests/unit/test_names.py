@@ -15,7 +15,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli.options import job_name
 from trainjob.errors import ConfigurationError
-from trainjob.launch import dry_run, launch
+from trainjob.lifecycle import dry_run, launch
 from trainjob.manifest import render
 
 NO_NAMESPACE = [

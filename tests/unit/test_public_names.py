@@ -9,7 +9,8 @@ import pytest
 import trainjob
 from trainjob import errors
 from trainjob.diagnosis import Category, Diagnosis
-from trainjob.errors import InvalidSpec, Problem, RetryVerdict, TrainJobFailed
+from trainjob.errors import InvalidSpec, Problem, TrainJobFailed
+from trainjob.verdicts import RetryVerdict
 
 
 @pytest.mark.parametrize("name", trainjob.__all__)

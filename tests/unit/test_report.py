@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob.cli import texts
-from trainjob.crashes import pack_diagnosis
 from trainjob.diagnosis import Category, Evidence
 from trainjob.manifest import GIVEN_UP, JobRef
 from trainjob.masking import MASK
 from trainjob.report import Report, examine, page
+from trainjob.serialization import pack_diagnosis
 from trainjob.status import QUEUE_LABEL, Phase
 
 NOW = datetime(2026, 11, 21, 10, 10, tzinfo=UTC)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.status import CANCELLED, QUEUE_LABEL, Observation, Obstacle, Phase, observe, parse_time
+from trainjob.kube_objects import parse_time
+from trainjob.status import CANCELLED, QUEUE_LABEL, Blocker, Observation, Phase, observe
 
 CREATED, QUEUED, RESUMED, ENDED = (f"2026-11-21T{hour}:00:00Z" for hour in ("10", "11", "12", "13"))
 
@@ -199,7 +200,7 @@ def test_the_counters_of_real_jobs(recorded: list[Any], phases: str) -> None:
 
 def test_a_pod_that_was_replaced_and_cannot_start() -> None:
     running = observe(job(READY))
-    pending = Obstacle("Unschedulable", "pod x is not scheduled: no room")
+    pending = Blocker("Unschedulable", "pod x is not scheduled: no room")
     restarting = observe(job(ACTIVE), running, pending)
     assert (restarting.phase, restarting.message) == (Phase.RESTARTING, "pod x is not scheduled: no room")
     assert observe(job(ACTIVE), restarting).phase is Phase.RESTARTING

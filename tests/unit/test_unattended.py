@@ -12,7 +12,7 @@ from tests.contract.memory import MemoryBackend
 
 from trainjob import Budgets, InvalidSpec, JobRef, Phase, TrainJobSpec
 from trainjob.errors import Rejected, StartTimeout
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.manifest import render, spec_hash
 from trainjob.status import CANCELLED, observe
 from trainjob.unattended import AFTER, LABEL, MARK, SUSPEND, Policy, marked, policy_of, resuming, runs, unattended_for

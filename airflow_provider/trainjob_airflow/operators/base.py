@@ -137,8 +137,8 @@ class TrainJobTask(StrictTemplates):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Go on after the trigger's event."""
         from trainjob import JobRef
-        from trainjob.crashes import unpack_diagnosis, unpack_evidence
         from trainjob.errors import RankCrashed
+        from trainjob.serialization import unpack_diagnosis, unpack_evidence
         from trainjob.waiting import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
@@ -413,7 +413,7 @@ class TrainJobTask(StrictTemplates):
     def acknowledge(self) -> None:
         """Note on the job that its result has arrived: its key asked for again means "once more"."""
         from trainjob import TrainJobError
-        from trainjob.launch import mark_delivered
+        from trainjob.lifecycle import mark_delivered
 
         ref = self._delivered
         if ref is None:

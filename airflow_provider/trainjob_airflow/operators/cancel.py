@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainjob import TrainJobClient
     from trainjob.backends.base import TrainJob
-    from trainjob.launch import CancelAction
+    from trainjob.lifecycle import CancelAction
 
 _ACTIONS = "delete", "suspend"
 
@@ -134,9 +134,10 @@ class TrainJobCancelOperator(StrictTemplates):
         import anyio
 
         from trainjob import TrainJobError
-        from trainjob.launch import cancel
+        from trainjob.kube_objects import mapping
+        from trainjob.lifecycle import cancel
         from trainjob.manifest import KEY, MANAGED_BY, JobRef
-        from trainjob.status import mapping, observe
+        from trainjob.status import observe
 
         backend, action = client.backend, cast("CancelAction", self.action)
         left: list[str] = []

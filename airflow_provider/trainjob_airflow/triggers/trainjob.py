@@ -19,7 +19,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from trainjob_airflow.events import pack
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
-from trainjob_airflow.narrator import Narrator
+from trainjob_airflow.narrator import ProgressLogger
 from trainjob_airflow.states import Wanted
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class TrainJobTrigger(BaseTrigger):
             # more where that is busy. So the first one is not that of `on_kill`, which ends after 30 s.
             TrainJobTrigger._has_asked = True
             _begin(self._is_wanted())
-        from trainjob.crashes import pack_diagnosis, pack_evidence
         from trainjob.errors import RankCrashed, TimedOut, TrainJobError
+        from trainjob.serialization import pack_diagnosis, pack_evidence
 
         limit: asyncio.Timeout | None = None
         try:
@@ -155,7 +155,7 @@ class TrainJobTrigger(BaseTrigger):
         from trainjob.errors import BackendUnavailable
         from trainjob.waiting import Budgets, attend
 
-        say = Narrator(self.log)
+        say = ProgressLogger(self.log)
         budgets = Budgets(
             _delta(self.queue_timeout),
             _delta(self.start_timeout),
@@ -168,7 +168,7 @@ class TrainJobTrigger(BaseTrigger):
             raise BackendUnavailable("the watch ended before it said anything")
         return final, crash
 
-    async def _read(self, backend: Backend, say: Narrator) -> None:
+    async def _read(self, backend: Backend, say: ProgressLogger) -> None:
         from trainjob.logs import Throttle
 
         throttle = Throttle(say.line)
@@ -197,7 +197,7 @@ class TrainJobTrigger(BaseTrigger):
                 await asyncio.shield(ending)
 
     async def _end(self) -> None:
-        from trainjob.launch import cancel
+        from trainjob.lifecycle import cancel
 
         # Airflow says the same to a triggerer that was taken for dead and wakes up when another one has its triggers:
         # all that are not its own any more are cancelled alike (3.3.2, `TriggerRunnerSupervisor.update_triggers`).
@@ -319,10 +319,10 @@ class TrainJobStateTrigger(BaseTrigger):
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - nobody can tell
             await asyncio.sleep(self.poll_interval)
-        say, latest, name = Narrator(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
+        say, latest, name = ProgressLogger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
         async with aclosing(backend.watch(JobRef.of(trainjob))) as snapshots:
             async for snapshot in snapshots:
-                observation: Observation = observe(snapshot.trainjob, latest, snapshot.obstacle)
+                observation: Observation = observe(snapshot.trainjob, latest, snapshot.blocker)
                 if observation != latest or snapshot.notice:
                     say.change(observation, snapshot.notice)
                 latest = observation
@@ -342,7 +342,7 @@ def _load() -> None:
     A full garbage collection over Airflow's own modules takes 0.2 to 0.4 s of the loop, once in some hundred triggers,
     whatever they do (3.3.2). What is imported by now stays until the end of the process, and is not looked at again.
     """
-    import trainjob.crashes
+    import trainjob.serialization
     import trainjob.waiting
 
     with suppress(ImportError):  # of the extra, which the local backend does without

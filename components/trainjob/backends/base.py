@@ -1,4 +1,4 @@
-"""What every backend can do. `trainjob.launch` is written against this and nothing else."""
+"""What every backend can do. `trainjob.lifecycle` is written against this and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from trainjob.diagnosis import Evidence
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
-from trainjob.status import Obstacle
+from trainjob.status import Blocker
 
 TrainJob = Mapping[str, Any]
 """A TrainJob object as JSON."""
@@ -23,12 +23,12 @@ class Snapshot:
     Attributes:
         trainjob: What `observe` looks at of the object; None once it is certain that the job of this UID is gone.
         notice: What a person should know that is not in the object: an outage that is being waited out, …
-        obstacle: What is in the way of a job that does not get on, where that is known.
+        blocker: What is in the way of a job that does not get on, where that is known.
     """
 
     trainjob: TrainJob | None
     notice: str = ""
-    obstacle: Obstacle | None = None
+    blocker: Blocker | None = None
 
 
 class Backend(Protocol):

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from trainjob import __version__
 from trainjob import install as package
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import texts
@@ -23,6 +22,7 @@ from trainjob.cli.output import echo
 from trainjob.doctor import Finding, Level, local
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
+from trainjob.version import __version__
 
 _CHANGE, _RETRY = 2, 3  # exit codes, see `trainjob.cli.program`
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red", Level.SKIPPED: "bright_black"}

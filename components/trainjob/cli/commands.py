@@ -20,18 +20,18 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
-from trainjob import launch as flow
+from trainjob import lifecycle as flow
 from trainjob import report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.backend import LocalBackend
-from trainjob.backends.local.files import leftovers
+from trainjob.backends.local.store import leftovers
 from trainjob.cli import texts
 from trainjob.cli.output import echo, redrawn
 from trainjob.cli.views import JsonView, PlainView, View, drop_stdout
-from trainjob.diagnosis import rank_of
 from trainjob.errors import ConfigurationError, NotFound, RankCrashed, TrainJobError, TrainJobFailed
-from trainjob.launch import CrashAction
+from trainjob.kube_objects import rank_of
+from trainjob.lifecycle import CrashAction
 from trainjob.logs import STATE_SECONDS, TERMINAL_SECONDS, Throttle
 from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.report import short

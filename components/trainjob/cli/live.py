@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainjob import crashes
+from trainjob import serialization
 from trainjob.cli.output import echo
 from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, left_text, result_text
 from trainjob.cli.views import View
@@ -137,7 +137,7 @@ class LiveView(View):
 
     def crash(self, diagnosis: Diagnosis) -> None:
         """See `View.crash`. Above what is redrawn, where it stays."""
-        self._console.print(Text("\n".join(crashes.warning(diagnosis)), style="yellow"))
+        self._console.print(Text("\n".join(serialization.warning(diagnosis)), style="yellow"))
 
     def result(self, result: TrainJobResult) -> None:
         """See `View.result`."""

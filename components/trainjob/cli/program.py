@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
-from trainjob import __version__
 from trainjob.cli import completion
 from trainjob.cli.data import data
 from trainjob.cli.options import (
@@ -41,7 +40,6 @@ from trainjob.errors import (
     InvalidSpec,
     ModelNotFound,
     NotFound,
-    RetryVerdict,
     Stuck,
     TimedOut,
     TrainJobError,
@@ -50,10 +48,12 @@ from trainjob.errors import (
 )
 from trainjob.sanitizing import one_line
 from trainjob.status import Phase
+from trainjob.verdicts import RetryVerdict
+from trainjob.version import __version__
 
 if TYPE_CHECKING:
     from trainjob.install import Part
-    from trainjob.launch import CrashAction
+    from trainjob.lifecycle import CrashAction
 
 _LASTING = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import click
 
-from trainjob import crashes
+from trainjob import serialization
 from trainjob.cli.output import echo
 from trainjob.cli.texts import as_json, colour_of, joined, phase_styled, progress_text, result_text
 from trainjob.diagnosis import Diagnosis
@@ -98,7 +98,7 @@ class View:
 
     def crash(self, diagnosis: Diagnosis) -> None:
         """A rank crashed, and the job goes on."""
-        self.notice("\n".join(crashes.warning(diagnosis)))
+        self.notice("\n".join(serialization.warning(diagnosis)))
 
     def result(self, result: TrainJobResult) -> None:
         """The job ended well."""
@@ -191,7 +191,7 @@ class JsonView(View):
 
     def crash(self, diagnosis: Diagnosis) -> None:
         """See `View.crash`."""
-        self._write("crash", time=_now(), **crashes.pack_diagnosis(diagnosis))
+        self._write("crash", time=_now(), **serialization.pack_diagnosis(diagnosis))
 
     def result(self, result: TrainJobResult) -> None:
         """See `View.result`."""

@@ -31,7 +31,7 @@ from trainjob import progress
 from trainjob.data import trainer
 from trainjob.data.steps import Exported, Initialized, export, initialize
 from trainjob.data.strict import json_object
-from trainjob.diagnosis import verdicts
+from trainjob.diagnosis import termination_messages
 from trainjob.errors import TrainJobError
 
 TRY_AGAIN = 75
@@ -157,7 +157,7 @@ def _tell(error: Exception) -> None:
     path = progress.termination_log()
     if path is not None:
         with suppress(OSError):  # the log and the exit code say it, too
-            Path(path).write_text(verdicts.write(error), encoding="utf-8")
+            Path(path).write_text(termination_messages.write(error), encoding="utf-8")
 
 
 def _say(line: str) -> None:

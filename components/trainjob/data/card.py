@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from trainjob import __version__
 from trainjob.data import content
 from trainjob.data.record import Record
+from trainjob.version import __version__
 
 _SHOWN = 100  # files; a checkpoint of many shards has a few hundred, a dataset in a model's place many more
 _HUB = re.compile(r"hf://(?:models/|datasets/)?(?P<name>[^/@]+/[^/@]+)")

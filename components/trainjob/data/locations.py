@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from trainjob import claims
+from trainjob import volumes
 from trainjob.errors import ConfigurationError, UnsafePath
 
 SUPPORTED = ("abfs", "abfss", "az", "file", "gs", "hf", "http", "https", "model-registry", "models", "oci", "pvc", "s3")
@@ -113,7 +113,7 @@ class Location:
             raise ConfigurationError(f"{self.uri} is not a local path")
         if self.scheme == "file":
             return Path("/" + self.path)
-        mount = claims.directory(self.authority)
+        mount = volumes.directory(self.authority)
         if not mount.is_dir():
             raise ConfigurationError(
                 f"claim {self.authority} is not mounted at {mount}: a job mounts those that its step, inputs and"
@@ -305,7 +305,7 @@ def _checked(scheme: str, authority: str, path: str, query: str) -> Location:
         if authority not in ("", "localhost"):
             raise ConfigurationError(f"file://{authority}/... names a host; write file:///absolute/path")
         authority, query = "", ""
-    elif scheme == "pvc" and not re.fullmatch(claims.NAME, authority):
+    elif scheme == "pvc" and not re.fullmatch(volumes.NAME, authority):
         raise ConfigurationError(f"pvc://{authority}/{path} names no claim; write pvc://claim/path")
     elif not authority:
         what = BUCKETS.get(scheme, "host")

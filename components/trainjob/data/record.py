@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from trainjob import __version__
 from trainjob.data.content import ContentManifest
 from trainjob.data.locations import ACCOUNT, ACCOUNTS, BUCKETS
 from trainjob.data.models import ModelFacts
 from trainjob.errors import ConfigurationError
+from trainjob.kube_objects import parse_time
 from trainjob.masking import holds_secret, names_a_secret
-from trainjob.status import parse_time
+from trainjob.version import __version__
 
 KINDS = {"datasets": "dataset", "base_model": "base model", "images": "image", "code": "code"}
 """Fields of a provenance that name what the model was made of -> what one of them is called."""

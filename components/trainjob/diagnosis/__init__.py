@@ -1,21 +1,21 @@
-"""Evidence -> `Diagnosis`. Pure: plain dicts in, a value out; it never raises, whatever the evidence looks like.
+"""Evidence -> `Diagnosis`. Pure: it takes plain dicts and returns a value; it never raises, whatever the evidence is.
 
 ::
 
-    meanings    reason -> category, retry verdict, advice: the one table of all of them
-    obstacles   what is in a job's way: its pods, Events, Kueue's Workload
-    crashes     containers and pods that ended badly, and which of them was the first
-    tracebacks  exceptions that ended a process, told apart from handled ones
-    verdicts    failures that the programs of this package report themselves
-    known       known errors and their meaning
-    tails       what the last lines of a log say: exceptions, peers that were lost
-    ends        how the first of them ended, in words
-    judge       all of these -> Diagnosis
+    reasons               reason -> category, retry verdict, advice; the only table of them
+    known                 known error messages and what they mean
+    tracebacks            exceptions that ended a process, apart from handled ones
+    log_tails             the last lines of a log: exceptions, lost peers
+    termination_messages  failures that the programs of this package report themselves
+    terminations          containers and pods that failed, which was the first, and what its termination means
+    kills                 containers that the kubelet killed
+    blockers              what blocks a job: its pods, Events, Kueue's Workload
+    diagnose              all of these -> Diagnosis
 """
 
-from trainjob.diagnosis.crashes import READ_LINES, rank_of
-from trainjob.diagnosis.judge import CUT, Diagnosis, Evidence, diagnose
-from trainjob.diagnosis.meanings import Category
-from trainjob.diagnosis.tails import TAIL_LINES
+from trainjob.diagnosis.diagnose import CUT, Diagnosis, Evidence, diagnose
+from trainjob.diagnosis.log_tails import TAIL_LINES
+from trainjob.diagnosis.reasons import Category
+from trainjob.diagnosis.terminations import READ_LINES
 
-__all__ = ["CUT", "READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose", "rank_of"]
+__all__ = ["CUT", "READ_LINES", "TAIL_LINES", "Category", "Diagnosis", "Evidence", "diagnose"]

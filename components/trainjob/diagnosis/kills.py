@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainjob.diagnosis import meanings
-from trainjob.status import mapping, parse_time
+from trainjob.diagnosis import reasons
+from trainjob.kube_objects import mapping, parse_time
 
 _REASONS = ("Killing", "FailedPostStartHook")
 _FIELD = re.compile(r"spec\.(?:init)?containers\{(.+)\}", re.IGNORECASE)
@@ -55,7 +55,7 @@ def kills_in(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[
         container = str(about.get("name")), field[1]
         reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
         first, last = parse_time(event.get("firstTimestamp")), parse_time(event.get("lastTimestamp"))
-        if reason in _REASONS and first and last and meanings.find(reason, message):
+        if reason in _REASONS and first and last and reasons.find(reason, message):
             found.setdefault(container, []).append(Kill(reason, message, "", first, last))
         elif reason == "Unhealthy":
             reports.setdefault(container, []).append(message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainjob.diagnosis.meanings import Category, Meaning
-from trainjob.errors import RetryVerdict
+from trainjob.diagnosis.reasons import Category, Meaning
+from trainjob.verdicts import RetryVerdict
 
 _USER, _UNKNOWN = RetryVerdict.USER, RetryVerdict.UNKNOWN
 _CONFIGURATION, _INFRASTRUCTURE = RetryVerdict.CONFIGURATION, RetryVerdict.INFRASTRUCTURE

@@ -8,10 +8,11 @@ import secrets
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.kubernetes.errors import ApiError
 from trainjob.doctor.findings import Finding, Level
-from trainjob.errors import BackendUnavailable, LaunchError, RetryVerdict, RuntimeNotFound
+from trainjob.errors import BackendUnavailable, LaunchError, RuntimeNotFound
 from trainjob.manifest import render
 from trainjob.spec import RuntimeRef, TrainJobSpec
 from trainjob.status import QUEUE_LABEL
+from trainjob.verdicts import RetryVerdict
 
 # Wrong in two ways that only Trainer's webhook objects to, whatever the runtime is: from 2.2 on to a manager without a
 # domain, in 2.1, which knows no manager, to a patch of a job that no runtime has.

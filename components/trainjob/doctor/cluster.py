@@ -12,17 +12,19 @@ from typing import Any
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
+from trainjob.backends.kubernetes.compat import release_of, spec_schema
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
-from trainjob.backends.kubernetes.served import release_of, spec_schema
 from trainjob.data.program import STEP_RUNTIME
 from trainjob.doctor import admission, pipelines, queues, rights, secrets, server
 from trainjob.doctor.findings import Finding, Level
-from trainjob.errors import BackendUnavailable, RetryVerdict, TrainJobError
+from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.install import STEP_IMAGE
+from trainjob.kube_objects import mapping, mappings, parse_time
 from trainjob.reaper import REAPER
 from trainjob.spec import API_VERSION, KIND, RuntimeRef
-from trainjob.status import QUEUE_LABEL, mapping, mappings, parse_time
+from trainjob.status import QUEUE_LABEL
+from trainjob.verdicts import RetryVerdict
 
 # An API server waits 10 s for a webhook by default, and 30 at most. Nothing is asked twice: an outage is to be seen.
 _TIMINGS = Timings(connect=5, read=35, asking=(1, 0))

@@ -10,7 +10,7 @@ from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
 from trainjob.doctor.findings import Finding, Level
 from trainjob.install import objects
-from trainjob.status import mapping
+from trainjob.kube_objects import mapping
 
 CONFIG = "workflow-controller-configmap"
 _WORKFLOWS = "/apis/argoproj.io/v1alpha1"

@@ -8,12 +8,13 @@ from typing import Any
 
 from trainjob.backends.base import Backend
 from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.compat import kueue_needs_patches
 from trainjob.backends.kubernetes.errors import Forbidden, ObjectNotFound
-from trainjob.backends.kubernetes.served import kueue_needs_patches
 from trainjob.doctor.admission import try_job
 from trainjob.doctor.findings import Finding, Level
+from trainjob.kube_objects import mapping, mappings
 from trainjob.spec import RuntimeRef
-from trainjob.status import QUEUE_LABEL, mapping, mappings
+from trainjob.status import QUEUE_LABEL
 
 GROUP = "kueue.x-k8s.io"
 _READ = "bind Kueue's ClusterRole kueue-batch-user-role, which lets queues be read"

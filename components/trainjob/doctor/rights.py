@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.doctor.findings import Finding, Level
-from trainjob.status import mapping
+from trainjob.kube_objects import mapping
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _USER = "system:serviceaccount:"

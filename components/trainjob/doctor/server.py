@@ -14,7 +14,8 @@ from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import ApiError, Transient, Unauthorized
 from trainjob.doctor.findings import Finding, Level
-from trainjob.errors import ConfigurationError, RetryVerdict, TrainJobError
+from trainjob.errors import ConfigurationError, TrainJobError
+from trainjob.verdicts import RetryVerdict
 
 _OLDEST = (1, 31)  # Kubernetes that Trainer 2.1 to 2.3 install on
 _SKEW = 5.0  # seconds

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import yaml
 
-from trainjob import __version__
+from trainjob.version import __version__
 
 Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]
 

@@ -10,7 +10,7 @@ shown: `list` and `resolve` know versions whose artifact is there only.
 * Custom properties of the version: ``trainjob.export_id``, ``trainjob.digest``, ``trainjob.metric.<name>`` as doubles
   and the caller's tags as text, whatever their size (integers of the registry end at 999,999,999).
 * An alias is the custom property ``alias.<name>`` of each version that ever got it. Who holds it follows from all of
-  them, see `trainjob.registry.claims`; a version that is archived takes its claim with it.
+  them, see `trainjob.registry.alias_claims`; a version that is archived takes its claim with it.
 
 Names are compared here: the server's look-up by name is SQL's ``LIKE``, in which ``a_b`` is ``axb`` as well, and which
 does not tell ``A`` from ``a`` on MySQL.
@@ -25,6 +25,7 @@ from time import sleep
 
 from trainjob.errors import ConfigurationError, ModelNotFound, RegistryConflict, RegistryUnavailable
 from trainjob.registry import records
+from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import (
     History,
     Mode,
@@ -37,7 +38,6 @@ from trainjob.registry.base import (
     check_rule,
     compare,
 )
-from trainjob.registry.claims import Claim
 from trainjob.registry.provenance import author, model_source
 from trainjob.registry.records import Found, Json
 from trainjob.registry.rest import Endpoint, NotThere, Session, Taken

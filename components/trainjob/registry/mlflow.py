@@ -27,6 +27,7 @@ from trainjob.errors import (
     RegistryUnavailable,
 )
 from trainjob.registry import runs, sqlite
+from trainjob.registry.alias_claims import Claim, holder
 from trainjob.registry.base import (
     History,
     Mode,
@@ -40,8 +41,7 @@ from trainjob.registry.base import (
     check_tags,
     compare,
 )
-from trainjob.registry.claims import Claim, holder
-from trainjob.registry.quiet import calm, open_client
+from trainjob.registry.quiet import open_client, without_warnings
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class MlflowRegistry:
         self._patience = patience
         self._database = sqlite.path_of(uri) if uri.startswith("sqlite:") else None
         self._uri = f"sqlite:///{self._database}" if self._database else uri
-        with calm(), self._errors("connect"):
+        with without_warnings(), self._errors("connect"):
             if self._database is not None:
                 sqlite.create(self._database, open_client)
                 sqlite.probe(self._database, patience)
@@ -324,7 +324,7 @@ class MlflowRegistry:
         pause = 0.05
         while True:
             try:
-                with calm(), self._errors(what):
+                with without_warnings(), self._errors(what):
                     if self._database is not None:
                         sqlite.probe(self._database, deadline - time.monotonic())
                     return action()

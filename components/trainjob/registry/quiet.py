@@ -24,7 +24,7 @@ _LIMITS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # of a run that ends; stdout is for programs to read
 }
 _NOISY = ("mlflow", "alembic", "urllib3.connectionpool")
-_CALM = RLock()
+_WARNINGS_LOCK = RLock()
 
 
 def open_client(uri: str) -> Any:
@@ -35,9 +35,9 @@ def open_client(uri: str) -> Any:
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """MLflow without its log lines, warnings and long retries; all is put back, since its user may be ours too."""
-    with _CALM, warnings.catch_warnings():
+    with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             import mlflow  # noqa: F401, PLC0415 - an extra; before the loggers, whose levels it sets

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.errors import ConfigurationError
-from trainjob.registry import claims
+from trainjob.registry import alias_claims
+from trainjob.registry.alias_claims import Claim
 from trainjob.registry.base import ModelVersion
-from trainjob.registry.claims import Claim
 
 Json = dict[str, Any]
 
@@ -91,7 +91,9 @@ def holders(every: Sequence[Found]) -> dict[str, ModelVersion]:
     live = [found for found in every if not found.archived]
     held = {}
     for alias in {alias for found in live for alias in found.claims}:
-        held[alias] = claims.holder((found.version, found.claims[alias]) for found in live if alias in found.claims)
+        held[alias] = alias_claims.holder(
+            (found.version, found.claims[alias]) for found in live if alias in found.claims
+        )
     return {alias: version for alias, version in held.items() if version is not None}
 
 

@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from trainjob import __version__, retry_after
+from trainjob import retrying
 from trainjob.errors import ConfigurationError, RegistryError, RegistryUnavailable
+from trainjob.version import __version__
 
 Json = dict[str, Any]
 
@@ -198,7 +199,7 @@ class Session:
                 if answer.status_code not in _PASSING:
                     return self._read(answer, method, path, token)
                 problem = _said(answer, token)
-                asked = retry_after.seconds(answer.headers.get("Retry-After")) or 0.0
+                asked = retrying.seconds(answer.headers.get("Retry-After")) or 0.0
                 if asked > _LONGEST_PAUSE:
                     problem += f" (it asks to come back in {asked:.0f} s)"
                     break

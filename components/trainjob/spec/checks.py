@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainjob import claims
+from trainjob import volumes
 from trainjob.errors import Problem
 from trainjob.masking import holds_secret, names_a_secret, source_holds_secret
 
@@ -31,8 +31,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUALIFIED_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LOCATION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_LOCATION = re.compile(rf"pvc://{claims.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9+.-]*:\S+")
-_CHECKPOINTS = re.compile(rf"pvc://{claims.NAME}(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_LOCATION = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9+.-]*:\S+")
+_CHECKPOINTS = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 _ABOUT_SECRETS = "vault.hashicorp.com/"
 """Annotations under this prefix name secrets that Vault's injector brings into the pod."""

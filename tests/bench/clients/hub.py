@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.serving import serving
-from tests.unit.hub.fake import Hub
+from tests.unit.huggingface.fake import Hub
 
 
 def main(*repos: str) -> None:

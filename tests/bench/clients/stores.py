@@ -33,7 +33,7 @@ def trainjob(verb: str, folder: str, uri: str) -> Callable[[], object]:
     from trainjob.data import copy
 
     s3 = ("trainjob.data.stores.object_stores", "obstore.store")
-    for each in s3 if uri.startswith("s3:") else ("trainjob.data.stores.hub",):
+    for each in s3 if uri.startswith("s3:") else ("trainjob.data.stores.huggingface",):
         import_module(each)  # else `copy` does it
     return lambda: copy(folder, uri) if verb == "up" else copy(uri, folder)
 

@@ -21,7 +21,7 @@ from tests.testcluster.nodes import fate
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
-from trainjob.launch import launch
+from trainjob.lifecycle import launch
 from trainjob.status import observe
 from trainjob.waiting import wait
 

@@ -1,7 +1,8 @@
 """The Kubernetes backend: TrainJobs of a cluster, over one small HTTP client.
 
-Layers, from below: `credentials` (the ``kubernetes`` package finds them), `errors` (replies as a tree), `client` (the
-wire: requests as data), `served` (what the cluster's Trainer can take), `mirror` (LIST and WATCH that survive
-everything), `pods` (logs, crashes), `surroundings` (what keeps jobs from running), `hub` (one mirror for one waiter or
-for many), `backend` (what `trainjob.launch` and `trainjob.waiting` talk to).
+Modules, from below: `credentials` (how a client authenticates), `errors` (HTTP replies as exceptions), `client`
+(requests and connections), `compat` (fields that the cluster's Trainer supports), `reflector` (LIST and WATCH, and how
+they recover), `pods` (logs, terminations), `related` (blockers of jobs), `job_informer` and `pod_informer` (one
+reflector shared by many waiters), `prepared` (requests that are sent while a process is terminated), `backend` (the
+`Backend` that `trainjob.lifecycle` and `trainjob.waiting` use).
 """

@@ -24,11 +24,11 @@ import anyio
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound
 from trainjob.errors import TrainJobError
+from trainjob.kube_objects import mapping, parse_time
 from trainjob.manifest import MANAGED_BY, JobRef
 from trainjob.spec import API_VERSION, KIND
 from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.spec.trainjob import LONGEST_UNATTENDED
-from trainjob.status import mapping, parse_time
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes import attendance, pods
 from trainjob.backends.kubernetes.attendance import Attendance, Waiter
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request, Timings
-from trainjob.backends.kubernetes.crashes import CrashHub
+from trainjob.backends.kubernetes.compat import AdaptingClient
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -33,27 +33,20 @@ from trainjob.backends.kubernetes.errors import (
     ObjectNotFound,
     Transient,
 )
-from trainjob.backends.kubernetes.hub import WatchHub
+from trainjob.backends.kubernetes.job_informer import JobInformer
 from trainjob.backends.kubernetes.logs import RankLogs
-from trainjob.backends.kubernetes.served import AdaptingClient
-from trainjob.backends.kubernetes.surroundings import Surroundings
-from trainjob.backends.kubernetes.urgent import Urgent
+from trainjob.backends.kubernetes.pod_informer import PodInformer
+from trainjob.backends.kubernetes.prepared import PreparedRequest
+from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import Evidence
-from trainjob.errors import (
-    AlreadyExists,
-    BackendUnavailable,
-    ConfigurationError,
-    NotFound,
-    Rejected,
-    RetryVerdict,
-    RuntimeNotFound,
-)
+from trainjob.errors import AlreadyExists, BackendUnavailable, ConfigurationError, NotFound, Rejected, RuntimeNotFound
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
 from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.status import observe
 from trainjob.unattended import LABEL as UNATTENDED
+from trainjob.verdicts import RetryVerdict
 
 _REQUEST = RESERVED_PREFIX + "request"
 _LARGEST = 3 << 20  # bytes; beyond, a server hangs up in the middle of the request, which looks like an outage
@@ -70,8 +63,8 @@ class KubernetesBackend:
 
     Args:
         credentials: Where credentials come from; kubeconfig or service account if left out.
-        shared: Let all waiters of a namespace share one watch (`WatchHub`), and one of pods (`CrashHub`). A single
-            waiter is better off alone: its requests name its job, so that a Role can be as narrow.
+        shared: Share one watch of jobs and one of pods among all waiters of a namespace (`JobInformer`, `PodInformer`).
+            For a single waiter, leave it out: the requests then name the job, and so can its Role.
         timings: How long is waited for what.
     """
 
@@ -82,8 +75,8 @@ class KubernetesBackend:
         self._client = ApiClient(self.credentials, timings)
         self._adapting = AdaptingClient(self._client)
         self._shared = shared
-        self._hubs: dict[str, WatchHub] = {}
-        self._crash_hubs: dict[str, CrashHub] = {}
+        self._job_informers: dict[str, JobInformer] = {}
+        self._pod_informers: dict[str, PodInformer] = {}
         self._attendances: dict[str, Attendance] = {}
         self._told: dict[str, float] = {}  # UID -> when a job was told to end, until pods of it were seen since
 
@@ -167,23 +160,23 @@ class KubernetesBackend:
         return self._hub(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
 
     async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        hub = self._new_hub(ref.namespace, f"metadata.name={ref.name}")
+        informer = self._new_job_informer(ref.namespace, f"metadata.name={ref.name}")
         try:
-            async with aclosing(hub.subscribe(ref)) as snapshots:
+            async with aclosing(informer.subscribe(ref)) as snapshots:
                 async for snapshot in snapshots:
                     yield snapshot
         finally:
-            await hub.aclose()
+            await informer.aclose()
 
-    def _hub(self, namespace: str) -> WatchHub:
-        if namespace not in self._hubs:
-            self._hubs[namespace] = self._new_hub(namespace)
-        return self._hubs[namespace]
+    def _hub(self, namespace: str) -> JobInformer:
+        if namespace not in self._job_informers:
+            self._job_informers[namespace] = self._new_job_informer(namespace)
+        return self._job_informers[namespace]
 
-    def _new_hub(self, namespace: str, fields: str = "") -> WatchHub:
+    def _new_job_informer(self, namespace: str, fields: str = "") -> JobInformer:
         selector = {"fieldSelector": fields} if fields else {}
-        surroundings = Surroundings(self._client, namespace)
-        return WatchHub(self._client, _path(namespace), selector, self._confirm, surroundings)
+        related = RelatedObjects(self._client, namespace)
+        return JobInformer(self._client, _path(namespace), selector, self._confirm, related)
 
     async def _confirm(self, ref: JobRef) -> TrainJob | None:
         found = await self.get(ref.namespace, ref.name)
@@ -191,12 +184,12 @@ class KubernetesBackend:
 
     async def has_run(self, ref: JobRef) -> bool:
         """See `Backend.has_run`."""
-        return await self._insist(lambda: Surroundings(self._client, ref.namespace).has_run(ref))
+        return await self._insist(lambda: RelatedObjects(self._client, ref.namespace).has_run(ref))
 
     async def evidence(self, ref: JobRef) -> Evidence:
         """See `Backend.evidence`."""
         trainjob = await self._confirm(ref)
-        around = Surroundings(self._client, ref.namespace)
+        around = RelatedObjects(self._client, ref.namespace)
         unseen = []
         try:
             found = await self._insist(lambda: pods.list_pods(self._client, ref))
@@ -213,13 +206,13 @@ class KubernetesBackend:
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. One more watch, on the job's pods, or on those of all jobs of the namespace."""
         if not self._shared:
-            return CrashHub(self._client, ref.namespace, ref.name).subscribe(ref)
-        return self._crash_hub(ref.namespace).subscribe(ref)
+            return PodInformer(self._client, ref.namespace, ref.name).subscribe(ref)
+        return self._pod_informer(ref.namespace).subscribe(ref)
 
-    def _crash_hub(self, namespace: str) -> CrashHub:
-        if namespace not in self._crash_hubs:
-            self._crash_hubs[namespace] = CrashHub(self._client, namespace)
-        return self._crash_hubs[namespace]
+    def _pod_informer(self, namespace: str) -> PodInformer:
+        if namespace not in self._pod_informers:
+            self._pod_informers[namespace] = PodInformer(self._client, namespace)
+        return self._pod_informers[namespace]
 
     async def logs(
         self,
@@ -236,7 +229,7 @@ class KubernetesBackend:
             for line in await self._insist(reader.stored):
                 yield line
             return
-        listen = partial(self._crash_hub(ref.namespace).listening, ref) if self._shared else None
+        listen = partial(self._pod_informer(ref.namespace).listening, ref) if self._shared else None
         # No task group: a reader who has seen enough would leave it as an ExceptionGroup of GeneratorExit.
         watching = asyncio.create_task(self._until_finished(ref, reader.finish))
         try:
@@ -322,16 +315,16 @@ class KubernetesBackend:
             return False
         return time.monotonic() >= self._told.get(ref.uid, 0) + self._client.timings.settle
 
-    async def urgent(self, ref: JobRef, patch: Mapping[str, Any] | None) -> Urgent | None:
+    async def prepared_request(self, ref: JobRef, patch: Mapping[str, Any] | None) -> PreparedRequest | None:
         """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None behind a proxy."""
-        return await self._urgent(_deleting(ref) if patch is None else _patching(ref, patch))
+        return await self._prepared_request(_deleting(ref) if patch is None else _patching(ref, patch))
 
-    async def urgent_pod(self, namespace: str, name: str) -> Urgent | None:
+    async def prepared_pod_request(self, namespace: str, name: str) -> PreparedRequest | None:
         """The same for a read of a pod, by the right to list pods."""
-        return await self._urgent(Request("GET", pods.collection(namespace, "pods"), _named(name)))
+        return await self._prepared_request(Request("GET", pods.collection(namespace, "pods"), _named(name)))
 
-    async def _urgent(self, request: Request) -> Urgent | None:
-        return None if (await self._client.access()).proxy is not None else Urgent(self._client, request)
+    async def _prepared_request(self, request: Request) -> PreparedRequest | None:
+        return None if (await self._client.access()).proxy is not None else PreparedRequest(self._client, request)
 
     async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
         """``ownerReferences`` of a pod, by the right to list pods; none where it is not there."""
@@ -340,11 +333,14 @@ class KubernetesBackend:
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
-        kept: list[WatchHub | CrashHub | Attendance] = [*self._hubs.values(), *self._crash_hubs.values()]
+        kept: list[JobInformer | PodInformer | Attendance] = [
+            *self._job_informers.values(),
+            *self._pod_informers.values(),
+        ]
         for each in [*kept, *self._attendances.values()]:
             await each.aclose()
-        self._hubs.clear()
-        self._crash_hubs.clear()
+        self._job_informers.clear()
+        self._pod_informers.clear()
         self._attendances.clear()
         await self._client.aclose()
 

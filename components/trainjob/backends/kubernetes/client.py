@@ -21,7 +21,6 @@ import anyio.to_thread
 import httpx
 import msgspec
 
-from trainjob import __version__
 from trainjob.backends.kubernetes.credentials import Access, Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -32,6 +31,7 @@ from trainjob.backends.kubernetes.errors import (
     error_of,
 )
 from trainjob.errors import ConfigurationError
+from trainjob.version import __version__
 
 _log = logging.getLogger(__name__)
 

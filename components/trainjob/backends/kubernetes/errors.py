@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainjob import retry_after
-from trainjob.errors import RetryVerdict, TrainJobError
+from trainjob import retrying
+from trainjob.errors import TrainJobError
+from trainjob.verdicts import RetryVerdict
 
 _SHOWN = 1000  # characters of a server's message; a rejected patch can quote a whole pod
 
@@ -123,7 +124,7 @@ def error_of(status: int, body: object, header: str | None = None) -> ApiError:
     """
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) and body.get("kind") == "Status" else {}
     message = str(fields.get("message") or (body if isinstance(body, str) else "") or "no message")
-    asked = retry_after.seconds(header)
+    asked = retrying.seconds(header)
     if asked is None:
         asked = (fields.get("details") or {}).get("retryAfterSeconds")
     if "etcdserver: request is too large" in message:  # which the API server passes on as 500

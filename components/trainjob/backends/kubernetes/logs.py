@@ -12,11 +12,10 @@ from typing import Any
 import anyio
 
 from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
-from trainjob.backends.kubernetes.crashes import Listener, Pod
 from trainjob.backends.kubernetes.errors import ApiError, Transient
+from trainjob.backends.kubernetes.pod_informer import Listener, Pod
 from trainjob.backends.kubernetes.pods import KubeletLines, collection, list_pods
-from trainjob.diagnosis import rank_of
-from trainjob.diagnosis.crashes import name_of, training_container
+from trainjob.kube_objects import name_of, rank_of, training_container
 from trainjob.logs import LogLine, Splitter, latest
 from trainjob.manifest import JobRef
 
@@ -73,7 +72,7 @@ class RankLogs:
         """Lines as they are written, until `finish` is called and everything was read.
 
         Args:
-            listen: Given what is to be called whenever there is news, tells of the job's pods (`CrashHub.listening`).
+            listen: Takes a callback for changes of the job's pods (`PodInformer.listening`).
                 Without it they are listed every 2 s, which is too much for many jobs.
 
         Raises:

@@ -16,9 +16,10 @@ from trainjob import names
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient, Unreachable
-from trainjob.diagnosis import READ_LINES, Evidence, rank_of, tails
-from trainjob.diagnosis.crashes import Crash, crashes_in, in_order, name_of, of_pod, training_container
-from trainjob.diagnosis.tails import Tail
+from trainjob.diagnosis import READ_LINES, Evidence, log_tails
+from trainjob.diagnosis.log_tails import Tail
+from trainjob.diagnosis.terminations import Crash, crashes_in, in_order, of_pod
+from trainjob.kube_objects import name_of, rank_of, training_container
 from trainjob.logs import MAX_LINE, LogLine, Splitter, latest
 from trainjob.manifest import JobRef
 
@@ -210,7 +211,7 @@ class _Tails:
         if lines is None:
             return None
         self.logs[crash.pod] = [line.text for line in lines]
-        self.tails[crash.pod] = tails.read(self.logs[crash.pod])
+        self.tails[crash.pod] = log_tails.read(self.logs[crash.pod])
         self.silent[crash.pod] = lines[-1].time if lines else ""
         return None
 

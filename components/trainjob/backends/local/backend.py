@@ -20,11 +20,10 @@ import anyio.to_thread
 from trainjob import names
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import private, runtimes
-from trainjob.backends.local.files import JobFiles, ending, job_names, now
 from trainjob.backends.local.ranks import MARKER
+from trainjob.backends.local.store import JobFiles, ending, job_names, now
 from trainjob.backends.local.supervisor import record_loss
-from trainjob.diagnosis import READ_LINES, Evidence, obstacles, rank_of
-from trainjob.diagnosis.crashes import has_trained
+from trainjob.diagnosis import READ_LINES, Evidence, blockers
 from trainjob.errors import (
     AlreadyExists,
     BackendUnavailable,
@@ -33,6 +32,7 @@ from trainjob.errors import (
     Rejected,
     RuntimeNotFound,
 )
+from trainjob.kube_objects import has_trained, rank_of
 from trainjob.logs import LogLine, Splitter, latest, merge, parse_cri
 from trainjob.manifest import JobRef
 from trainjob.settings import Settings
@@ -153,7 +153,7 @@ class LocalBackend:
                 if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
                     yield Snapshot(None)
                     return
-                yield Snapshot(trainjob, obstacle=obstacles.in_events(abandoned))
+                yield Snapshot(trainjob, blocker=blockers.in_events(abandoned))
             await asyncio.sleep(_POLL)
 
     async def has_run(self, ref: JobRef) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainjob.backends.local import private
-from trainjob.backends.local.files import now
+from trainjob.backends.local.store import now
 from trainjob.logs import MAX_LINE, cri_line
 
 MARKER = "TRAINJOB_LOCAL_UID"

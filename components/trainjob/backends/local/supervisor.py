@@ -27,8 +27,8 @@ from typing import Any
 
 from trainjob import progress, unattended
 from trainjob.backends.local import runtimes
-from trainjob.backends.local.files import FINAL, JobFiles, Stamp, ending, kept, now, read_json
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
+from trainjob.backends.local.store import FINAL, JobFiles, Stamp, ending, kept, now, read_json
 from trainjob.status import CANCELLED
 
 GRACE_SECONDS = 5.0

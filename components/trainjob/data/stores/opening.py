@@ -27,7 +27,7 @@ def open_store(location: Location) -> Store:
         return WebStore(location)
     if location.scheme == "hf":
         try:
-            from trainjob.data.stores.hub import HubStore  # noqa: PLC0415 - likewise
+            from trainjob.data.stores.huggingface import HubStore  # noqa: PLC0415 - likewise
         except ImportError:
             raise missing("hf://", "huggingface-hub and httpx", "hf") from None
         return HubStore(location)

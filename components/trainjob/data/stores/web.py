@@ -11,12 +11,13 @@ from typing import NoReturn
 
 import httpx
 
-from trainjob import __version__, retry_after
+from trainjob import retrying
 from trainjob.data import retries
 from trainjob.data.locations import Location, public
 from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.base import CHUNK, Entry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
+from trainjob.version import __version__
 
 _TIMEOUT = httpx.Timeout(60, connect=10)  # of a stall; a body may take as long as it takes
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -235,7 +236,7 @@ def _check(response: httpx.Response, where: str) -> None:
         raise ConfigurationError(f"access to {where} was denied (HTTP {status})")
     if status in (408, 425, 429) or status >= 500:
         error = StoreUnavailable(f"{where}: the server answered HTTP {status}")
-        error.retry_after = retry_after.seconds(response.headers.get("Retry-After"))
+        error.retry_after = retrying.seconds(response.headers.get("Retry-After"))
         raise error
     raise ConfigurationError(f"{where}: the server answered HTTP {status}")
 

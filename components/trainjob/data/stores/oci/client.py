@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from trainjob import retry_after
+from trainjob import retrying
 from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.retries import Interrupted
@@ -122,7 +122,7 @@ class Client:
                     if response.status_code == 403:
                         raise self._access.denied(scopes)
                     if response.status_code in _AGAIN:
-                        wait = retry_after.seconds(response.headers.get("retry-after"))
+                        wait = retrying.seconds(response.headers.get("retry-after"))
                         raise Interrupted(f"it answers {self.reason(response)}", wait)
                     yield response
                     return
@@ -198,7 +198,7 @@ class Client:
         response = self._quietly(request)
         try:
             if response.status_code in _AGAIN:
-                wait = retry_after.seconds(response.headers.get("retry-after"))
+                wait = retrying.seconds(response.headers.get("retry-after"))
                 raise Interrupted(f"its token server answers {response.status_code}", wait)
             if response.status_code != 200:
                 return None

@@ -1,0 +1,384 @@
+"""One watch for any number of waiters: one connection per cluster and namespace, whatever happens below it.
+
+A waiter costs a slot in a dictionary. Of each job only what a waiter looks at is kept, and a waiter is woken only when
+that changed. Level-triggered: a waiter that comes late, or was slow, sees the present state and no history.
+
+Beside the watch, what is in the way of jobs that do not get on is looked up from time to time, for all in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any
+
+from trainjob.backends.base import Snapshot, TrainJob
+from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob.backends.kubernetes.errors import Forbidden, Transient
+from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Synced
+from trainjob.backends.kubernetes.related import RelatedObjects
+from trainjob.errors import BackendUnavailable, ConfigurationError, TrainJobError
+from trainjob.manifest import ATTEMPT, JobRef
+from trainjob.status import CANCELLED, QUEUE_LABEL, Blocker, Phase, observe
+from trainjob.unattended import LABEL as UNATTENDED
+
+_log = logging.getLogger(__name__)
+
+_LINGER_SECONDS = 30.0  # a informer without waiters goes on for so long, since the next one often comes soon
+_SLICE = 100  # events handled and waiters woken in one turn of the event loop: each takes 0.1 ms of it
+
+# Looking around costs three lists of 250 objects a page: with 60 ms of pause for each waiter that is less than a
+# request in 5 s, however many there are.
+_LOOK_SECONDS = (3.0, 60.0)
+_LOOK_SECONDS_EACH = 0.06
+_LOOK_SECONDS_AT_A_TERMINAL = 8.0
+
+_POLL_SECONDS = (2.0, 30.0)
+
+Confirm = Callable[[JobRef], Awaitable[TrainJob | None]]
+"""GET by name: the job, or None if it or its UID is gone."""
+
+
+def projection(item: Mapping[str, Any]) -> TrainJob:
+    """What a waiter looks at, 0.7 KB: a function embedded in a spec can be 100 KB. What jobs share is there once."""
+    metadata = item["metadata"]
+    labels = metadata.get("labels") or {}
+    kept = {
+        "name": metadata["name"],
+        "namespace": sys.intern(metadata["namespace"]),
+        "uid": metadata["uid"],
+        "creationTimestamp": sys.intern(metadata["creationTimestamp"]),
+        "labels": _labels(labels.get(ATTEMPT), labels.get(QUEUE_LABEL), labels.get(UNATTENDED)),
+    }
+    if (cancelled := (metadata.get("annotations") or {}).get(CANCELLED)) is not None:
+        kept["annotations"] = {CANCELLED: cancelled}
+    if "deletionTimestamp" in metadata:
+        kept["deletionTimestamp"] = metadata["deletionTimestamp"]
+    runtime = item["spec"].get("runtimeRef") or {}
+    spec = _spec(bool(item["spec"].get("suspend")), runtime.get("kind"), runtime.get("name"))
+    return {"metadata": kept, "spec": spec, "status": _shared(json.dumps(item.get("status") or {}))}
+
+
+_shared = lru_cache(maxsize=1000)(json.loads)
+
+
+@lru_cache(maxsize=1000)
+def _spec(suspend: bool, kind: str | None, name: str | None) -> dict[str, Any]:
+    return {"suspend": suspend, "runtimeRef": {"kind": kind, "name": name}}
+
+
+@lru_cache(maxsize=1000)
+def _labels(attempt: str | None, queue: str | None, unattended: str | None) -> dict[str, str]:
+    every = ((ATTEMPT, attempt), (QUEUE_LABEL, queue), (UNATTENDED, unattended))
+    return {name: value for name, value in every if value is not None}
+
+
+class _Waiter:
+    """One waiting job: its latest snapshot, and whether it has been looked at."""
+
+    __slots__ = ("_woken", "fresh", "ref", "snapshot")
+
+    def __init__(self, ref: JobRef) -> None:
+        self.ref = ref
+        self.snapshot: Snapshot | TrainJobError | None = None
+        self.fresh = False
+        self._woken: asyncio.Future[None] | None = None  # an asyncio.Event would cost 0.8 KB
+
+    def put(self, snapshot: Snapshot | TrainJobError) -> None:
+        self.snapshot = snapshot
+        self.fresh = True
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done at the next `put`."""
+        self._woken = asyncio.get_running_loop().create_future()
+        return self._woken
+
+
+class JobInformer:
+    """All waiters of one namespace, or of one job, on one event loop.
+
+    Args:
+        client: The connection.
+        path: Of the namespace's TrainJobs.
+        selector: Which of them: ``fieldSelector`` for one; none for all, since one that was made by other means than
+            ours can be waited for, too.
+        confirm: Asks the server about one job; never is a job gone because the watch says so.
+        related: Knows what is in the way of jobs.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        selector: Mapping[str, str],
+        confirm: Confirm,
+        related: RelatedObjects,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._selector = selector
+        self._confirm = confirm
+        self._related = related
+        self._waiters: dict[str, list[_Waiter]] = {}
+        self._known: dict[str, TrainJob] = {}
+        self._blockers: dict[str, tuple[Phase, Blocker]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reflector = Reflector(client, path, selector)
+        self._synced = asyncio.Event()
+        self._error: TrainJobError | None = None
+        self._confirming: set[asyncio.Task[None]] = set()
+
+    async def subscribe(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """The job now, and again whenever it changed, until it is gone."""
+        waiter = _Waiter(ref)
+        self._waiters.setdefault(ref.uid, []).append(waiter)
+        try:
+            self._ensure_running()
+            if ref.uid in self._known:
+                waiter.put(self._snapshot(self._known[ref.uid]))
+            elif self._synced.is_set():  # the job is younger than the list, or older than its end
+                self._ask(waiter)
+            while True:
+                while not waiter.fresh:
+                    await waiter.changed()
+                waiter.fresh, snapshot = False, waiter.snapshot
+                if isinstance(snapshot, Forbidden):  # a Role that names its jobs allows no list
+                    async with aclosing(self._poll(ref)) as snapshots:
+                        async for found in snapshots:
+                            yield found
+                    return
+                if isinstance(snapshot, TrainJobError):
+                    raise snapshot
+                if snapshot is not None:
+                    yield snapshot
+                    if snapshot.trainjob is None:
+                        return
+        finally:
+            self._waiters[ref.uid].remove(waiter)
+            if not self._waiters[ref.uid]:
+                del self._waiters[ref.uid]
+
+    async def refs(self, names: Collection[str]) -> dict[str, JobRef]:
+        """The jobs of those names, by name, as of the latest change that was seen."""
+        task = self._ensure_running()
+        synced = asyncio.create_task(self._synced.wait())
+        await asyncio.wait({task, synced}, return_when=asyncio.FIRST_COMPLETED)
+        synced.cancel()
+        if self._error is not None:
+            raise self._error
+        wanted = set(names)
+        refs = (JobRef.of(trainjob) for trainjob in self._known.values() if trainjob["metadata"]["name"] in wanted)
+        return {ref.name: ref for ref in refs}
+
+    def _ensure_running(self) -> asyncio.Task[None]:
+        if not self._tasks or self._tasks[0].done():
+            self._synced.clear()
+            self._error = None
+            self._reflector = Reflector(self._client, self._path, self._selector)
+            work = [self._run(), self._look_around(), *([self._probe()] if self._client.timings.probe else [])]
+            self._tasks = [asyncio.create_task(each) for each in work]
+        return self._tasks[0]
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        tasks = (*self._tasks, *self._confirming)
+        _cancel(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)  # each has a connection to let go of
+
+    async def _run(self) -> None:
+        idle_since, handled = 0.0, 0
+        loop = asyncio.get_running_loop()
+        try:
+            idle = False
+            while not idle:
+                async with aclosing(self._reflector.events()) as events:
+                    async for event in events:
+                        await self._handle(event)
+                        handled += 1
+                        if handled % _SLICE == 0:
+                            await asyncio.sleep(0)
+                        if self._waiters:
+                            idle_since = 0.0
+                        elif not idle_since:
+                            idle_since = loop.time()
+                        elif loop.time() - idle_since > _LINGER_SECONDS:
+                            break
+                idle = not self._waiters  # one may have come while the connection was being closed
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for it for ever
+            if not isinstance(error, TrainJobError):
+                _log.exception("the watch of %s has ended", self._path)
+            if isinstance(error, BackendUnavailable | ConfigurationError | Forbidden):
+                self._error = error
+            else:
+                self._error = BackendUnavailable(f"{type(error).__name__}: {error}")
+            for waiter in self._all():
+                waiter.put(self._error)
+        finally:
+            self._known.clear()
+            self._synced.clear()
+            _cancel(self._tasks[1:])
+
+    def _all(self) -> list[_Waiter]:
+        return [waiter for waiters in self._waiters.values() for waiter in waiters]
+
+    async def _handle(self, event: Change | Synced | Outage) -> None:
+        if isinstance(event, Change):
+            self._change(event)
+        elif isinstance(event, Outage):
+            for i, waiter in enumerate(self._all(), 1):
+                latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
+                if latest is not None:
+                    waiter.put(self._snapshot(latest, event.notice))
+                elif i == 1:  # nothing is known of the job yet, to which the notice could be added
+                    _log.warning("%s", event.notice)
+                if i % _SLICE == 0:
+                    await asyncio.sleep(0)
+        else:
+            for uid in self._known.keys() - event.uids:
+                del self._known[uid]
+            self._synced.set()
+            for waiter in self._all():
+                if waiter.ref.uid not in event.uids:
+                    self._ask(waiter)
+
+    def _change(self, change: Change) -> None:
+        uid = change.item["metadata"]["uid"]
+        waiters = self._waiters.get(uid, ())
+        if change.deleted:
+            self._known.pop(uid, None)
+            self._blockers.pop(uid, None)
+            for waiter in waiters:
+                # Its last state first: a job that ended and was deleted at once has ended, not vanished.
+                waiter.put(Snapshot(projection(change.item)))
+                self._ask(waiter)
+            return
+        latest = projection(change.item)
+        if self._known.get(uid) != latest:
+            self._known[uid] = latest
+            if uid in self._blockers and self._blockers[uid][0] is not observe(latest).phase:
+                del self._blockers[uid]
+            for waiter in waiters:
+                waiter.put(self._snapshot(latest))
+
+    def _snapshot(self, trainjob: TrainJob, notice: str = "") -> Snapshot:
+        _, blocker = self._blockers.get(trainjob["metadata"]["uid"], (None, None))
+        return Snapshot(trainjob, notice, blocker)
+
+    def _ask(self, waiter: _Waiter) -> None:
+        task = asyncio.create_task(self._confirmed(waiter))
+        self._confirming.add(task)
+        task.add_done_callback(self._confirming.discard)
+
+    async def _confirmed(self, waiter: _Waiter) -> None:
+        # What was put before has to be looked at first; an event in each waiter would be for this one moment.
+        while waiter.fresh:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        try:
+            found = await self._confirm(waiter.ref)
+        except BackendUnavailable:  # the watch meets the same outage: it gives up for all, or lists and asks again
+            return
+        except TrainJobError as error:
+            waiter.put(error)
+            return
+        known = self._known.get(waiter.ref.uid)
+        if known is not None:  # the watch brought it meanwhile, which makes the reply the older news
+            waiter.put(self._snapshot(known))
+        else:
+            waiter.put(Snapshot(projection(found) if found is not None else None))
+
+    async def _look_around(self) -> None:
+        """Find out what is in the way of jobs that do not get on; the less often the longer nothing changes."""
+        least, most = _LOOK_SECONDS
+        if self._client.timings.probe:
+            most = _LOOK_SECONDS_AT_A_TERMINAL
+        pause, before = least, dict[JobRef, Phase]()
+        while True:
+            await asyncio.sleep(max(pause, len(self._waiters) * _LOOK_SECONDS_EACH))
+            phases = await self._idle()
+            pause = min(most, pause * 1.5) if phases == before else least
+            before = phases
+            waiting = {ref: self._known[ref.uid] for ref in phases if ref.uid in self._known}
+            if not waiting:
+                continue
+            try:
+                found = await self._related.blockers(waiting)
+            except Transient:  # the watch meets the same outage, and tells
+                continue
+            except TrainJobError as error:
+                _log.warning("why jobs of %s wait cannot be seen: %s", self._path, error)
+                return
+            for ref in waiting:
+                phase = phases[ref]
+                now = (phase, found[ref.uid]) if ref.uid in found else None
+                if now != self._blockers.get(ref.uid) and ref.uid in self._known:
+                    self._blockers.pop(ref.uid, None)
+                    if now is not None:
+                        self._blockers[ref.uid] = now
+                    for waiter in self._waiters.get(ref.uid, ()):
+                        waiter.put(self._snapshot(self._known[ref.uid]))
+
+    async def _probe(self) -> None:
+        """Report within seconds that the server does not answer: a watch of a quiet job is silent for a minute."""
+        seconds, silent = self._client.timings.probe, False
+        while True:
+            await asyncio.sleep(seconds / 2)
+            if not silent and time.monotonic() - self._reflector.heard < seconds / 2:
+                continue
+            error: Exception | None = None
+            try:
+                async with asyncio.timeout(seconds / 2):
+                    await self._client.send(Request("GET", "/version"))
+            except (TimeoutError, Transient) as failure:
+                error = failure
+            except TrainJobError:  # it answers, whatever it says
+                pass
+            if (error is not None) is not silent:
+                silent = error is not None
+                what = f": {error}" if str(error or "") else ""
+                notice = (
+                    f"the API server does not answer; still waiting{what}" if silent else "the API server answers again"
+                )
+                await self._handle(Outage(notice))
+
+    async def _idle(self) -> dict[JobRef, Phase]:
+        """The jobs that are waited for and do not get on."""
+        found = {}
+        for i, waiter in enumerate(self._all(), 1):
+            trainjob = self._known.get(waiter.ref.uid)
+            if trainjob is not None and (phase := observe(trainjob).phase).idle:
+                found[waiter.ref] = phase
+            if i % _SLICE == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
+        """GET with growing pauses."""
+        patience = Patience(*self._client.timings.waiting)
+        pause, longest = _POLL_SECONDS
+        while True:
+            try:
+                latest = await self._confirm(ref)
+            except BackendUnavailable as error:
+                if patience.failed():
+                    raise
+                _log.warning("%s", error)
+            else:
+                patience.succeeded()
+                yield Snapshot(latest)
+                if latest is None:
+                    return
+            await asyncio.sleep(pause)
+            pause = min(longest, pause * 1.2)
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

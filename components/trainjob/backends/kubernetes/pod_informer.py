@@ -1,0 +1,196 @@
+"""Pods of jobs and the crashes of their containers, by one watch of pods, for one job or for all of a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from trainjob.backends.kubernetes.client import ApiClient
+from trainjob.backends.kubernetes.errors import Transient
+from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, essence, gather
+from trainjob.backends.kubernetes.reflector import Change, Reflector, Synced
+from trainjob.backends.kubernetes.related import RelatedObjects
+from trainjob.diagnosis import Evidence
+from trainjob.diagnosis.terminations import crashes_in
+from trainjob.errors import BackendUnavailable, TrainJobError
+from trainjob.manifest import JobRef
+
+_log = logging.getLogger(__name__)
+
+# Ranks that lose their peer end within a fraction of a second of it, and a kubelet looks at its containers once in a
+# second: the first to be told of may be a victim. So long is waited for the others before one is called the first.
+_TOGETHER_SECONDS = 0.8
+
+_SLICE = 100  # pods handled in one turn of the event loop: each takes 0.1 ms of it
+
+Pod = Mapping[str, Any]
+
+
+class Listener:
+    """One who listens to a job's pods: of each that changed since the last look, its latest state.
+
+    Attributes:
+        error: Why no more will come.
+    """
+
+    __slots__ = ("_crashed", "_fresh", "_reflector", "_wake", "error")
+
+    def __init__(self, reflector: Reflector, wake: Callable[[], None], *, crashed: bool) -> None:
+        self._reflector = reflector
+        self._wake = wake
+        self._crashed = crashed
+        self._fresh: dict[str, Pod] = {}
+        self.error: TrainJobError | None = None
+
+    def put(self, pod: Pod) -> None:
+        """A pod is there, or has changed."""
+        if not self._crashed or crashes_of(pod):
+            self._fresh[pod["metadata"]["uid"]] = pod
+            self._wake()
+
+    def fail(self, error: TrainJobError) -> None:
+        """No more will come."""
+        self.error = error
+        self._wake()
+
+    @property
+    def current(self) -> bool:
+        """Whether the pods are those of this moment, as far as is known, and not of the last list."""
+        return self._reflector.watching
+
+    def take(self) -> dict[str, Pod]:
+        """What is new, by UID."""
+        fresh, self._fresh = self._fresh, {}
+        return fresh
+
+
+class PodInformer:
+    """One watch of pods for all who listen, open while somebody does.
+
+    It knows all pods of the namespace's JobSets, so that who comes later costs no request: of each what its log needs,
+    1.5 KB, and the whole of those that crashed.
+
+    Args:
+        client: The connection.
+        namespace: Of the jobs.
+        job: The only job to be listened to; any if empty.
+    """
+
+    def __init__(self, client: ApiClient, namespace: str, job: str = "") -> None:
+        self._client = client
+        self._path = collection(namespace, "pods")
+        self._related = RelatedObjects(client, namespace)
+        self._selector = {"labelSelector": f"{JOBSET_NAME}={job}" if job else JOBSET_NAME}
+        self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)
+        self._known: defaultdict[str, dict[str, Pod]] = defaultdict(dict)
+        self._reflector = Reflector(client, self._path, self._selector)
+        self._task: asyncio.Task[None] | None = None
+
+    async def subscribe(self, ref: JobRef) -> AsyncGenerator[Evidence]:
+        """The crashes of a job, those that its pods still tell of first; what happens together comes together.
+
+        Raises:
+            TrainJobError: pods may not be seen, or an outage outlasted its budgets.
+        """
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()  # an asyncio.Event would cost 0.8 KB
+        seen: set[tuple[str, str]] = set()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        async with self.listening(ref, wake, crashed=True) as listener:
+            while listener.error is None:
+                await woken
+                woken = loop.create_future()
+                found = listener.take()
+                if any(crashes_of(pod) - seen for pod in found.values()):
+                    await asyncio.sleep(_TOGETHER_SECONDS)
+                    found |= listener.take()
+                    fresh = {uid: crashes_of(pod) - seen for uid, pod in found.items()}
+                    seen |= set().union(*fresh.values())
+                    yield await self._evidence(ref, [pod for uid, pod in found.items() if fresh[uid]])
+            raise listener.error
+
+    async def _evidence(self, ref: JobRef, crashed: Sequence[Pod]) -> Evidence:
+        evidence = await gather(self._client, crashed, None)
+        if not any(crash.killed for crash in crashes_in(crashed)):
+            return evidence
+        try:  # Only Events tell that the kubelet killed a container, because of a probe or a hook.
+            events = await self._related.events(ref)
+        except Transient as error:
+            return replace(evidence, unseen=[*evidence.unseen, f"events: {error.message}"])
+        hidden = [f"{what}: {said}" for what, said in self._related.hidden.items()]
+        return replace(evidence, events=events, unseen=[*evidence.unseen, *hidden])
+
+    @asynccontextmanager
+    async def listening(
+        self, ref: JobRef, wake: Callable[[], None], *, crashed: bool = False
+    ) -> AsyncIterator[Listener]:
+        """Hear of the job's pods: of those that are there, then of each that changes.
+
+        Args:
+            ref: The job.
+            wake: Says when to look.
+            crashed: Hear only of what tells of a crash. A pod that is deleted soon tells of none any more.
+        """
+        if self._task is None or self._task.done():
+            self._reflector = Reflector(self._client, self._path, self._selector)
+            self._known.clear()
+            self._task = asyncio.create_task(self._run())
+        listener = Listener(self._reflector, wake, crashed=crashed)
+        self._listeners[ref.name].append(listener)
+        try:
+            for pod in self._known.get(ref.name, {}).values():
+                listener.put(pod)
+            yield listener
+        finally:
+            self._listeners[ref.name].remove(listener)
+            if not self._listeners[ref.name]:
+                del self._listeners[ref.name]
+            if not self._listeners:
+                await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})  # it has a connection to let go of
+
+    async def _run(self) -> None:
+        try:
+            async with aclosing(self._reflector.events()) as events:
+                handled = 0
+                async for event in events:
+                    if isinstance(event, Change):
+                        self._change(event.item, deleted=event.deleted)
+                    elif isinstance(event, Synced):
+                        for job, pods in list(self._known.items()):
+                            self._known[job] = {uid: pod for uid, pod in pods.items() if uid in event.uids}
+                    handled += 1
+                    if handled % _SLICE == 0:
+                        await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody must listen to nothing for ever
+            if not isinstance(error, TrainJobError):
+                _log.exception("the watch of %s has ended", self._path)
+                error = BackendUnavailable(f"{type(error).__name__}: {error}")
+            for listener in [each for listeners in self._listeners.values() for each in listeners]:
+                listener.fail(error)
+
+    def _change(self, pod: Pod, *, deleted: bool) -> None:
+        job, uid = pod["metadata"]["labels"][JOBSET_NAME], pod["metadata"]["uid"]
+        known = pod if crashes_of(pod) else essence(pod)
+        for listener in self._listeners.get(job, ()):
+            listener.put(known)
+        self._known[job][uid] = known
+        if deleted:
+            del self._known[job][uid]
+            if not self._known[job]:
+                del self._known[job]

@@ -1,0 +1,252 @@
+"""Requests that are ready to go, each over a separate open connection: for a process with milliseconds left."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from contextlib import closing
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from threading import Lock
+from urllib.parse import urlencode, urlsplit
+
+import anyio.to_thread
+
+from trainjob.backends.kubernetes.client import ApiClient, Request
+from trainjob.backends.kubernetes.credentials import Access
+from trainjob.version import __version__
+
+_READ = 4096  # bytes
+_DRY_RUNS = 3
+_BUSY_SECONDS = 1.0  # for a request that keeps the connection open; they are small
+
+
+class PreparedRequest:
+    """A request to one object.
+
+    `ApiClient` takes some ten thousand instructions of Python to send one, in another thread, and on a busy machine a
+    tenth of a second. Here its bytes are there, and whoever is interrupted by a signal sends them himself.
+
+    Args:
+        client: Where credentials come from.
+        request: What to send.
+
+    Attributes:
+        took: Seconds that dry runs of a PATCH take, webhooks included: the shortest of the last ones, since a busy
+            moment proves nothing. None before the first, if the server refuses them, and for other methods.
+        forbidden: Whether the credentials do not allow the last request that kept the connection open.
+    """
+
+    def __init__(self, client: ApiClient, request: Request) -> None:
+        self.took: float | None = None
+        self.forbidden = False
+        self._dry_runs: deque[float] = deque(maxlen=_DRY_RUNS)
+        self._client = client
+        self._request = request
+        self._connection: HTTPConnection | None = None
+        self._bytes = b""
+        self._lock = Lock()
+        self._sent: HTTPConnection | None = None
+        self._answer = b""
+
+    async def warm(self) -> None:
+        """Open the connection, or keep it open by a request; with the credentials as they are now.
+
+        A PATCH is sent as a dry run, which takes as long as the PATCH itself would. A GET is sent as it is. For a
+        DELETE the object is read.
+
+        Raises:
+            OSError, HTTPException: it cannot be done; `send` answers False then.
+        """
+        access = await self._client.access()
+        await anyio.to_thread.run_sync(self._warm, access)
+
+    def _warm(self, access: Access) -> None:
+        url = urlsplit(access.host)
+        headers = {"Host": url.netloc, "User-Agent": f"trainjob/{__version__}", "Accept": "application/json"}
+        if access.authorization:
+            headers["Authorization"] = access.authorization
+        rehearsal = Request("GET", self._request.path) if self._request.method == "DELETE" else self._request
+        if self._request.method == "PATCH":
+            rehearsal = replace(self._request, params={**self._request.params, "dryRun": "All"})
+        with self._lock:
+            self._bytes = _bytes(self._request, url.path, headers)
+            for again in (True, False):
+                try:
+                    self._connection = self._connection or _connect(access, self._client.timings.connect)
+                    self._rehearse(self._connection, rehearsal, url.path, headers)
+                    return
+                except (OSError, HTTPException):  # the server has closed what was idle
+                    self._close()
+                    if not again:
+                        raise
+
+    def _rehearse(self, connection: HTTPConnection, request: Request, prefix: str, headers: dict[str, str]) -> None:
+        body = None
+        if request.method == "PATCH":
+            body, headers = json.dumps(request.body), {**headers, "Content-Type": request.content_type}
+        began = time.monotonic()
+        connection.request(request.method, f"{prefix}{request.path}{_query(request)}", body, headers)
+        response = connection.getresponse()
+        response.read()
+        self.forbidden = response.status == 403
+        if request.method == "PATCH" and response.status < 300:
+            self._dry_runs.append(time.monotonic() - began)
+            self.took = min(self._dry_runs)
+
+    def send(self) -> bool:
+        """Send the request and wait for the answer, from any thread and from a signal's handler.
+
+        Returns:
+            False if it could not be sent, or was refused: to be asked again in the usual way.
+        """
+        return self._write(_BUSY_SECONDS) and self._done(time.monotonic() + self._client.timings.connect)
+
+    def read(self, seconds: float) -> bytes | None:
+        """Send the request and return the content of the answer; for signal handlers.
+
+        Args:
+            seconds: How long to wait for it.
+
+        Returns:
+            None if there is none in time, or the request was refused.
+        """
+        until = time.monotonic() + seconds
+        if not self._write(seconds):
+            return None
+        opened = self._sent.sock if self._sent is not None else None
+        if opened is None:
+            return None
+        try:
+            opened.settimeout(max(0.001, until - time.monotonic()))  # TimeoutError is an OSError
+            with closing(HTTPResponse(opened, method="GET")) as response:
+                response.begin()
+                return response.read() if response.status == 200 else None
+        except (OSError, HTTPException):
+            return None
+
+    def send_or(self, other: PreparedRequest, seconds: float) -> PreparedRequest | None:
+        """Send the request, and `other` as well unless the answer comes in time; for signal handlers.
+
+        The API server cancels a request whose connection closes before it was answered, so a process that may end at
+        any moment cannot wait for an answer that takes long. If dry runs take longer than `seconds`, `other` is sent at
+        once, and this request only if `other` is refused.
+
+        Args:
+            other: What to send instead.
+            seconds: How long the answer is waited for before `other` is sent.
+
+        Returns:
+            The request that was carried out, `other` if both may have been; None if neither was.
+        """
+        began = time.monotonic()
+        slow = self.took is not None and self.took > seconds
+        sent = not slow and self._write(seconds)
+        if sent and self._done(began + seconds):
+            return self
+        if other.send():
+            return other
+        sent = sent or self._write(seconds)
+        return self if sent and self._done(began + self._client.timings.connect) else None
+
+    def _write(self, seconds: float) -> bool:
+        """Send the request, without waiting for the answer.
+
+        Args:
+            seconds: How long to wait for a `warm` that is under way.
+
+        Returns:
+            False if there is no open connection.
+        """
+        if not self._lock.acquire(timeout=seconds):
+            return False
+        try:
+            connection, self._connection = self._connection, None  # its answer is read up to the status only
+            if connection is None or connection.sock is None:
+                return False
+            self._forget()
+            self._answer, self._sent = b"", connection
+            connection.sock.sendall(self._bytes)
+            connection.sock.setblocking(False)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            self._lock.release()
+
+    def _done(self, until: float) -> bool:
+        """Whether the request that `_write` has sent was carried out, by an answer that came before `until`."""
+        opened = self._sent.sock if self._sent is not None else None
+        if opened is None:
+            return False
+        poll = select.poll()
+        poll.register(opened, select.POLLIN)
+        while (status := self._status(opened)) is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(1000 * left)
+        return 0 < status < 300 or status == 404  # it is gone
+
+    def _status(self, opened: socket.socket) -> int | None:
+        """The status of the answer; None as long as there is none, 0 if there will be none."""
+        try:
+            while b"\r\n" not in self._answer:
+                received = opened.recv(_READ)
+                if not received:
+                    return 0
+                self._answer += received
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+        except OSError:
+            return 0
+        words = self._answer.split(maxsplit=2)
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._close()
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._sent is not None:
+            self._sent.close()
+            self._sent = None
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _bytes(request: Request, prefix: str, headers: dict[str, str]) -> bytes:
+    body = json.dumps(request.body).encode()
+    every = {**headers, "Content-Type": request.content_type, "Content-Length": str(len(body))}
+    first = f"{request.method} {prefix}{request.path}{_query(request)} HTTP/1.1"
+    return "\r\n".join([first, *(f"{k}: {v}" for k, v in every.items()), "", ""]).encode("latin-1") + body
+
+
+def _query(request: Request) -> str:
+    return f"?{urlencode(request.params)}" if request.params else ""
+
+
+def _connect(access: Access, seconds: float) -> HTTPConnection:
+    url = urlsplit(access.host)
+    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    opened = socket.create_connection((host, port), timeout=seconds)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = HTTPConnection(host, port, timeout=seconds)
+    connection.sock = opened
+    if url.scheme == "https":
+        try:
+            connection.sock = access.verify.wrap_socket(opened, server_hostname=access.server_name or host)
+        except (OSError, ssl.SSLError):
+            opened.close()
+            raise
+    return connection

@@ -1,0 +1,400 @@
+"""Repositories of the Hugging Face Hub, through huggingface-hub.
+
+What is read is one commit: the revision is looked up once, when the store is first used. What is written is one commit
+too, made when the manifest comes, so that nobody ever sees half a model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from trainjob import retrying
+from trainjob.data import retries
+from trainjob.data.content import NAME, WORK
+from trainjob.data.locations import Location, hub_parts, pinned
+from trainjob.data.stores.base import Entry
+from trainjob.data.stores.files import os_errors
+from trainjob.data.stores.web import Web
+from trainjob.errors import (
+    ConfigurationError,
+    CorruptData,
+    OutOfSpace,
+    SourceNotFound,
+    StoreUnavailable,
+    TrainJobError,
+    UnsafePath,
+    missing,
+)
+from trainjob.version import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.hf_api import RepoFile
+
+_AT_ONCE = 5 * 1024 * 1024  # bytes from which a file is sent before the commit; the Hub has no larger ones outside LFS
+_SILENCE = 120.0  # seconds without a byte of an answer; a commit of many files takes long
+_OID = re.compile(r"(?:W/)?\"?([0-9a-f]{40}|[0-9a-f]{64})\"?")
+_OWN = ".gitattributes"  # says which files are in LFS; made by the Hub, and no part of the content
+
+
+class HubStore:
+    """A repository, or a directory of it.
+
+    ``HF_TOKEN`` is the only place where a token is looked for, and it is never written to disk. ``HF_ENDPOINT`` names
+    another hub or a mirror.
+
+    Raises:
+        ConfigurationError: huggingface-hub is not installed.
+    """
+
+    def __init__(self, location: Location) -> None:
+        try:
+            from huggingface_hub import HfApi, constants, get_session  # noqa: PLC0415 - an extra
+            from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
+        except ImportError:
+            raise missing("hf://", "huggingface-hub", "hf") from None
+        disable_progress_bars()
+        session: Any = get_session()  # of httpx, in some versions of a fork of it
+        if session.timeout.read is None:  # its own default: it would wait for a silent server forever
+            session.timeout = _SILENCE
+        self._location = location
+        self._kind, self._repo, self._revision = hub_parts(location)
+        token = os.environ.get("HF_TOKEN", "").strip()
+        self._endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        # False: no token of somebody's log-in on this machine.
+        self._api = HfApi(
+            endpoint=self._endpoint, token=token or False, library_name="trainjob", library_version=__version__
+        )
+        self._web = Web(self._endpoint, {"Authorization": f"Bearer {token}"} if token else {}, _oid)
+        self._commit = ""
+        self._ranges: bool | None = None
+        self._files: dict[str, Entry] | None = None
+        self._spool: Path | None = None
+        self._additions: dict[str, CommitOperationAdd] = {}
+        self._deletions: set[str] = set()
+
+    def close(self) -> None:
+        """See `Closing.close`."""
+        self._web.close()
+
+    @property
+    def location(self) -> Location:
+        """Where it was opened."""
+        return self._location
+
+    @property
+    def pinned(self) -> Location:
+        """The same in the commit that is read."""
+        return pinned(self._location, self._resolve())
+
+    def ranged(self, path: str, entry: Entry) -> bool:
+        """See `Ranged.ranged`. Mirrors may not have ranges: the first file tells."""
+        del entry
+        if self._ranges is None:
+            url, where = self._url(path), self._where(path)
+            self._ranges = retries.call(lambda: self._web.facts(url, where)).ranges
+        return self._ranges
+
+    def list(self) -> Iterator[Entry]:
+        """See `Store.list`; SourceNotFound if there is no such repository."""
+        prefix = f"{self._location.path}/" if self._location.path else ""
+        for path, entry in self._tree().items():
+            if path.startswith(prefix) and path != _OWN:
+                yield replace(entry, path=path.removeprefix(prefix))
+
+    def stat(self, path: str) -> Entry:
+        """See `Store.stat`."""
+        entry = self._tree().get(self._full(path))
+        if entry is None:
+            raise SourceNotFound(f"{self._where(path)} does not exist")
+        return replace(entry, path=path)
+
+    def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
+        """See `Store.read`."""
+        return self._web.read(self._url(path), self._where(path), start, length, etag)
+
+    @contextmanager
+    def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
+        """See `Store.begin`. Of two writers one gets its commit in: the other's is no longer on top of the branch."""
+        del notify
+        if re.fullmatch(r"[0-9a-f]{40}", self._revision):
+            raise ConfigurationError(f"{self._location} is a commit, which cannot be changed; name a branch, or none")
+        self._create()
+        with tempfile.TemporaryDirectory(prefix="trainjob-hub-") as folder:
+            self._spool = Path(folder)
+            try:
+                yield
+            finally:
+                self._spool = None
+                self._additions.clear()
+                self._deletions.clear()
+
+    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
+        """See `Store.write`: kept in a temporary file until it is known to be right, then sent; named by the commit."""
+        from huggingface_hub import CommitOperationAdd  # noqa: PLC0415 - an extra
+
+        if self._spool is None:
+            raise ConfigurationError(f"{self._location} is written to by copies only")
+        full = self._full(path)
+        if full == _OWN:
+            raise UnsafePath(f"{_OWN} at the root of a repository is the Hub's own; exclude it")
+        file = self._spool / secrets.token_hex(12)
+        with os_errors(file), file.open("wb") as spooled:
+            for chunk in chunks:
+                spooled.write(chunk)
+        with errors(self._where(path)):
+            addition = CommitOperationAdd(path_in_repo=full, path_or_fileobj=str(file))
+        if size >= _AT_ONCE:
+            self._send([addition], self._where(path))
+        # What was sent need not stay; of small ones hundreds are asked about in one request, before the commit.
+        if addition.path_or_fileobj == b"":
+            file.unlink()
+        self._additions[full] = addition
+        self._deletions.discard(full)
+
+    def write_small(self, path: str, data: bytes) -> None:
+        """See `Store.write_small`. The manifest makes the commit, and with it durable what was written."""
+        if path.partition("/")[0] == WORK:
+            return  # one commit needs no mark of what is half done
+        self.write(path, [data], len(data))
+        if path == NAME:
+            self._finish(data)
+
+    def delete(self, path: str) -> None:
+        """See `Store.delete`."""
+        full = self._full(path)
+        self._additions.pop(full, None)
+        if path.partition("/")[0] != WORK and any(full == each for each in self._known()):
+            self._deletions.add(full)
+
+    def finish(self) -> None:
+        """See `Store.finish`; there is nothing below ``.trainjob``."""
+
+    def _full(self, path: str) -> str:
+        return self._location.child(path).path if path else self._location.path
+
+    def _where(self, path: str) -> str:
+        return self._location.child(path).uri if path else self._location.uri
+
+    def _url(self, path: str) -> str:
+        from huggingface_hub import hf_hub_url  # noqa: PLC0415 - an extra
+
+        return str(
+            hf_hub_url(
+                self._repo, self._full(path), repo_type=self._kind, revision=self._resolve(), endpoint=self._endpoint
+            )
+        )
+
+    def _resolve(self) -> str:
+        """The commit that is read."""
+        if not self._commit:
+            self._commit = retries.call(self._head)
+        return self._commit
+
+    def _head(self) -> str:
+        with errors(self._location.uri):
+            info = self._api.repo_info(self._repo, repo_type=self._kind, revision=self._revision, timeout=_SILENCE)
+        if not info.sha:
+            raise StoreUnavailable(f"{self._location}: the hub does not say which commit that is")
+        return str(info.sha)
+
+    def _tree(self) -> dict[str, Entry]:
+        """All files of the commit below the location, by path."""
+        if self._files is None:
+            commit = self._resolve()
+            self._files = retries.call(lambda: self._tree_of(commit))
+        return self._files
+
+    def _tree_of(self, commit: str) -> dict[str, Entry]:
+        from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415 - an extra
+
+        with errors(self._location.uri):
+            # Of the whole repository: a location can be one file, and of that there is no tree.
+            items = self._api.list_repo_tree(self._repo, recursive=True, revision=commit, repo_type=self._kind)
+            return {item.path: _entry(item) for item in items if isinstance(item, RepoFile)}
+
+    def _known(self) -> Iterable[str]:
+        try:
+            return self._tree()
+        except SourceNotFound:
+            return ()
+
+    def _create(self) -> None:
+        """Make sure that the repository and the branch are there."""
+
+        def create() -> None:
+            with errors(self._location.uri):
+                # Private: what is to be seen by everybody, a person decides.
+                self._api.create_repo(self._repo, repo_type=self._kind, private=True, exist_ok=True)
+                if self._revision != "main":
+                    self._api.create_branch(self._repo, branch=self._revision, repo_type=self._kind, exist_ok=True)
+
+        try:
+            self._resolve()
+        except SourceNotFound:
+            retries.call(create)
+            self._files = None
+            self._resolve()
+
+    def _send(self, additions: Sequence[CommitOperationAdd], where: str) -> None:
+        """Send the content of files that the Hub wants to have before the commit. What it has is not sent again."""
+
+        def send() -> None:
+            with errors(where):
+                self._api.preupload_lfs_files(
+                    self._repo, [*additions], repo_type=self._kind, revision=self._revision, num_threads=4
+                )
+
+        retries.call(send)
+        ignored = [each.path_in_repo for each in additions if getattr(each, "_should_ignore", False)]
+        if ignored:
+            # The client would leave them out without a word.
+            raise ConfigurationError(
+                f"{where}: the repository's .gitignore leaves out {', '.join(sorted(ignored)[:5])}; change it, or"
+                " exclude these files"
+            )
+
+    def _finish(self, manifest: bytes) -> None:
+        from huggingface_hub import CommitOperationDelete  # noqa: PLC0415 - an extra
+
+        additions = list(self._additions.values())
+        self._send(additions, self._location.uri)
+        deletions = [CommitOperationDelete(path, is_folder=False) for path in sorted(self._deletions)]
+        parent = self._commit
+
+        def commit() -> str:
+            with errors(self._location.uri):
+                info = self._api.create_commit(
+                    self._repo,
+                    [*deletions, *additions],
+                    commit_message=f"trainjob: {len(additions)} files",
+                    repo_type=self._kind,
+                    revision=self._revision,
+                    parent_commit=parent,
+                )
+            return str(info.oid)
+
+        def commit_or_find() -> str:
+            try:
+                return commit()
+            except StoreUnavailable:
+                # The answer may be all that was lost.
+                head = self._head()
+                if head != parent and self._manifest_at(head) == manifest:
+                    return head
+                if head != parent:
+                    raise ConfigurationError(
+                        f"somebody else has changed {self._location} in the meantime; run the step again"
+                    ) from None
+                raise
+
+        self._commit = retries.call(commit_or_find)
+        self._files = None
+        self._verify(additions)
+
+    def _manifest_at(self, commit: str) -> bytes | None:
+        other = HubStore(pinned(self._location, commit))
+        try:
+            return b"".join(other.read(NAME))
+        except SourceNotFound:
+            return None
+
+    def _verify(self, additions: Sequence[CommitOperationAdd]) -> None:
+        """Compare the commit with what was to be in it."""
+        found = self._tree()
+        for addition in additions:
+            entry, path = found.get(addition.path_in_repo), addition.path_in_repo
+            if entry is None or entry.size != addition.upload_info.size:
+                raise CorruptData(f"{self._location}: commit {self._commit} lacks {path!r}, or has another size of it")
+            if entry.sha256 and entry.sha256 != addition.upload_info.sha256.hex():
+                raise CorruptData(f"{self._location}: commit {self._commit} has another content of {path!r}")
+
+
+def _entry(item: RepoFile) -> Entry:
+    """What is needed of it; the client's own object takes ten times as much memory."""
+    if item.lfs is not None:
+        return Entry(item.path, item.lfs.size, item.lfs.sha256, sha256=item.lfs.sha256)
+    return Entry(item.path, item.size, item.blob_id)
+
+
+def _oid(response: httpx.Response) -> str | None:
+    """The git or LFS hash of an answer; None where it does not say. That of the Hub and not of where it sends us."""
+    for each in (*response.history, response):
+        if match := _OID.fullmatch(each.headers.get("X-Linked-Etag") or each.headers.get("ETag", "")):
+            return match[1]
+    return None
+
+
+# ---------------------------------------------------------------- errors of huggingface-hub
+
+
+@contextmanager
+def errors(where: str) -> Iterator[None]:
+    """Turn what huggingface-hub raises into our errors."""
+    from huggingface_hub import errors as theirs  # noqa: PLC0415 - an extra
+
+    # Errors of its HTTP client, which is httpx in some versions and a fork of it in others.
+    transport: type[Exception] = theirs.HfHubHTTPError.__bases__[0]
+    try:
+        yield
+    except TrainJobError:
+        raise
+    except theirs.GatedRepoError:
+        raise ConfigurationError(
+            f"{where} is gated: accept its conditions on the Hub, and set HF_TOKEN to a token of that account"
+        ) from None
+    except theirs.RepositoryNotFoundError:
+        hint = "HF_TOKEN may not see it" if os.environ.get("HF_TOKEN") else "if it is private, set HF_TOKEN"
+        raise SourceNotFound(f"there is no repository {where}; {hint}") from None
+    except (theirs.RevisionNotFoundError, theirs.EntryNotFoundError):
+        raise SourceNotFound(f"{where} does not exist") from None
+    except theirs.HfHubHTTPError as error:
+        raise _answered(where, error) from None
+    except theirs.HFValidationError as error:
+        raise ConfigurationError(f"{where}: {_brief(error)}") from None
+    except ValueError as error:
+        if "path_in_repo" in str(error):
+            raise UnsafePath(f"{where}: {_brief(error)}") from None
+        raise StoreUnavailable(f"{where}: {_brief(error)}") from None
+    except RuntimeError as error:
+        # Of an upload; what it was is behind it.
+        if isinstance(error.__cause__, theirs.HfHubHTTPError):
+            raise _answered(where, error.__cause__) from None
+        raise StoreUnavailable(f"{where}: {_brief(error.__cause__ or error)}") from None
+    except (transport, OSError) as error:
+        raise StoreUnavailable(f"{where}: {_brief(error)}") from None
+
+
+def _answered(where: str, error: Exception) -> TrainJobError:
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", 0)
+    if status in (401, 403):
+        return ConfigurationError(
+            f"access to {where} was denied; set HF_TOKEN to a token that may read it, or write to it ({_brief(error)})"
+        )
+    if status == 507:
+        return OutOfSpace(f"no space left for {where}: {_brief(error)}")
+    if status in (408, 409, 412, 425, 429) or status >= 500 or not status:
+        unavailable = StoreUnavailable(f"{where}: the hub answered HTTP {status}")
+        if response is not None:
+            unavailable.retry_after = retrying.seconds(response.headers.get("Retry-After"))
+        return unavailable
+    return ConfigurationError(f"{where}: the hub answered HTTP {status}: {_brief(error)}")
+
+
+def _brief(error: BaseException) -> str:
+    """In one line, without the token."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if token := os.environ.get("HF_TOKEN"):
+        text = text.replace(token, "***")
+    return text[:300]

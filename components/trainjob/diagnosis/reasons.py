@@ -1,0 +1,719 @@
+"""What the reasons that Kubernetes, JobSet, Trainer and Kueue give mean.
+
+One table for what fails a job and for what is only in its way: the same objects tell of both. It holds the reasons of
+container states (kubelet), pods (kubelet, scheduler, ``DisruptionTarget``), Events and Kueue's Workloads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainjob.verdicts import RetryVerdict
+
+
+class Category(StrEnum):
+    """What kind of failure it was; the values are a stable contract."""
+
+    USER_CODE = "user code"
+    OUT_OF_MEMORY = "out of memory"
+    IMAGE = "image"
+    SCHEDULING = "scheduling"
+    QUOTA = "quota"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node lost"
+    ADMISSION = "admission"
+    CONFIGURATION = "configuration"
+    DEADLINE = "deadline"
+    DELETED = "deleted"
+    OUTAGE = "outage"
+    """A service that the job needs did not answer, or a disk had an error."""
+    UNKNOWN = "unknown"
+    NONE = "none"
+    """Nothing failed: the job goes on, or is complete."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a reason means.
+
+    Attributes:
+        category: Kind of failure.
+        retry: Who has to act before another attempt can succeed.
+        advice: What to do, for people.
+        says: What happened to a rank, in words; empty where reason and message say it better.
+        lasting: It does not go away by itself.
+        final: Why no retry can help, in words; empty where the verdict says it well enough.
+    """
+
+    category: Category
+    retry: RetryVerdict
+    advice: str
+    says: str = ""
+    lasting: bool = False
+    final: str = ""
+
+
+_UNKNOWN = RetryVerdict.UNKNOWN
+_INFRASTRUCTURE = RetryVerdict.INFRASTRUCTURE
+_CONFIGURATION = RetryVerdict.CONFIGURATION
+
+
+def _rule(
+    reasons: str,
+    message: str,
+    category: Category,
+    retry: RetryVerdict,
+    advice: str,
+    *,
+    says: str = "",
+    lasting: bool = False,
+) -> tuple[list[str], re.Pattern[str], Meaning]:
+    """A line of the table: reasons, a regular expression that is found in the message, what the two mean."""
+    return reasons.split(), re.compile(message, re.DOTALL), Meaning(category, retry, advice, says, lasting)
+
+
+_LONGEST = 4096  # characters of a message that are looked at; an Event's has 1,024 at most
+
+RERUN = "run it again"
+"""How the advice for a job begins that has failed and may succeed when it is launched again, see `while_running`."""
+
+NO_MEMORY_LIMIT = "the container has no memory limit"
+"""Message of a container that was OOMKilled and has none, where the kubelet gives no message."""
+
+_START = "StartError ContainerCannotRun RunContainerError CreateContainerError"
+_PULL = "ErrImagePull ImagePullBackOff ImageInspectError RegistryUnavailable"
+_MISSING = (
+    "not found|does not exist|manifest unknown|access denied|[Uu]nauthorized|authorization failed"
+    "|no basic auth|403 Forbidden"
+)
+_UNSCHEDULABLE = "Unschedulable FailedScheduling"
+_MOUNT = "FailedMount FailedAttachVolume FailedMapVolume"
+_REFUSED = "FailedCreate JobCreationFailed TrainJobResourcesCreationFailed"
+_TOO_MUCH = "raise the queue's quota, or ask for less: it will never fit"
+_ENV_MISSING = "create the Secret or ConfigMap in the job's namespace, or correct its name and key in env"
+# Set by the node controller, `kubectl cordon`, autoscalers and cloud providers; they disappear again.
+_NODE_TAINT = (
+    r"node\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
+    r"|node\.cloudprovider\.kubernetes\.io/|karpenter\.sh/"
+)
+_UNAVAILABLE = rf"untolerated taint\(s\)(?! \{{)|were unschedulable|were not ready|{_NODE_TAINT}"
+_VOLUME_ELSEWHERE = "volume node affinity|PersistentVolume's node affinity"
+
+# The first rule that fits counts.
+_RULES = (
+    # --- containers, by the kubelet
+    _rule(
+        "OOMKilled",
+        f"^{NO_MEMORY_LIMIT}$",
+        Category.OUT_OF_MEMORY,
+        _INFRASTRUCTURE,
+        "set the memory in resources_per_node, so that the scheduler reserves it; or use a smaller batch",
+        says="was killed because its node ran out of memory (OOMKilled; the container has no memory limit)",
+    ),
+    _rule(
+        "OOMKilled",
+        "",
+        Category.OUT_OF_MEMORY,
+        _UNKNOWN,
+        "raise the memory in resources_per_node, or use a smaller batch",
+        says="was killed because it used more memory than its limit (OOMKilled)",
+    ),
+    _rule(
+        _START,
+        "exec format error",
+        Category.IMAGE,
+        _CONFIGURATION,
+        "build the image for the nodes' architecture",
+        lasting=True,
+    ),
+    _rule(
+        _START,
+        "failed to reserve container|[Dd]eadline ?[Ee]xceeded|[Rr]esource temporarily unavailable|no space left",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "wait, or check the node: it is too busy or too full to start containers",
+    ),
+    _rule(
+        _START,
+        "OOM-killed|memory limit too low",
+        Category.OUT_OF_MEMORY,
+        _CONFIGURATION,
+        "raise the memory in resources_per_node: the limit is too low even to start the container",
+    ),
+    _rule(
+        _START,
+        r"(?i)nvidia-container|nvml|\bCDI\b|could not select device driver|device plugin",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "check the node: its GPU driver or device plugin does not work",
+    ),
+    _rule(
+        _START,
+        "chdir to cwd",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct workingDir of the container, or create the directory in the image",
+    ),
+    _rule(
+        _START,
+        "no matching entries in (passwd|group) file|unable to find (user|group)",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct the user in the image or in securityContext: the image does not have it",
+    ),
+    _rule(
+        _START,
+        "subPath|[Nn]ot a directory|mount a directory onto a file|error mounting",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct mountPath and subPath of the volume: subPath is missing, or a directory is mounted onto a file",
+    ),
+    _rule(
+        _START,
+        "exec: |no such file or directory|[Pp]ermission denied|not found|^$",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "check command, and that the image (locally: the environment) has it",
+    ),
+    _rule(_START, "", Category.CONFIGURATION, _UNKNOWN, "fix what the message names, in the spec or on the node"),
+    _rule(
+        "CreateContainerConfigError",
+        "timed out|failed to sync|not yet been read|host IP",
+        Category.CONFIGURATION,
+        _INFRASTRUCTURE,
+        "check whether the node reaches the API server",
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "(?i)non-?root|non-numeric user",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "set runAsUser to a numeric user other than 0, or use an image with such a user: runAsNonRoot is set",
+        lasting=True,
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "subPath",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct subPath of the volumeMount, or create it in the volume",
+        lasting=True,
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "not found|couldn't find key|references non-existent",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        _ENV_MISSING,
+        lasting=True,
+    ),
+    _rule(
+        "CreateContainerConfigError",
+        "",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix what the message names in the container's configuration",
+    ),
+    _rule(  # the same as an Event, where pods may not be listed
+        "Failed",
+        "^Error: (secret|configmap) .*not found|^Error: couldn't find key",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        _ENV_MISSING,
+        lasting=True,
+    ),
+    # --- containers that the kubelet killed: only an Event tells
+    _rule(
+        "Killing",
+        "failed liveness probe",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the liveness probe in the runtime (command, timeoutSeconds, failureThreshold), or what it checks",
+        says="was killed by the kubelet because its liveness probe failed",
+    ),
+    _rule(
+        "Killing",
+        "failed startup probe",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the startup probe in the runtime (command, periodSeconds, failureThreshold), or what it checks",
+        says="was killed by the kubelet because its startup probe failed",
+    ),
+    _rule(
+        "Killing PostStartHookError FailedPostStartHook",
+        "PostStartHook|postStart|[Ll]ifecycle hook|^$",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the postStart hook in the runtime: its command, or what it needs",
+        says="was killed by the kubelet because its postStart hook failed",
+    ),
+    _rule(
+        "PreStopHookError",
+        "",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the preStop hook in the runtime: its command, or what it needs",
+    ),
+    _rule("ContainerStatusUnknown", "", Category.NODE_LOST, _INFRASTRUCTURE, RERUN, says="was lost with its node"),
+    # --- images
+    _rule(
+        "InvalidImageName InspectFailed", "", Category.IMAGE, _CONFIGURATION, "correct the image's name", lasting=True
+    ),
+    _rule(
+        "ErrImageNeverPull",
+        "",
+        Category.IMAGE,
+        _CONFIGURATION,
+        "load the image onto the nodes, or allow it to be pulled",
+        lasting=True,
+    ),
+    *(
+        _rule(reasons, about + pattern, Category.IMAGE, retry, advice, lasting=lasting)
+        for reasons, about in ((_PULL, ""), ("Failed BackOff", "(?=.*[Ii]mage).*"))  # an Event, where pods are hidden
+        for pattern, retry, advice, lasting in (
+            (
+                "(no space left on device)",
+                _INFRASTRUCTURE,
+                "free disk space on the node: the image does not fit",
+                False,
+            ),
+            (
+                "(x509: |failed to verify certificate|certificate signed by unknown authority)",
+                _CONFIGURATION,
+                "have the nodes trust the registry's certificate authority, or renew its certificate",
+                True,
+            ),
+            (
+                "(server gave HTTP response to HTTPS client)",
+                _CONFIGURATION,
+                "have the registry speak HTTPS, or configure the nodes' container runtime to use HTTP",
+                True,
+            ),
+            (
+                "(no match for platform|does not match the specified platform|no matching manifest)",
+                _CONFIGURATION,
+                "build the image for the nodes' architecture",
+                True,
+            ),
+            (
+                "(toomanyrequests|429 Too Many Requests|rate limit)",
+                _INFRASTRUCTURE,
+                "wait, or pull with credentials (image_pull_secrets): the registry limits the number of pulls",
+                False,
+            ),
+            (
+                "(no such host)",
+                _INFRASTRUCTURE,
+                "check the registry's host name in the image, and the nodes' DNS",
+                False,
+            ),
+            (
+                f"({_MISSING})",
+                _CONFIGURATION,
+                "check the image's name and tag, and that the nodes may pull it (image_pull_secrets)",
+                True,
+            ),
+            ("", _INFRASTRUCTURE, "check whether the nodes reach the image's registry", False),
+        )
+    ),
+    _rule(
+        "BackOff",
+        "restarting failed container",
+        Category.USER_CODE,
+        _UNKNOWN,
+        "read its log: it ends again and again",
+        says="ends again and again",
+    ),
+    # --- the scheduler
+    _rule(
+        _UNSCHEDULABLE,
+        r"persistentvolumeclaim .* not found",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the volume claim, or correct its name",
+        lasting=True,
+    ),
+    _rule(
+        _UNSCHEDULABLE,
+        r"unbound .*PersistentVolumeClaim|did(n't| not) find available persistent volumes",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "see why the volume claim is not bound (kubectl describe pvc): its storage class and provisioner",
+    ),
+    _rule(
+        _UNSCHEDULABLE,
+        "Insufficient |Too many pods",
+        Category.SCHEDULING,
+        _INFRASTRUCTURE,
+        "wait until the nodes have room, ask for less per node, or add nodes",
+    ),
+    _rule(  # the volume's own node may be one of those that are not ready
+        _UNSCHEDULABLE,
+        rf"^(?=.*({_VOLUME_ELSEWHERE}))(?=.*({_UNAVAILABLE}))",
+        Category.SCHEDULING,
+        _UNKNOWN,
+        "use a volume that can be attached where the nodes are, or wait: the node that it belongs to may not be ready",
+    ),
+    _rule(
+        _UNSCHEDULABLE,
+        _VOLUME_ELSEWHERE,
+        Category.SCHEDULING,
+        _CONFIGURATION,
+        "use a volume that can be attached where the nodes are: it belongs to other nodes or to another zone",
+    ),
+    _rule(  # all nodes that fit
+        _UNSCHEDULABLE,
+        rf"^(?!.*(affinity/selector|untolerated taint\(s\)(?! \{{)|untolerated taint(\(s\))? \{{(?!{_NODE_TAINT})))"
+        rf".*(were unschedulable|were not ready|{_NODE_TAINT})",
+        Category.SCHEDULING,
+        _INFRASTRUCTURE,
+        "wait until nodes are ready and schedulable again, or check why they are not",
+    ),
+    _rule(  # which nodes would fit is not said; since Kubernetes 1.35 taints are not named
+        _UNSCHEDULABLE,
+        _UNAVAILABLE,
+        Category.SCHEDULING,
+        _UNKNOWN,
+        "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes may not be ready",
+    ),
+    _rule(
+        _UNSCHEDULABLE,
+        "node affinity/selector|untolerated taint",
+        Category.SCHEDULING,
+        _CONFIGURATION,
+        "correct node selector, affinity or tolerations of the job or its runtime: no node fits them",
+    ),
+    _rule(
+        f"{_UNSCHEDULABLE} SchedulingGated",
+        "",
+        Category.SCHEDULING,
+        _INFRASTRUCTURE,
+        "check what the scheduler waits for (kubectl describe pod)",
+    ),
+    # --- volumes and sandboxes, by the kubelet
+    _rule(
+        _MOUNT,
+        "registered CSI drivers|CSINode",
+        Category.CONFIGURATION,
+        _INFRASTRUCTURE,
+        "check that the volume's CSI driver runs on the node",
+    ),
+    _rule(
+        _MOUNT,
+        "Multi-Attach|already (used|exclusively attached)",
+        Category.CONFIGURATION,
+        _INFRASTRUCTURE,
+        "wait until the other pod has released the volume, or use one with access mode ReadWriteMany",
+    ),
+    _rule(
+        _MOUNT,
+        "hostPath type check failed",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the path of the hostPath volume on the node, or correct path and type",
+    ),
+    _rule(
+        _MOUNT,
+        "(secret|configmap|persistentvolumeclaim)s? .*not found|non-existent",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the ConfigMap, Secret or PersistentVolumeClaim that is to be mounted, or correct its name and keys",
+        lasting=True,
+    ),
+    _rule(_MOUNT, "", Category.CONFIGURATION, _INFRASTRUCTURE, "check whether the volume can be attached to the node"),
+    _rule(
+        "FailedCreatePodSandBox NetworkNotReady",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "check the node: its container runtime or network has a problem",
+    ),
+    # --- objects that are refused: Job, JobSet and Trainer's controllers
+    _rule(
+        _REFUSED,
+        "failed quota: .*must specify",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "set what the namespace's ResourceQuota demands: resources_per_node, or a LimitRange with defaults",
+        lasting=True,
+    ),
+    _rule(  # all that the quota allows is free, and it is not enough
+        _REFUSED,
+        r"exceeded quota: .*, used: (\S+,)?[^\s,=]+=0[,\s].*limited: ",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "ask for less, or have the namespace's ResourceQuota raised: it will never fit",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        "exceeded quota|insufficient quota|failed quota|status unknown for quota",
+        Category.QUOTA,
+        RetryVerdict.QUOTA,
+        "wait, ask for less, or have the namespace's quota raised",
+    ),
+    _rule(
+        _REFUSED,
+        "serviceaccount .*not found|no PriorityClass",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the service account or priority class, or correct its name in the job or its runtime",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        r"(?i)(TrainingRuntime|runtime)\b.* (not found|must be created)",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the runtime again: the job needs it",
+        lasting=True,
+    ),
+    # Kueue's webhook looks up what a Job belongs to in a cache that may be behind for a moment (0.18, busy machine).
+    _rule(
+        _REFUSED,
+        r'denied the request: (JobSet|TrainJob|Workload)\.[\w.-]+ "[^"]*" not found',
+        Category.ADMISSION,
+        _INFRASTRUCTURE,
+        "wait: an admission webhook has not heard of the job yet, and it is created again",
+    ),
+    _rule(
+        _REFUSED,
+        "being terminated",
+        Category.ADMISSION,
+        _CONFIGURATION,
+        "use another namespace, or create it again: the job's namespace is being deleted",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        "violates PodSecurity",
+        Category.ADMISSION,
+        _CONFIGURATION,
+        "set the securityContext that the namespace's Pod Security level demands, or change the level",
+        lasting=True,
+    ),
+    _rule(
+        _REFUSED,
+        "failed calling webhook",
+        Category.ADMISSION,
+        _INFRASTRUCTURE,
+        "check the admission webhook named in the message: it does not answer",
+    ),
+    # An API server that says no will say it again; a conflict or an outage is gone at the next try.
+    _rule(
+        _REFUSED,
+        "denied the request|is invalid:|is forbidden:",
+        Category.ADMISSION,
+        _CONFIGURATION,
+        "change what the API server refuses: the job's name, its patches or its runtime",
+        lasting=True,
+    ),
+    _rule(_REFUSED, "", Category.ADMISSION, _INFRASTRUCTURE, "check the logs of the controllers of Trainer and JobSet"),
+    # --- pods that were stopped: DisruptionTarget and the kubelet's reasons
+    _rule(
+        "PreemptionByScheduler Preempting Preempted",
+        "",
+        Category.PREEMPTED,
+        RetryVerdict.PREEMPTED,
+        f"{RERUN} when there is room; a higher priority helps",
+        says="had to make room for a pod of higher priority",
+    ),
+    _rule(
+        "Evicted TerminationByKubelet",
+        r"exceed\w* (its local ephemeral storage limit|the limit|the total limit)|local storage usage exceeds",
+        Category.USER_CODE,
+        _UNKNOWN,
+        "write less to the node's disk, or raise ephemeral-storage or the volume's size limit",
+    ),
+    _rule(
+        "Evicted TerminationByKubelet",
+        r"low on resource: memory|condition: .*\bMemoryPressure\b",
+        Category.OUT_OF_MEMORY,
+        _INFRASTRUCTURE,
+        "request as much memory as it uses: pods that use more than they requested go first",
+    ),
+    _rule(
+        "Evicted TerminationByKubelet",
+        r"low on resource: pids|condition: .*\bPIDPressure\b",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; start fewer processes and threads (DataLoader workers) if it happens again",
+    ),
+    _rule(
+        "Evicted TerminationByKubelet",
+        r"low on resource: ephemeral-storage|condition: .*\bDiskPressure\b",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; request as much ephemeral-storage as it writes: pods that use more than requested go first",
+    ),
+    _rule(
+        "Evicted TerminationByKubelet Terminated Shutdown NodeShutdown",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; check the node if it happens often",
+    ),
+    _rule(
+        "DeletionByTaintManager TaintManagerEviction",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        RERUN,
+        says="lost its node: it was tainted or stopped answering",
+    ),
+    _rule(
+        "DeletionByPodGC NodeLost",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        RERUN,
+        says="lost its node: it is gone",
+    ),
+    _rule(
+        "NodeNotReady",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "check the node; if it stays away, Kubernetes replaces its pods (after five minutes by default)",
+    ),
+    _rule(
+        "EvictionByEvictionAPI",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        RERUN,
+        says="was evicted: its node is being drained",
+    ),
+    _rule(
+        "UnexpectedAdmissionError",
+        "unhealthy|no healthy devices",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; have the node's devices checked: the kubelet finds them unhealthy",
+    ),
+    _rule(
+        "NodeAffinity UnexpectedAdmissionError OutOfcpu OutOfmemory OutOfpods OutOfnvidia.com/gpu",
+        "",
+        Category.SCHEDULING,
+        _INFRASTRUCTURE,
+        f"{RERUN}: the node had less room than the scheduler thought",
+    ),
+    # --- Kueue
+    _rule(
+        "Pending",
+        r"resource \S+ unavailable in ClusterQueue",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "have the resource added to the ClusterQueue, or ask for none of it",
+        lasting=True,
+    ),
+    _rule(
+        "Pending",
+        "^(?!.*insufficient)(?=.*(untolerated taint|doesn't match node affinity))",
+        Category.SCHEDULING,
+        _CONFIGURATION,
+        "correct node selector, affinity or tolerations of the job or its runtime: no flavor of the queue fits them",
+        lasting=True,
+    ),
+    _rule("Pending", "> maximum capacity", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
+    _rule("ExceedsMaxQuota", "", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
+    _rule(
+        "Inadmissible NoMatchingFlavor Misconfigured",
+        "",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "correct the queue's name (label kueue.x-k8s.io/queue-name), or have the queue set up",
+        lasting=True,
+    ),
+    _rule(
+        "Pending WaitingForQuota WaitingForPreemptedWorkloads TopologyPlacementFailed",
+        "",
+        Category.QUOTA,
+        RetryVerdict.QUOTA,
+        "wait until other jobs of the queue end, or ask for less",
+    ),
+    _rule(
+        "Deactivated",
+        "",
+        Category.QUOTA,
+        _CONFIGURATION,
+        "find out what evicted it, then activate its Workload or launch it again",
+        lasting=True,
+    ),
+    _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "check why its pods were not ready in time"),
+    _rule(
+        "AdmissionCheck",
+        "is Rejected:",
+        Category.ADMISSION,
+        _CONFIGURATION,
+        "ask the operators of the admission check",
+        lasting=True,
+    ),
+    _rule("AdmissionCheck", "", Category.QUOTA, RetryVerdict.QUOTA, "wait for the admission check"),
+    _rule(
+        "AdmittedButSuspended",
+        "",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "upgrade Trainer: Kueue since 0.17 needs 2.2 or newer",
+    ),
+    # --- the job itself
+    _rule(
+        "DeadlineExceeded",
+        "",
+        Category.DEADLINE,
+        _UNKNOWN,
+        "raise active_deadline_seconds, or make the training shorter",
+    ),
+    _rule(
+        "TrainingRuntimeNotSupported",
+        "",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "use a ClusterTrainingRuntime or TrainingRuntime that is there",
+    ),
+    _rule(
+        "RuntimeNotFound",
+        "",
+        Category.CONFIGURATION,
+        _CONFIGURATION,
+        "create the runtime again, or cancel the job and launch it with another runtime",
+        lasting=True,
+    ),
+    _rule(
+        "SupervisorLost",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        f"{RERUN}; if it happens again, look for what kills processes on this machine (memory, reboot)",
+    ),
+    _rule(
+        "LauncherLost",
+        "",
+        Category.NODE_LOST,
+        _INFRASTRUCTURE,
+        "launch the same key again, which starts the job, or cancel it: trainjob cancel NAME",
+        lasting=True,
+    ),
+)
+
+_BY_REASON: dict[str, list[tuple[re.Pattern[str], Meaning]]] = defaultdict(list)
+for _reasons, _message, _meaning in _RULES:
+    for _reason in _reasons:
+        _BY_REASON[_reason].append((_message, _meaning))
+
+UNKNOWN = Meaning(Category.UNKNOWN, _INFRASTRUCTURE, "look at the job's events and at its nodes")
+
+
+def while_running(advice: str) -> str:
+    """The advice for a job that has not ended: launching it again would make a second training."""
+    return f"wait: the cluster restarts it{advice.removeprefix(RERUN)}" if advice.startswith(RERUN) else advice
+
+
+def find(reason: str, message: str) -> Meaning | None:
+    """What `reason` with `message` means; None if it is not known."""
+    shown = message[:_LONGEST]
+    return next((meaning for pattern, meaning in _BY_REASON.get(reason, ()) if pattern.search(shown)), None)

@@ -1,0 +1,75 @@
+"""Read Kubernetes objects as JSON: fields that may be missing, names, times and roles of pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+INITIALIZERS = ("dataset-initializer-", "model-initializer-")
+
+_OBJECT = (dict, Mapping)  # to ask an abstract class first takes as long as all the rest, in jobs of 1,000 pods
+
+
+def parse_time(text: object) -> datetime | None:
+    """An API timestamp (``2026-11-21T10:00:00Z``, with or without fractions of a second); None for anything else."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC) if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def mapping(value: object, *path: str) -> Mapping[str, Any]:
+    """The object under `path` of a JSON value; empty where there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, _OBJECT) else None
+    return value if isinstance(value, _OBJECT) else {}
+
+
+def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
+    """The objects in the list under `path` of a JSON value; none where there is no list."""
+    items = mapping(value, *path[:-1]).get(path[-1])
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
+
+
+def rank_of(pod: Mapping[str, Any]) -> str:
+    """``<replicated job>-<completion index>`` of a pod of a JobSet, as ``node-1``.
+
+    A replicated job of several Jobs, which Trainer's own runtimes do not have: ``node-<job>-<completion index>``.
+    """
+    labels = mapping(pod, "metadata", "labels")
+    name = labels.get("jobset.sigs.k8s.io/replicatedjob-name", "pod")
+    job = str(labels.get("jobset.sigs.k8s.io/job-index", "0"))
+    index = labels.get("batch.kubernetes.io/job-completion-index", "0")
+    return f"{name}-{index}" if job == "0" else f"{name}-{job}-{index}"
+
+
+def name_of(pod: Mapping[str, Any]) -> str:
+    """Name of a pod."""
+    return str(mapping(pod, "metadata").get("name", ""))
+
+
+def training_container(pod: Mapping[str, Any]) -> str:
+    """The container that trains: ``node`` in the runtimes that Trainer ships, else the first that is not a sidecar."""
+    found = mappings(pod, "spec", "containers") or mappings(pod, "status", "containerStatuses")
+    names = [str(container.get("name", "")) for container in found]
+    step = mapping(pod, "metadata", "labels").get("jobset.sigs.k8s.io/replicatedjob-name", "")
+    return next((name for name in ("node", str(step)) if name in names), names[0] if names else "")
+
+
+def sidecars_of(pod: Mapping[str, Any]) -> set[str]:
+    """Init containers that go on beside the others."""
+    found = mappings(pod, "spec", "initContainers")
+    return {str(container.get("name", "")) for container in found if container.get("restartPolicy") == "Always"}
+
+
+def has_trained(pod: Mapping[str, Any]) -> bool:
+    """Whether the training container of a pod has been running at any time."""
+    name = training_container(pod)
+    found = [each for each in mappings(pod, "status", "containerStatuses") if each.get("name") == name]
+    began = any(
+        mapping(each, state, kind).get("startedAt")
+        for each in found
+        for state, kind in (("state", "running"), ("state", "terminated"), ("lastState", "terminated"))
+    )
+    return began and not rank_of(pod).startswith(INITIALIZERS)

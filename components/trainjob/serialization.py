@@ -1,0 +1,118 @@
+"""A crash while its job goes on: as text for people, and as JSON that outlives the pods it was seen in. Pure.
+
+With the runtimes that Trainer ships a container that crashed is started again in its place, the job is `Failed` only
+minutes later, and then Kubernetes deletes its pods with their logs (measured: 320 s).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from trainjob.diagnosis import CUT, TAIL_LINES, Category, Diagnosis, Evidence, log_tails
+from trainjob.kube_objects import mapping, mappings
+from trainjob.masking import masked_lines, public
+from trainjob.sanitizing import one_line
+from trainjob.status import Phase
+from trainjob.verdicts import RetryVerdict
+
+LINE_CHARACTERS = 500
+"""Of a log line that is kept for later: 20 of them fit into an annotation, and into a row of Airflow's database."""
+
+_PODS, _LINES = 3, 100  # the ranks that failed first say it, and torchrun writes 40 lines after those of its workers
+_POD_PARTS = {
+    "metadata": ("name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp"),
+    "spec": ("nodeName", "restartPolicy", "terminationGracePeriodSeconds"),
+    "status": ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses"),
+}
+
+
+def warning(diagnosis: Diagnosis) -> list[str]:
+    """What a log says of a crash while the job goes on, line by line."""
+    lines = [diagnosis.crash]
+    if diagnosis.log:
+        lines.append(f"last lines of {diagnosis.rank or 'its log'}:")
+        shown = [one_line(line, LINE_CHARACTERS) for line in diagnosis.log]
+        lines += [f"  | {line}" for line in shown]
+        if any(line.endswith(CUT) for line in shown):
+            lines.append(diagnosis.whole_log)
+    return lines
+
+
+def pack_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as JSON values, 15 KB at most."""
+    log = tuple(one_line(line, LINE_CHARACTERS) for line in diagnosis.log[-TAIL_LINES:])
+    kept = replace(diagnosis, log=log, summary=one_line(diagnosis.summary, 1000), unseen=diagnosis.unseen[:5])
+    packed: dict[str, Any] = json.loads(json.dumps(kept.as_dict()))
+    return packed
+
+
+def unpack_diagnosis(packed: object) -> Diagnosis:
+    """The diagnosis again; the best that can be made of it where another version wrote it, or a person changed it."""
+    known = {field.name: field for field in fields(Diagnosis)}
+    values = {str(name): value for name, value in packed.items()} if isinstance(packed, Mapping) else {}
+    values = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items() if name in known}
+    values |= {
+        "category": _member(Category, values.get("category"), Category.UNKNOWN),
+        "retry": _member(RetryVerdict, values.get("retry"), RetryVerdict.CONFIGURATION),
+        "phase": _member(Phase, values.get("phase"), Phase.FAILED),
+        "summary": str(values.get("summary") or "it was given up, and what was written down of it cannot be read"),
+    }
+    return Diagnosis(**values)
+
+
+def _member(kind: Any, value: object, default: Any) -> Any:
+    return kind(value) if value in {each.value for each in kind} else default
+
+
+def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
+    """What a diagnosis looks at of pods that crashed, as JSON values: for whoever has to explain the end of the job."""
+    if evidence is None:
+        return None
+    chosen = sorted(evidence.pods, key=lambda pod: _name(pod) not in evidence.logs)[:_PODS]
+    pods = [
+        {
+            part: {name: value for name, value in mapping(pod, part).items() if name in names}
+            for part, names in _POD_PARTS.items()
+        }
+        for pod in chosen
+    ]
+    for packed, pod in zip(pods, chosen, strict=True):  # what was OOMKilled without a limit has filled its node
+        packed["status"] = _public(packed["status"])
+        packed["spec"] |= {kind: _resources(pod, kind) for kind in ("containers", "initContainers")}
+    names = {_name(pod) for pod in pods}
+    logs = {
+        name: [one_line(line, LINE_CHARACTERS) for line in masked_lines(_begin(line) for line in list(lines)[-_LINES:])]
+        for name, lines in evidence.logs.items()
+        if name in names
+    }
+    return {"pods": pods, "logs": logs}
+
+
+def _begin(line: str) -> str:
+    return log_tails.shown(line)[: 2 * LINE_CHARACTERS]
+
+
+def _public(value: Any) -> Any:
+    """A part of a pod's status without control sequences and secrets."""
+    if isinstance(value, Mapping):
+        return {name: _public(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_public(part) for part in value]
+    return public(value) if isinstance(value, str) else value
+
+
+def _resources(pod: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    wanted = ("name", "resources", "restartPolicy")
+    return [{name: each[name] for name in wanted if name in each} for each in mappings(pod, "spec", kind)]
+
+
+def unpack_evidence(packed: Mapping[str, Any] | None) -> Evidence | None:
+    """The evidence again."""
+    return Evidence(None, packed.get("pods") or [], packed.get("logs") or {}) if packed else None
+
+
+def _name(pod: Mapping[str, Any]) -> str:
+    return str(mapping(pod, "metadata").get("name", ""))

@@ -1,0 +1,198 @@
+"""What keeps a job from running is said while it is waited for, and can end the wait at once: by real controllers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from tests.testcluster import kueue
+from tests.testcluster.access import RULES, Access
+from tests.testcluster.nodes import fate
+
+from trainjob import Budgets, JobRef, Observation, Phase, TrainJobSpec
+from trainjob.backends.kubernetes.backend import KubernetesBackend
+from trainjob.backends.kubernetes.credentials import Credentials
+from trainjob.diagnosis.blockers import event_time
+from trainjob.errors import Stuck
+from trainjob.lifecycle import cancel, launch
+from trainjob.manifest import render
+from trainjob.verdicts import RetryVerdict
+from trainjob.waiting import wait
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+
+
+_SECONDS = 180  # for controllers that serve all other tests, too, on a machine that is busy
+
+
+def spec(gpus: int = 0, queue: str = "", **fields: Any) -> TrainJobSpec:
+    asked: dict[str, Any] = {"runtime": "torch-distributed", "num_nodes": 2, **fields}
+    if gpus:
+        asked["resources_per_node"] = {"gpu": gpus}
+    if queue:
+        asked["labels"] = {kueue.QUEUE_LABEL: queue, **fields.get("labels", {})}
+    return TrainJobSpec.parse(asked)
+
+
+async def until(
+    backend: KubernetesBackend, ref: JobRef, enough: Callable[[Observation], bool], seen: list[Observation]
+) -> None:
+    """Wait for the job until `enough` says so of an observation."""
+    found = False
+    with anyio.move_on_after(_SECONDS) as scope:
+
+        def look(observation: Observation, _: str) -> None:
+            nonlocal found
+            seen.append(observation)
+            if enough(observation):
+                found = True
+                scope.cancel()
+
+        await wait(backend, ref, on_change=look)
+    assert found, f"not seen within {_SECONDS} s; what was seen last: {seen[-1:]}"
+
+
+async def stuck(backend: KubernetesBackend, ref: JobRef) -> str:
+    """What ends the wait of somebody who has no patience."""
+    with anyio.fail_after(_SECONDS), pytest.raises(Stuck) as caught:
+        await wait(backend, ref, Budgets(fail_fast=True))
+    assert caught.value.retry is RetryVerdict.CONFIGURATION
+    assert str(ref) in str(caught.value)
+    assert await backend.get(ref.namespace, ref.name), "the job is left as it is"
+    return str(caught.value)
+
+
+async def test_a_queue_says_what_it_waits_for(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+    first = await launch(backend, spec(4, small_queue, env=fate(run="never")), "a", namespace=namespace)
+    await until(backend, first, lambda seen: seen.phase is Phase.RUNNING, [])
+    second = await launch(backend, spec(4, small_queue, env=fate(run="never")), "b", namespace=namespace)
+    seen: list[Observation] = []
+    async with anyio.create_task_group() as tasks:
+
+        def make_room(observation: Observation) -> bool:
+            if observation.reason == "Pending" and not any(each.phase is Phase.STARTING for each in seen):
+                tasks.start_soon(cancel, backend, first)
+            return observation.phase is Phase.RUNNING
+
+        await until(backend, second, make_room, seen)
+    waiting = next(each for each in seen if each.reason == "Pending")
+    assert waiting.phase is Phase.QUEUED
+    assert waiting.message.startswith(f"waiting for admission in queue {small_queue}: couldn't assign flavors")
+    assert "insufficient unused quota for nvidia.com/gpu" in waiting.message
+    assert not waiting.stuck, "it waits for another job, which will end"
+    assert not any(each.message for each in seen if each.phase is not Phase.QUEUED), "and is free of it once admitted"
+
+
+async def test_more_than_a_queue_will_ever_have(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+    ref = await launch(backend, spec(8, small_queue), "a", namespace=namespace)
+    said = await stuck(backend, ref)
+    assert "is Queued and will stay so" in said
+    assert "> maximum capacity (8)" in said
+
+
+async def test_a_queue_that_does_not_exist(
+    backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
+) -> None:
+    needs("kueue")
+    ref = await launch(backend, spec(queue="nosuch"), "a", namespace=namespace)
+    assert "LocalQueue nosuch doesn't exist" in await stuck(backend, ref)
+
+
+async def test_preempted_and_admitted_again(
+    backend: KubernetesBackend, cluster: Access, namespace: str, small_queue: str
+) -> None:
+    cluster.api.apply(kueue.priority_class("urgent", 1000))
+    low = await launch(backend, spec(4, small_queue, env=fate(run="10s")), "low", namespace=namespace)
+    seen: list[Observation] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def urgent() -> None:
+            asked = spec(4, small_queue, env=fate(run="8s"), labels={kueue.PRIORITY_LABEL: "urgent"})
+            await wait(backend, await launch(backend, asked, "high", namespace=namespace))
+
+        def preempt(observation: Observation, _: str) -> None:
+            if observation.phase is Phase.RUNNING and not any(each.phase is Phase.RUNNING for each in seen):
+                tasks.start_soon(urgent)
+            seen.append(observation)
+
+        with anyio.fail_after(150):
+            result = await wait(backend, low, on_change=preempt)
+    assert result.uid == low.uid
+    phases = [each.phase for each in seen]
+    ran = phases.index(Phase.RUNNING)
+    assert Phase.RUNNING in phases[phases.index(Phase.QUEUED, ran) :], "and ran again"
+    assert phases[-1] is Phase.COMPLETE
+    queued = [each.message for each in seen[ran:] if each.phase is Phase.QUEUED]
+    assert queued[0].startswith(f"preempted, waiting again in queue {small_queue}")
+    assert any("Preempted to accommodate a workload" in message for message in queued)
+
+
+async def test_a_jobset_that_is_refused(backend: KubernetesBackend, cluster: Access, namespace: str) -> None:
+    """Such a job has no status at all, for ever; only Events tell. Our own names are short enough."""
+    trainjob = {**render(spec(), "a", 1, namespace)}
+    trainjob["metadata"] = {**trainjob["metadata"], "name": "n" * 60}
+    ref = JobRef.of(cluster.api.create(trainjob))
+    said = await stuck(backend, ref)
+    assert "is NotStarted and will stay so" in said
+    assert "denied the request" in said
+    evidence = await backend.evidence(ref)
+    assert "TrainJobResourcesCreationFailed" in {event["reason"] for event in evidence.events}
+    assert all(event_time(event) for event in evidence.events)
+
+
+async def test_an_image_that_does_not_exist(
+    backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
+) -> None:
+    needs("simulated-nodes")
+    told = fate(waiting="ErrImagePull", message="docker.io/library/nosuch:1: not found")
+    ref = await launch(backend, spec(env=told), "a", namespace=namespace)
+    assert "nosuch:1: not found" in await stuck(backend, ref)
+
+
+async def test_more_gpus_than_any_node_has(backend: KubernetesBackend, namespace: str) -> None:
+    """A cluster may grow: said, and waited for."""
+    ref = await launch(backend, spec(1000), "a", namespace=namespace)
+    seen: list[Observation] = []
+    await until(backend, ref, lambda each: each.reason == "Unschedulable", seen)
+    assert (seen[-1].phase, seen[-1].stuck) == (Phase.STARTING, False)
+    assert "Insufficient nvidia.com/gpu" in seen[-1].message
+
+
+async def test_an_image_with_an_impossible_name(real_node: Access) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    with real_node.namespace("real", real=True) as namespace:
+        ref = await launch(backend, spec(image="a" * 256), "a", namespace=namespace)
+        assert "InvalidImageName" in await stuck(backend, ref)
+        await cancel(backend, ref)
+    await backend.aclose()
+
+
+async def test_an_image_that_is_nowhere(real_node: Access) -> None:
+    """The registry does not answer, which may change: said, and waited for."""
+    backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
+    with real_node.namespace("real", real=True) as namespace:
+        ref = await launch(backend, spec(image="127.0.0.1:1/nosuch:1"), "a", namespace=namespace)
+        seen: list[Observation] = []
+        await until(backend, ref, lambda each: "ImagePull" in each.reason, seen)
+        assert (seen[-1].phase, seen[-1].stuck) == (Phase.STARTING, False)
+        assert "nosuch" in seen[-1].message
+        await cancel(backend, ref)
+    await backend.aclose()
+
+
+async def test_without_the_right_to_look_around(
+    cluster: Access, namespace: str, small_queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trainer's own role for users shows no Workloads: said once, and the job is waited for all the same."""
+    narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES, namespace))))
+    ref = await launch(narrow, spec(8, small_queue), "a", namespace=namespace)
+    with anyio.move_on_after(9):
+        await wait(narrow, ref, Budgets(fail_fast=True))
+    said = [
+        record.message for record in caplog.records if "the right to list workloads.kueue.x-k8s.io" in record.message
+    ]
+    assert len(said) == 1
+    await cancel(narrow, ref)
+    await narrow.aclose()

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.serving import serving
+from tests.unit.huggingface.fake import Hub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub, named by the environment; without pauses between tries, and without the protocol of Xet."""
+    from huggingface_hub import close_session, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.001)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with serving(Hub()) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+        close_session()

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from tests.unit.huggingface.fake import Hub
+
+from trainjob.data import content, copy, read_manifest
+from trainjob.data.locations import parse_store
+from trainjob.data.stores.opening import open_store
+from trainjob.errors import ConfigurationError, CorruptData, DataError, SourceNotFound, StoreUnavailable, UnsafePath
+
+# Of the client, as it sends files.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+BIG = bytes(range(256)) * 48_000  # 12 MB: sent before the commit, and in parts
+FILES = {"config.json": b"{}", "sub/w.bin": BIG, "sp ace/ü%20?#.txt": b"x", "empty": b""}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "source"
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != content.NAME
+    }
+
+
+@pytest.mark.parametrize("repo", ["org/model", "datasets/org/data", "org/model@v2"])
+def test_there_and_back(hub: Hub, source: Path, tmp_path: Path, repo: str) -> None:
+    there = copy(str(source), f"hf://{repo}")
+    held = hub.repos[repo.partition("@")[0]]
+    branch = repo.partition("@")[2] or "main"
+    assert held.private
+    assert set(held.commits[held.branches[branch]]) == {*FILES, content.NAME, ".gitattributes"}
+    assert hub.asked("POST .*/commit/") == 1
+    assert copy(str(source), f"hf://{repo}") == there
+    assert hub.asked("POST .*/commit/") == 1
+    back = copy(f"hf://{repo}", str(tmp_path / "back"), digest=there.digest)
+    assert back.digest == there.digest
+    assert _files(tmp_path / "back") == FILES
+
+
+def test_a_directory_and_a_file_of_a_repository(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.repo("org/model").commit({"a/1": b"1", "a/2.bin": b"two", "ab/3": b"3"})
+    assert [file.path for file in copy("hf://org/model/a", str(tmp_path / "a")).files] == ["1", "2.bin"]
+    assert [file.path for file in copy("hf://org/model/a/2.bin", str(tmp_path / "b")).files] == ["2.bin"]
+    assert open_store(parse_store("hf://org/model/a")).pinned.uri == f"hf://org/model@{commit}/a"  # type: ignore[attr-defined]
+    with pytest.raises(SourceNotFound, match="nothing is at"):
+        copy("hf://org/model/none", str(tmp_path / "c"))
+    with pytest.raises(SourceNotFound, match="there is no repository"):
+        copy("hf://org/none", str(tmp_path / "c"))
+    with pytest.raises(SourceNotFound):
+        copy("hf://org/model@none", str(tmp_path / "c"))
+
+
+@pytest.mark.usefixtures("by_ranges")
+def test_one_large_file(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob.data.ranges.PART", 3_000_000)
+    hub.repo("org/model").commit({"a/w.bin": BIG, "other": b"x"})
+    digest = hashlib.sha256(BIG).hexdigest()
+    assert copy("hf://org/model/a/w.bin", str(tmp_path / "t"), digest=digest).size == len(BIG)
+    assert hub.asked("GET /cdn/") > 3, "by ranges"
+    assert hub.sent < len(BIG) + 100
+
+
+def test_one_commit_is_read_though_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
+    repo = hub.repo("org/model")
+    repo.commit({"a.bin": b"old" * 1000, "b": b"old"})
+
+    def move(method: str, path: str, count: int) -> dict[str, object]:
+        if "/tree/" in path:
+            repo.commit({"a.bin": b"new" * 1000, "b": b"new"})
+        return {}
+
+    hub.fault = move
+    copy("hf://org/model", str(tmp_path / "t"))
+    assert _files(tmp_path / "t") == {"a.bin": b"old" * 1000, "b": b"old"}
+
+
+def test_the_hash_of_the_hub_is_held_to(hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"a.bin": BIG})
+    copy("hf://org/model", str(tmp_path / "first"))
+    hub.fault = lambda method, path, count: (
+        hub.blobs.update({hashlib.sha256(BIG).hexdigest(): BIG[:-1] + b"x"}) or {} if path.startswith("/cdn") else {}
+    )
+    with pytest.raises(DataError, match="SHA-256"):
+        copy("hf://org/model", str(tmp_path / "t"))
+    assert read_manifest(str(tmp_path / "t")) is None
+
+
+def test_cuts_and_refusals_while_reading(hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"a.bin": BIG, "b": b"x" * 100_000})
+
+    def fault(method: str, path: str, count: int) -> dict[str, object]:
+        if "/revision/" in path and count == 1:
+            return {"status": 503}
+        if "/resolve/" in path and count == 2:
+            return {"status": 429, "headers": {"Retry-After": "0"}}
+        return {"cut": 3_000_000} if path.startswith("/cdn") and count in (3, 4) else {}
+
+    hub.fault = fault
+    copy("hf://org/model", str(tmp_path / "t"))
+    assert _files(tmp_path / "t") == {"a.bin": BIG, "b": b"x" * 100_000}
+
+
+def test_a_token_comes_from_the_environment_and_goes_to_the_hub_only(
+    hub: Hub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repo("org/model").commit({"a.bin": b"x"})
+    hub.needs_token = "hf_hunter2"
+    with pytest.raises(SourceNotFound, match="set HF_TOKEN"):
+        copy("hf://org/model", str(tmp_path / "t"))
+    monkeypatch.setenv("HF_TOKEN", "hf_hunter2")
+    copy("hf://org/model", str(tmp_path / "t"))
+    for request, token in zip(hub.requests, hub.tokens, strict=True):
+        if "/cdn/" in request:
+            assert not token
+    copy(str(source), "hf://org/other")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(DataError) as caught:
+        copy("hf://org/model", str(tmp_path / "t2"))
+    assert "hf_wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        (r"PUT /put/", {"status": 500}),
+        (r"PUT /put/", {"lost": True}),
+        (r"POST .*/objects/batch", {"status": 503}),
+        (r"POST .*/preupload/", {"status": 502}),
+        (r"POST .*/preupload/", {"lost": True}),
+        (r"POST .*/commit/", {"status": 503}),
+        (r"POST .*/commit/", {"lost": True}),
+        (r"POST .*/repos/create", {"status": 503}),
+        (r"GET .*/tree/", {"cut": 20}),
+    ],
+)
+def test_faults_of_an_upload(hub: Hub, source: Path, tmp_path: Path, pattern: str, fault: dict[str, object]) -> None:
+    """Each once: the copy gets over it, with one commit, whatever was lost."""
+    left = [fault]
+    hub.fault = lambda method, path, count: left.pop() if left and re.match(pattern, f"{method} {path}") else {}
+    hub.part_size = 4_000_000
+    there = copy(str(source), "hf://org/model")
+    assert not left
+    repo = hub.repos["org/model"]
+    assert len(repo.commits) == 2
+    assert copy("hf://org/model", str(tmp_path / "back")).digest == there.digest
+
+
+def test_an_upload_that_fails_for_good_shows_nothing_and_is_taken_up_again(hub: Hub, source: Path) -> None:
+    hub.fault = lambda method, path, count: {"status": 503} if "/commit/" in path else {}
+    with pytest.raises(StoreUnavailable, match="503"):
+        copy(str(source), "hf://org/model")
+    repo = hub.repos["org/model"]
+    assert len(repo.commits) == 1
+    assert read_manifest("hf://org/model") is None
+    puts = hub.asked("PUT /put/")
+    hub.fault = lambda method, path, count: {}
+    copy(str(source), "hf://org/model")
+    assert hub.asked("PUT /put/") == puts, "what the Hub has is not sent again"
+    assert len(repo.commits) == 2
+
+
+def test_somebody_else_commits_in_between(hub: Hub, source: Path) -> None:
+    repo = hub.repo("org/model")
+
+    def other(method: str, path: str, count: int) -> dict[str, object]:
+        if "/commit/" in path and count == 1:
+            repo.commit({"other": b"1"})
+        return {}
+
+    hub.fault = other
+    with pytest.raises(ConfigurationError, match="somebody else"):
+        copy(str(source), "hf://org/model")
+    assert set(repo.commits[repo.branches["main"]]) == {"other"}
+    copy(str(source), "hf://org/model")
+    assert {*FILES, "other"} <= set(repo.commits[repo.branches["main"]])
+
+
+def test_a_changed_source_replaces_what_was_there(hub: Hub, source: Path, tmp_path: Path) -> None:
+    copy(str(source), "hf://org/model")
+    (source / "config.json").write_bytes(b"[]")
+    (source / "empty").unlink()
+    copy(str(source), "hf://org/model")
+    repo = hub.repos["org/model"]
+    assert set(repo.commits[repo.branches["main"]]) == {*FILES, content.NAME, ".gitattributes"} - {"empty"}
+    copy("hf://org/model", str(tmp_path / "t"))
+    assert (tmp_path / "t/config.json").read_bytes() == b"[]"
+
+
+def test_what_a_gitignore_would_leave_out_is_told(hub: Hub, source: Path) -> None:
+    hub.repo("org/model").ignored = ("config.json",)
+    with pytest.raises(ConfigurationError, match=r"\.gitignore leaves out config\.json"):
+        copy(str(source), "hf://org/model")
+    assert len(hub.repos["org/model"].commits) == 1
+
+
+def test_what_cannot_be_written(hub: Hub, source: Path) -> None:
+    commit = hub.repo("org/model").branches["main"]
+    with pytest.raises(ConfigurationError, match="is a commit"):
+        copy(str(source), f"hf://org/model@{commit}")
+    (source / ".gitattributes").write_bytes(b"x")
+    with pytest.raises(UnsafePath, match="the Hub's own"):
+        copy(str(source), "hf://org/model")
+    copy(str(source), "hf://org/model/sub", exclude=[".gitattributes"])
+
+
+def test_a_truncated_file_is_not_sent(hub: Hub, source: Path) -> None:
+    (source / "x.gz").write_bytes(b"no gzip")
+    with pytest.raises(CorruptData, match="gzip"):
+        copy(str(source), "hf://org/model")
+    assert len(hub.repos["org/model"].commits) == 1
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "a//b", "a\\b", ".trainjob/x"])
+def test_hostile_names(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.repo("org/model").commit({name: b"x", "good": b"y"})
+    with pytest.raises(DataError):
+        copy("hf://org/model", str(tmp_path / "t"))
+    assert not (tmp_path / "t").exists()
+    assert not (tmp_path / "evil").exists()
+
+
+def test_thousands_of_small_files(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(1200):
+        (folder / f"{number}.txt").write_bytes(b"%d" % number)
+    there = copy(str(folder), "hf://datasets/org/many")
+    assert hub.asked("/preupload/") <= 6
+    assert copy("hf://datasets/org/many", str(tmp_path / "back")).digest == there.digest
+
+
+def test_the_grammar_is_the_official_one(hub: Hub) -> None:
+    from huggingface_hub import parse_hf_uri
+
+    from trainjob.data.locations import hub_parts
+
+    for uri in (
+        "hf://org/model",
+        "hf://models/org/model",
+        "hf://datasets/org/data@v1.0/train/a@1.csv",
+        "hf://datasets/org/data@refs/pr/3/train.json",
+        "hf://datasets/org/data@refs/convert/parquet/x",
+        "hf://spaces/org/app@feature%2Fx",
+        "hf://org/model/a@b/c",
+    ):
+        theirs, ours = parse_hf_uri(uri), parse_store(uri)
+        assert hub_parts(ours) == (theirs.type, theirs.id, theirs.revision or "main"), uri
+        assert ours.path == theirs.path_in_repo, uri
+
+
+def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigurationError, match=r"trainjob\[hf\]"):
+        copy("hf://org/model", str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "10.1.2.3"])
+def test_a_file_that_leads_into_another_network(hub: Hub, tmp_path: Path, address: str) -> None:
+    hub.repo("org/model").commit({"w.bin": b"weights"})
+    hub.cdn = f"http://{address}"
+    with pytest.raises(ConfigurationError, match=rf"w\.bin redirects to {re.escape(address)} .*outside of the network"):
+        copy("hf://org/model", str(tmp_path / "t"))
+    assert not list((tmp_path / "t").rglob("w.bin"))

@@ -1,0 +1,256 @@
+"""A TrainJob of Trainer 2.3 as the recorded schemas of 2.1, 2.2 and 2.3 have it, or why they have not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.unit.schemas import recorded
+
+from trainjob import TrainJobSpec
+from trainjob.backends.kubernetes.compat import SchemaCompatibility, adapt, release_of
+from trainjob.manifest import render
+
+SERVED = {release: SchemaCompatibility(recorded(release)) for release in ("2.1", "2.2", "2.3")}
+SIDECAR = {"name": "sidecar", "env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+POD = {
+    "serviceAccountName": "trainer",
+    "nodeSelector": {"pool": "gpu"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "containers": [SIDECAR],
+}
+
+
+def job(spec: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    whole = {"runtimeRef": {"name": "torch-distributed"}, **(spec or {})}
+    return {"metadata": {"name": "job", "namespace": "ns", **metadata}, "spec": whole}
+
+
+def patched(*replicated_jobs: dict[str, Any], **template: Any) -> dict[str, Any]:
+    spec = {"spec": {"replicatedJobs": list(replicated_jobs)}} if replicated_jobs else {}
+    return {"manager": "a.b/c", "trainingRuntimeSpec": {"template": {**template, **spec}}}
+
+
+def replicated(name: str, **pod_template: Any) -> dict[str, Any]:
+    return {"name": name, "template": {"spec": {"template": pod_template}}}
+
+
+def adapted(release: str, trainjob: dict[str, Any]) -> dict[str, Any]:
+    before = copy.deepcopy(trainjob)
+    result, problems = adapt(trainjob, SERVED[release])
+    assert [str(each) for each in problems] == []
+    assert trainjob == before, "what was given is not changed"
+    assert result["metadata"] == trainjob["metadata"], "identity stays that of the author's spec"
+    return dict(result["spec"])
+
+
+def paths(release: str, trainjob: dict[str, Any]) -> list[str]:
+    return [each.path for each in adapt(trainjob, SERVED[release])[1]]
+
+
+@pytest.mark.parametrize("release", ["2.1", "2.2", "2.3"])
+def test_a_release_is_known_by_its_schema(release: str) -> None:
+    assert release_of(recorded(release)) == release
+    assert release_of({"properties": {"podSpecOverrides": {}}}) == "", "2.0"
+
+
+@pytest.mark.parametrize("release", ["2.2", "2.3"])
+def test_nothing_changes_where_everything_is_served(release: str) -> None:
+    patches = [patched(replicated("node", spec=POD), metadata={"labels": {"team": "a"}})]
+    trainjob = job({"trainer": {"numNodes": 2}, "runtimePatches": patches, "activeDeadlineSeconds": 5})
+    assert adapted(release, trainjob) == trainjob["spec"]
+
+
+@pytest.mark.parametrize(
+    ("patches", "wanted"),
+    [
+        (
+            [patched(replicated("node", spec=POD))],
+            {"podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "spec": POD}]},
+        ),
+        (
+            [patched(replicated("node", metadata={"labels": {"a": "1"}, "annotations": {"b": "2"}}))],
+            {
+                "podTemplateOverrides": [
+                    {"targetJobs": [{"name": "node"}], "metadata": {"labels": {"a": "1"}, "annotations": {"b": "2"}}}
+                ]
+            },
+        ),
+        (
+            [
+                patched(metadata={"labels": {"a": "1", "b": "1"}, "annotations": {"c": "1"}}),
+                patched(metadata={"labels": {"b": "2"}}),
+            ],
+            {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "1"}},
+        ),
+        (
+            [
+                patched(
+                    replicated("node", spec={"nodeSelector": {"a": "1"}}),
+                    replicated("launcher", spec={"nodeSelector": {"a": "2"}}),
+                ),
+                patched(replicated("node", spec={"nodeSelector": {"a": "3"}})),
+            ],
+            {
+                "podTemplateOverrides": [
+                    {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "1"}}},
+                    {"targetJobs": [{"name": "launcher"}], "spec": {"nodeSelector": {"a": "2"}}},
+                    {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "3"}}},
+                ]
+            },
+        ),
+        ([], {}),
+        ([patched(replicated("node"))], {}),
+        ([{"manager": "a.b/c", "time": "2026-01-01T00:00:00Z", "trainingRuntimeSpec": {}}], {}),
+    ],
+    ids=["pod", "pod-metadata", "jobset-metadata", "order", "none", "empty", "bookkeeping"],
+)
+def test_patches_become_overrides_in_2_1(patches: list[Any], wanted: dict[str, Any]) -> None:
+    trainer = {"trainer": {"numNodes": 2}}
+    assert adapted("2.1", job({**trainer, "runtimePatches": patches})) == {**job()["spec"], **trainer, **wanted}
+
+
+def test_what_the_author_wrote_for_2_1_comes_first() -> None:
+    own = {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "1"}}}
+    patches = [patched(replicated("node", spec={"nodeSelector": {"a": "2"}}), metadata={"labels": {"b": "2"}})]
+    spec = adapted(
+        "2.1", job({"podTemplateOverrides": [own], "labels": {"a": "1", "b": "1"}, "runtimePatches": patches})
+    )
+    assert [each["spec"]["nodeSelector"]["a"] for each in spec["podTemplateOverrides"]] == ["1", "2"]
+    assert spec["labels"] == {"a": "1", "b": "2"}
+
+
+NODE = "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template"
+GRACE = job({"runtimePatches": [patched(replicated("node", spec={"terminationGracePeriodSeconds": 5}))]})
+SECURITY = job(
+    {
+        "runtimePatches": [
+            patched(
+                replicated("node", spec={"containers": [{"name": "s", "securityContext": {"runAsUser": 1}}]}),
+            )
+        ]
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("release", "trainjob", "wanted"),
+    [
+        ("2.1", job({"activeDeadlineSeconds": 5}), ["spec.activeDeadlineSeconds"]),
+        ("2.1", GRACE, [f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"]),
+        ("2.2", GRACE, [f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"]),
+        ("2.3", GRACE, []),
+        ("2.1", SECURITY, [f"{NODE}.spec.template.spec.containers[0].securityContext"]),
+        ("2.2", SECURITY, []),
+        (
+            "2.1",
+            job({"runtimePatches": [patched({"name": "node", "template": {"metadata": {"labels": {"a": "1"}}}})]}),
+            [f"{NODE}.metadata.labels.a"],
+        ),
+        (
+            "2.1",
+            job({"runtimePatches": [patched(metadata={"labels": {"a": "1"}, "name": "x"})]}),
+            ["spec.runtimePatches[0].trainingRuntimeSpec.template.metadata.name"],
+        ),
+        ("2.3", job({"podTemplateOverrides": []}), ["spec.podTemplateOverrides"]),
+        ("2.3", job({"labels": {"a": "1"}}), ["spec.labels"]),
+        (
+            "2.3",
+            job({"trainer": {"imag": "x", "env": [{"name": "A"}, {"nam": "B"}]}}),
+            ["spec.trainer.imag", "spec.trainer.env[1].nam"],
+        ),
+        (
+            "2.1",
+            job({"activeDeadlineSeconds": 5, "runtimePatches": GRACE["spec"]["runtimePatches"]}),
+            ["spec.activeDeadlineSeconds", f"{NODE}.spec.template.spec.terminationGracePeriodSeconds"],
+        ),
+    ],
+)
+def test_what_has_no_place_is_named_by_its_path(release: str, trainjob: dict[str, Any], wanted: list[str]) -> None:
+    assert paths(release, trainjob) == wanted
+
+
+def test_a_problem_says_what_is_served_and_what_to_do() -> None:
+    problems = {each.path.rpartition(".")[2]: str(each) for each in adapt(GRACE, SERVED["2.1"])[1]}
+    text = problems["terminationGracePeriodSeconds"]
+    assert "has here: affinity, containers, imagePullSecrets, initContainers, nodeSelector," in text
+    assert "put it into a training runtime of your own" in text
+    (deadline,) = adapt(job({"activeDeadlineSeconds": 5}), SERVED["2.1"])[1]
+    assert "has here: annotations, initializer, labels, managedBy, podTemplateOverrides," in str(deadline)
+    assert deadline.instead == "leave it out and wait with run_timeout, or upgrade Kubeflow Trainer"
+
+
+def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
+    """So that no author of a spec (not of a whole manifest) can meet a problem there."""
+    pod = {
+        **POD,
+        "initContainers": [SIDECAR],
+        "containers": [{**SIDECAR, "securityContext": {"runAsUser": 1}}],
+        "securityContext": {"fsGroup": 1},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+        "schedulingGates": [{"name": "a.b/c"}],
+        "terminationGracePeriodSeconds": 5,
+    }
+    metadata = {"labels": {"a": "1"}, "annotations": {"b": "2"}}
+    node = {
+        "name": "node",
+        "template": {"metadata": metadata, "spec": {"template": {"metadata": metadata, "spec": pod}}},
+    }
+    source = {"storage_uri": "hf://org/x", "env": {"A": "1"}, "secret_ref": {"name": "s"}}
+    spec = TrainJobSpec.parse(
+        {
+            "runtime": {"name": "r", "kind": "TrainingRuntime"},
+            "image": "i",
+            "command": ["a"],
+            "args": ["b"],
+            "env": {"A": "1", "B": {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}},
+            "num_nodes": 2,
+            "num_proc_per_node": 2,
+            "resources_per_node": {"cpu": 1, "memory": "1Gi", "gpu": 1},
+            "initializer": {"dataset": source, "model": source},
+            "runtime_patches": [patched(node, metadata=metadata)],
+            "suspend": True,
+            "active_deadline_seconds": 5,
+            "managed_by": "kueue.x-k8s.io/multikueue",
+            "inputs": {"dataset": "s3://a"},
+            "outputs": {"model": "s3://b"},
+            "checkpoints": "pvc://claim/path",
+        }
+    )
+    left_out = set(TrainJobSpec.model_fields) - spec.model_fields_set
+    assert left_out == {
+        "func",
+        "func_args",
+        "packages_to_install",
+        "pip_index_urls",
+        "torchtune",  # makes command and args
+        "labels",
+        "annotations",
+        "owner_reference",  # of the metadata, as are labels and annotations
+        "manifest",
+        "unattended",  # of the metadata, too
+        "unattended_after",
+    }
+    trainjob = render(spec, "key", 1, "ns")
+    assert adapted("2.3", trainjob) == trainjob["spec"]
+
+
+@pytest.mark.parametrize(
+    ("release", "kueue_patches", "labels", "refused"),
+    [
+        ("2.1", True, {"kueue.x-k8s.io/queue-name": "gpus"}, True),
+        ("2.1", True, {}, False),
+        ("2.1", False, {"kueue.x-k8s.io/queue-name": "gpus"}, False),
+        ("2.2", True, {"kueue.x-k8s.io/queue-name": "gpus"}, False),
+    ],
+)
+def test_a_queue_that_never_ends(release: str, kueue_patches: bool, labels: dict[str, str], refused: bool) -> None:
+    """Kueue 0.17 and newer starts a job by a runtimePatch: where there are none, it stays suspended."""
+    _, problems = adapt(
+        job({"runtimePatches": []}, labels=labels), SchemaCompatibility(recorded(release), kueue_patches)
+    )
+    assert [each.path for each in problems] == (["metadata.labels.kueue.x-k8s.io/queue-name"] if refused else [])
+    assert all("queue gpus for ever" in each.message for each in problems)

@@ -1,0 +1,382 @@
+"""Crashes while a job goes on: what is said and kept of them, and giving up at the first one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from tests.contract.memory import MemoryBackend
+
+from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, waiting
+from trainjob import lifecycle as flow
+from trainjob.backends.kubernetes.pods import crashes_of
+from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
+from trainjob.errors import BackendUnavailable, NotFound, RankCrashed
+from trainjob.lifecycle import CrashAction, give_up, given_up
+from trainjob.manifest import GIVEN_UP
+from trainjob.sanitizing import one_line
+from trainjob.serialization import (
+    LINE_CHARACTERS,
+    pack_diagnosis,
+    pack_evidence,
+    unpack_diagnosis,
+    unpack_evidence,
+    warning,
+)
+from trainjob.status import QUEUE_LABEL, Observation, observe
+
+pytestmark = pytest.mark.timeout(20)
+
+HOSTILE = [
+    "\x1b[31mred\x1b[0m and \x1b]0;title\x07plain",
+    "10%\r20%\r30%\r",
+    "<script>alert(1)</script>\x00\x9b",
+    "lone \udc80 surrogate, \u202eturned\u2066",
+    "x" * (1 << 20),
+]
+
+
+def test_a_line_is_one_line_of_bounded_length() -> None:
+    shown = [one_line(log_tails.shown(line), LINE_CHARACTERS) for line in HOSTILE]
+    assert shown[:4] == [
+        "red and plain",
+        "30%",
+        "<script>alert(1)</script>\ufffd",
+        "lone \ufffd surrogate, \ufffdturned\ufffd",
+    ]
+    assert shown[4] == "x" * LINE_CHARACTERS + f" … ({(1 << 20) - LINE_CHARACTERS} characters more)"
+    assert one_line("a\tb\n", 9) == "a    b"
+    for line in shown:
+        line.encode()
+
+
+def test_a_warning_shows_rank_exit_code_and_last_lines() -> None:
+    text = "\n".join(warning(diagnosis(log=("loading", "\x1b[2JValueError: no"))))
+    assert "node-1 exited with code 3; the job keeps running if" in text
+    assert text.endswith("last lines of node-1:\n  | loading\n  | ValueError: no")
+    assert len(warning(diagnosis(log=()))) == 1
+
+
+def diagnosis(**changes: Any) -> Diagnosis:
+    told = Diagnosis(
+        Category.USER_CODE,
+        RetryVerdict.UNKNOWN,
+        "node-1 exited with code 3",
+        rank="node-1",
+        exit_code=3,
+        log=("ValueError: no",),
+        advice="mend it",
+        job="ns/x",
+        unseen=("events: forbidden",),
+    )
+    return replace(told, **changes)
+
+
+def test_a_diagnosis_survives_as_json() -> None:
+    assert unpack_diagnosis(json.loads(json.dumps(pack_diagnosis(diagnosis())))) == diagnosis()
+    large = pack_diagnosis(diagnosis(log=tuple(HOSTILE * 100), summary="s" * 10_000))
+    assert len(json.dumps(large)) < 20_000
+    assert len(unpack_diagnosis(large).log) == 20
+
+
+@pytest.mark.parametrize(
+    "packed", [None, [], "x", {}, {"category": "of a later version", "retry": 7, "summary": "s", "colour": "red"}]
+)
+def test_whatever_was_written_down_is_a_diagnosis(packed: object) -> None:
+    again = unpack_diagnosis(packed)
+    assert (again.category, again.retry) == (Category.UNKNOWN, RetryVerdict.CONFIGURATION)
+    assert again.text()
+
+
+def crashed(code: int = 3, rank: int = 1, **ended: Any) -> dict[str, Any]:
+    terminated = {"exitCode": code, "reason": "Error", "finishedAt": "2026-11-21T10:00:10Z", **ended}
+    labels = {
+        "batch.kubernetes.io/job-completion-index": str(rank),
+        "jobset.sigs.k8s.io/replicatedjob-name": "node",
+    }
+    metadata = {"name": f"x-node-0-{rank}", "uid": f"uid-{rank}", "labels": labels, "managedFields": [{"a": "b"}]}
+    statuses = [{"name": "node", "lastState": {"terminated": terminated}}]
+    return {"metadata": metadata, "spec": {"containers": []}, "status": {"containerStatuses": statuses}}
+
+
+def test_evidence_survives_as_json() -> None:
+    pods = [crashed(), *(crashed(1, rank, finishedAt="2026-11-21T10:00:11Z") for rank in range(2, 200))]
+    evidence = Evidence(None, pods, {"x-node-0-1": HOSTILE * 50, "x-node-0-2": ["peer is gone"]})
+    packed = json.loads(json.dumps(pack_evidence(evidence)))
+    assert len(json.dumps(packed)) < 40_000
+    again = unpack_evidence(packed)
+    assert again is not None
+    found, before = diagnose(again, Observation(Phase.FAILED)), diagnose(evidence, Observation(Phase.FAILED))
+    assert (found.rank, found.exit_code, found.category) == (before.rank, before.exit_code, before.category)
+    assert found.rank == "node-1"
+    assert len(found.log) == 20
+    assert unpack_evidence(pack_evidence(None)) is None
+    assert pack_evidence(Evidence(None, [{"metadata": None}, {}])) is not None
+
+
+def test_who_was_told_to_end_has_not_crashed() -> None:
+    pod = crashed()
+    assert len(crashes_of(pod)) == 1
+    told = {"deletionTimestamp": "2026-11-21T10:00:40Z", "deletionGracePeriodSeconds": 30}  # asked for at :10
+    pod["metadata"] |= told
+    assert crashes_of(pod) == set()
+    before = crashed(finishedAt="2026-11-21T10:00:09Z")
+    before["metadata"] |= told
+    assert len(crashes_of(before)) == 1
+    assert crashes_of({}) == crashes_of({"status": {"containerStatuses": [{"state": None}, 3]}}) == set()
+
+
+# ---------------------------------------------------------------- giving up
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+async def running(backend: MemoryBackend, **fields: Any) -> JobRef:
+    """A job whose second rank has crashed once."""
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
+    ref = await flow.launch(backend, spec, "key", namespace="ns")
+    backend.running(ref)
+    backend.crashed[ref.uid] = [Evidence(None, [crashed()], {"x-node-0-1": ["ValueError: no"]})]
+    return ref
+
+
+IMPATIENT = Budgets(fail_on_first_crash=True)
+
+
+@pytest.mark.anyio
+async def test_the_first_crash_fails_the_wait_if_so_asked(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    with anyio.fail_after(5), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
+        await waiting.wait(backend, ref, IMPATIENT, on_log=lambda _: None)
+    assert isinstance(caught.value, TrainJobFailed)
+    assert (caught.value.retry, caught.value.diagnosis.log) == (RetryVerdict.UNKNOWN, ("ValueError: no",))
+    assert caught.value.diagnosis.job == str(ref)
+    assert observe(backend.job(ref)).phase is Phase.RUNNING, "what becomes of it is the caller's decision"
+
+
+@pytest.mark.anyio
+async def test_the_root_cause_may_be_the_crash_that_is_reported_last(backend: MemoryBackend) -> None:
+    """All first crashes are kept: the job deletes its pods when it fails."""
+    ref = await running(backend)
+    victim, other, culprit = crashed(143), crashed(143), crashed(3)
+    for rank, pod in enumerate((victim, other, culprit)):
+        pod["metadata"] = {**pod["metadata"], "name": f"x-node-0-{rank}"}
+        pod["metadata"]["labels"] = {**pod["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": str(rank)}
+    backend.crashed[ref.uid] = [Evidence(None, [pod]) for pod in (victim, other, culprit)]
+    reported: list[Diagnosis] = []
+
+    def note(told: Diagnosis) -> None:
+        reported.append(told)
+        if len(reported) == 3:
+            backend.condition(ref, "Failed", "FailedJobs")
+
+    with pytest.raises(TrainJobFailed) as failed:
+        await waiting.wait(backend, ref, on_crash=note)
+    assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-2", 3)
+
+
+@pytest.mark.anyio
+async def test_a_bounded_number_of_crashes_is_kept_and_each_is_reported(backend: MemoryBackend) -> None:
+    """A job of thousands of ranks that restarts all day must not fill the memory of its waiter."""
+    ref = await running(backend)
+    backend.crashed[ref.uid] = [Evidence(None, [crashed(rank=rank)]) for rank in range(40)]
+    reported: list[Diagnosis] = []
+
+    def note(diagnosis: Diagnosis) -> None:
+        reported.append(diagnosis)
+        if len(reported) == 40:
+            backend.end(ref)
+
+    _, kept = await waiting.attend(backend, ref, on_crash=note)
+    assert kept is not None
+    assert len(kept.pods) == 32
+    assert {diagnosis.job for diagnosis in reported} == {str(ref)}
+
+
+@pytest.mark.anyio
+async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    backend.crashed.clear()
+    backend.end(ref)
+    assert (await waiting.wait(backend, ref, IMPATIENT)).uid == ref.uid
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("reason", "category"),
+    [
+        ("PreemptionByScheduler", Category.PREEMPTED),
+        ("DeletionByTaintManager", Category.NODE_LOST),
+        ("EvictionByEvictionAPI", Category.NODE_LOST),
+    ],
+)
+async def test_a_preemption_or_a_lost_node_is_no_crash(backend: MemoryBackend, reason: str, category: Category) -> None:
+    """The cluster starts such a rank again."""
+    ref = await running(backend)
+    preempted = crashed(137)
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "room"}
+    preempted["status"]["conditions"] = [disruption]
+    backend.crashed[ref.uid] = [Evidence(None, [preempted])]
+    warned: list[Diagnosis] = []
+
+    def end(told: Diagnosis) -> None:
+        warned.append(told)
+        backend.end(ref)
+
+    assert (await waiting.wait(backend, ref, IMPATIENT, on_crash=end)).uid == ref.uid
+    assert [told.category for told in warned] == [category]
+
+
+@pytest.mark.anyio
+async def test_crashes_that_cannot_be_seen_are_no_verdict_and_said(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = await running(backend)
+
+    async def unseen(_: JobRef) -> AsyncGenerator[Evidence]:
+        backend.end(ref)
+        raise BackendUnavailable("pods is forbidden")
+        yield
+
+    monkeypatch.setattr(backend, "crashes", unseen)
+    assert (await waiting.wait(backend, ref, IMPATIENT)).uid == ref.uid
+    assert f"crashes of ranks of TrainJob {ref} cannot be seen while it goes on: pods is forbidden" in caplog.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("action", "queue", "phase", "told"),
+    [
+        ("suspend", "", Phase.SUSPENDED, "was suspended"),
+        ("suspend", "q", None, "was deleted: Kueue would start it again"),
+        ("cancel", "", None, "was deleted"),
+        ("keep", "", Phase.RUNNING, "goes on"),
+    ],
+)
+async def test_what_becomes_of_the_job(
+    backend: MemoryBackend, action: CrashAction, queue: str, phase: Phase | None, told: str
+) -> None:
+    ref = await running(backend, labels={QUEUE_LABEL: queue} if queue else {})
+    assert await give_up(backend, ref, diagnosis(), action) == f"{ref} {told}"
+    left = await backend.get(ref.namespace, ref.name)
+    assert (observe(left).phase if left else None) is phase
+
+
+@pytest.mark.anyio
+async def test_a_job_that_was_given_up_keeps_why_and_counts_as_failed(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    final = diagnosis(retry=RetryVerdict.USER, log=("ValueError: Größe",))
+    await give_up(backend, ref, final)
+    assert "Größe" in backend.job(ref)["metadata"]["annotations"][GIVEN_UP], "people read it with kubectl"
+    assert given_up(backend.job(ref)) == final
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+    with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
+        await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")
+    mended = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train", "better"]})
+    second = await flow.launch(backend, mended, "key", namespace="ns")
+    assert (second.attempt, observe(backend.job(ref)).phase) == (2, Phase.SUSPENDED)
+
+
+@pytest.mark.anyio
+async def test_one_that_may_end_differently_is_tried_again(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    await give_up(backend, ref, diagnosis())
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+    with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
+        await flow.launch(backend, spec, "key", namespace="ns", after_failure="infrastructure")
+    assert (await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")).attempt == 2
+
+
+@pytest.mark.anyio
+async def test_a_job_that_somebody_resumes_is_none_that_was_given_up(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    await give_up(backend, ref, diagnosis())
+    await backend.patch(ref, {"spec": {"suspend": False}})
+    assert given_up(backend.job(ref)) is None
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
+    assert await flow.launch(backend, spec, "key", namespace="ns") == ref, "never two jobs for one piece of work"
+
+
+@pytest.mark.anyio
+async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
+    ref = await running(backend)
+    backend.job(ref)["metadata"]["annotations"][GIVEN_UP] = "{"
+    backend.job(ref)["spec"]["suspend"] = True
+    assert given_up(backend.job(ref)) is not None
+    backend.job(ref)["spec"]["suspend"] = False
+
+    def out(request: str) -> None:
+        raise BackendUnavailable("the API server is away")
+
+    backend.before = out
+    assert await give_up(backend, ref, diagnosis()) == (
+        f"{ref} could not be stopped, and goes on: the API server is away"
+    )
+
+    def gone(request: str) -> None:
+        if request == "patch":
+            raise NotFound("deleted between two requests")
+
+    backend.before = gone
+    assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
+    backend.before = lambda _: None
+    backend.requests.clear()
+    assert await give_up(backend, replace(ref, uid="another"), diagnosis()) == f"{ref} has ended"
+    assert backend.requests == ["get"], "the job that has the name now is another one"
+    assert observe(backend.job(ref)).phase is Phase.RUNNING
+    backend.end(ref, 3)
+    assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
+
+
+@pytest.mark.parametrize("limits", [{}, {"memory": "1Gi"}])
+def test_what_was_packed_still_says_whose_memory_was_full(limits: dict[str, str]) -> None:
+    pod = crashed(137)
+    pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["reason"] = "OOMKilled"
+    pod["spec"] = {"containers": [{"name": "node", "env": [], "resources": {"limits": limits}}]}
+    again = unpack_evidence(json.loads(json.dumps(pack_evidence(Evidence(None, [pod])))))
+    assert again is not None
+    assert (
+        diagnose(again, Observation(Phase.FAILED)).summary
+        == diagnose(Evidence(None, [pod]), Observation(Phase.FAILED)).summary
+    )
+    assert ("its node ran out of memory" in diagnose(again, Observation(Phase.FAILED)).summary) is not bool(limits)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "psycopg2: cannot log in with password=hunter2",
+        "api_key: hunter2",
+        "GET https://b.s3.amazonaws.com/k?X-Amz-Signature=hunter2hunter2hunter2 403",
+        "\x1b[31mpass\x1b[0mword=hunter2",
+    ],
+)
+def test_a_secret_in_a_log_is_kept_nowhere(line: str) -> None:
+    pod = crashed()
+    terminated = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
+    terminated |= {"message": f"the reason: {line}", "exitCode": 1}
+    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', f"ValueError: {line}"]
+    evidence = Evidence(None, [pod], {pod["metadata"]["name"]: [line, *log]})
+    packed = pack_evidence(evidence)
+    for taken in (evidence, unpack_evidence(packed)):
+        assert taken is not None
+        why = diagnose(taken, Observation(Phase.FAILED, message=line))
+        kept = [
+            json.dumps(packed),
+            json.dumps(pack_diagnosis(why)),
+            why.text(),
+            str(TrainJobFailed(why)),
+            *warning(why),
+        ]
+        assert "hunter2" not in "".join(kept)
+        assert "***" in why.summary
+        assert len(why.log) == 4
+    assert "hunter2" not in str(BackendUnavailable(f"the server said: {line}"))
+    assert "hunter2" not in observe(None, Observation(Phase.RUNNING, message=line)).message

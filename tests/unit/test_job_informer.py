@@ -1,0 +1,56 @@
+"""What is kept of a job that is waited for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainjob.backends.kubernetes.job_informer import projection
+from trainjob.manifest import JobRef, render
+from trainjob.spec import TrainJobSpec
+from trainjob.status import QUEUE_LABEL, observe
+
+RUNNING = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1, "succeeded": 0, "failed": 0, "suspended": 0}]}
+SUSPENDED = {"type": "Suspended", "status": "True", "reason": "Suspended", "lastTransitionTime": "2026-11-21T11:00:00Z"}
+COMPLETE = {"type": "Complete", "status": "True", "reason": "Done", "lastTransitionTime": "2026-11-21T12:00:00Z"}
+REPORTED = {"progressPercentage": 42, "metrics": [{"name": "loss", "value": "0.3"}]}
+
+
+def stored(key: str, status: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """As an API server gives it, from a reply of its own."""
+    spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
+    trainjob = render(spec, key, 3, "team")
+    trainjob["metadata"] |= {"uid": f"uid of {key}", "creationTimestamp": "2026-11-21T10:00:00Z", "managedFields": [{}]}
+    found: dict[str, Any] = json.loads(json.dumps(trainjob | ({} if status is None else {"status": status})))
+    return found
+
+
+@pytest.mark.parametrize(
+    "trainjob",
+    [
+        stored("new"),
+        stored("running", RUNNING),
+        stored("reporting", {**RUNNING, "trainerStatus": REPORTED}),
+        stored("queued", {"conditions": [SUSPENDED]}, labels={QUEUE_LABEL: "gpus"}, suspend=True),
+        stored("suspended", {"conditions": [SUSPENDED]}, suspend=True),
+        stored("complete", {**RUNNING, "conditions": [COMPLETE]}),
+    ],
+    ids=lambda trainjob: trainjob["metadata"]["uid"],
+)
+def test_a_projection_says_the_same(trainjob: dict[str, Any]) -> None:
+    assert observe(projection(trainjob)) == observe(trainjob)
+    assert JobRef.of(projection(trainjob)) == JobRef.of(trainjob)
+
+
+def test_what_jobs_have_in_common_is_there_once() -> None:
+    one, other = projection(stored("one", RUNNING)), projection(stored("other", RUNNING))
+    assert one["status"] is other["status"]
+    assert one["metadata"]["labels"] is other["metadata"]["labels"]
+    assert projection(stored("third", {"conditions": [COMPLETE]}))["status"] != one["status"]
+
+
+def test_a_large_spec_is_not_kept() -> None:
+    trainjob = stored("large", RUNNING, env={"BLOB": "x" * 100_000})
+    assert len(json.dumps(projection(trainjob))) < 1000

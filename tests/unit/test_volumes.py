@@ -1,0 +1,89 @@
+"""``pvc://claim/path``: mounted by the jobs that name it, and a directory like any other in their pods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainjob import InvalidSpec, TrainJobSpec, volumes
+from trainjob.data import copy, initialize, read_manifest
+from trainjob.data.program import step_command
+from trainjob.errors import ConfigurationError, UnsafePath
+from trainjob.manifest import render
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """The spec of the TrainJob."""
+    spec: dict[str, Any] = render(TrainJobSpec.parse({"runtime": "trainjob-step", **fields}), "key", 1, "ns")["spec"]
+    return spec
+
+
+def mounted(spec: dict[str, Any]) -> dict[str, str]:
+    """Path in the nodes -> claim."""
+    (patch,) = spec["runtimePatches"]
+    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    claim_of = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]}
+    assert (patch["manager"], job["name"], container["name"]) == ("trainjob.dev/claims", "node", "node")
+    return {mount["mountPath"]: claim_of[mount["name"]] for mount in container["volumeMounts"]}
+
+
+def test_the_locations_of_a_step_are_mounted() -> None:
+    options = {"source": "pvc://scratch/trained", "target": "pvc://models/", "name": "digits", "export_id": "pvc//x"}
+    spec = body(command=step_command("export", options))
+    assert mounted(spec) == {"/mnt/trainjob-claims/scratch": "scratch", "/mnt/trainjob-claims/models": "models"}
+    assert {"--source=pvc://scratch/trained", "--target=pvc://models/"} <= set(spec["trainer"]["command"])
+
+
+def test_inputs_and_outputs_of_a_training_are_mounted_on_its_nodes() -> None:
+    inputs = {"dataset": "pvc://data.v1/my%20set", "model": "s3://models/pvc://no", "none": ""}
+    spec = body(command=["train"], inputs=inputs, outputs={"model": "pvc://data.v1"})
+    assert mounted(spec) == {"/mnt/trainjob-claims/data.v1": "data.v1"}
+    assert {each["name"]: each.get("value", "") for each in spec["trainer"]["env"]} == {
+        "TRAINJOB_INPUT_DATASET": "file:///mnt/trainjob-claims/data.v1/my%20set",
+        "TRAINJOB_INPUT_MODEL": "s3://models/pvc://no",
+        "TRAINJOB_INPUT_NONE": "",
+        "TRAINJOB_OUTPUT_MODEL": "file:///mnt/trainjob-claims/data.v1",
+    }
+    assert "runtimePatches" not in body(command=["train", "--note=see-pvc://x", "pvc:/y"], inputs={"a": "s3://b"})
+
+
+def test_what_a_pod_reports_is_where_everybody_finds_it() -> None:
+    assert volumes.as_claim("file:///mnt/trainjob-claims/models/my%20model") == "pvc://models/my%20model"
+    assert volumes.as_claim("/mnt/trainjob-claims/models") == "pvc://models"
+    for other in ("file:///mnt/trainjob-claims", "s3://b/mnt/trainjob-claims/x", "/mnt/trainjob-claimsx/y", ""):
+        assert volumes.as_claim(other) == other
+
+
+@pytest.mark.parametrize("uri", ["pvc://", "pvc:///x", "pvc://Claim/x", "pvc:claim", "pvc://-x/y"])
+def test_what_is_no_claim(uri: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"inputs\.dataset: .* is not a URI"):
+        body(command=["train"], inputs={"dataset": uri})
+
+
+def test_a_claim_that_is_not_mounted_is_never_a_directory_of_the_container(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    with pytest.raises(ConfigurationError, match="claim models is not mounted at /mnt/trainjob-claims/models: a job"):
+        copy(str(tmp_path), "pvc://models/new")
+    assert not volumes.directory("models").exists()
+
+
+def test_copies_from_claim_to_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volumes, "MOUNT", str(tmp_path))
+    for claim in ("one", "two"):
+        (tmp_path / claim).mkdir()
+    (tmp_path / "one" / "set").mkdir()
+    (tmp_path / "one" / "set" / "a b.csv").write_text("1")
+    done = initialize("pvc://one/set/", "pvc://two/there")
+    assert done.uri == "pvc://two/there"
+    assert (tmp_path / "two" / "there" / "a b.csv").read_text() == "1"
+    manifest = read_manifest("pvc://two/there")
+    assert manifest is not None
+    assert manifest.digest == done.digest
+    with pytest.raises(ConfigurationError, match="overlaps"):
+        copy("pvc://two/there", "pvc://two")
+    with pytest.raises(UnsafePath):
+        copy("pvc://two/../one/set", "pvc://two/x")
