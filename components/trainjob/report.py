@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Category, Diagnosis, Evidence, blockers, diagnose
 from trainjob.errors import NotFound
-from trainjob.kube_objects import mapping, mappings, parse_time, rank_of, training_container
+from trainjob.kube_objects import mapping, mappings, name_of, parse_time, rank_of, training_container
 from trainjob.lifecycle import given_up
 from trainjob.manifest import KEY, JobRef
 from trainjob.masking import MASK, masked_lines, names_a_secret, public
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 _LONGEST = 2000  # characters of a line of a log or of a message
 _COMMAND = 300  # of a command: one that embeds a function is its source
 _EVENTS = 100  # the latest
-_LAST_LINES, _LAST_RANKS = 20, 8  # of what is saved before a job is deleted
+LAST_LINES = 20
+"""Lines of a rank that `last_state` has."""
+
+_LAST_RANKS = 8  # in `last_state`
 _ALIKE = 60  # characters at the end of two texts of which one quotes the other
 
 
@@ -232,24 +235,34 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
     )
 
 
-def last_state(evidence: Evidence) -> dict[str, Any]:
+def last_ranks(evidence: Evidence) -> list[str]:
+    """The ranks whose last lines `last_state` shows: those that have failed, else rank 0."""
+    ranks = {rank_of(pod): pod for pod in evidence.pods}
+    failed = sorted(rank for rank, pod in ranks.items() if _rank(pod).exit_code)[:_LAST_RANKS]
+    return failed or sorted(ranks.keys() & {"launcher-0", "node-0"})[:1]
+
+
+def log_of(evidence: Evidence, rank: str) -> Sequence[str]:
+    """The last lines of a rank, as far as the evidence has them."""
+    return next((evidence.logs.get(name_of(pod), ()) for pod in evidence.pods if rank_of(pod) == rank), ())
+
+
+def last_state(evidence: Evidence, logs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What is lost when a job is deleted, as JSON values.
 
     ``phase``, ``progress``, ``metrics`` and, in ``logs``, the last lines of each rank that has failed, else of rank 0.
+
+    Args:
+        evidence: Of the job, which still exists.
+        logs: Rank -> last lines, of ranks whose lines the evidence does not have.
     """
     observation = observe(evidence.trainjob)
-    ranks = {rank_of(pod): pod for pod in evidence.pods}
-    bad = sorted(rank for rank, pod in ranks.items() if _rank(pod).exit_code)[:_LAST_RANKS]
-    shown = bad or [rank for rank in ("launcher-0", "node-0") if rank in ranks][:1]
+    shown = {rank: log_of(evidence, rank) or logs.get(rank, ()) for rank in last_ranks(evidence)}
     return {
         "phase": str(observation.phase),
         "progress": observation.progress,
         "metrics": _public(observation.metrics),
-        "logs": {
-            rank: _lines(list(lines)[-_LAST_LINES:])
-            for rank in shown
-            if (lines := evidence.logs.get(_text(mapping(ranks[rank], "metadata").get("name"))))
-        },
+        "logs": {rank: _lines(list(lines)[-LAST_LINES:]) for rank, lines in shown.items() if lines},
     }
 
 

@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.diagnosis import Evidence
+from trainjob.diagnosis.terminations import crashes_in
 from trainjob.errors import AlreadyExists, NotFound, Rejected, RuntimeNotFound
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
@@ -169,7 +170,8 @@ class MemoryBackend:
         except NotFound:
             return Evidence(None)
         pods = self.terminated.get(ref.uid, [])
-        return Evidence(job, pods, {pod["metadata"]["name"]: [line.text for line in self.lines] for pod in pods})
+        failed = {crash.pod for crash in crashes_in(pods)}  # as on a cluster: no log of a rank that runs
+        return Evidence(job, pods, {name: [line.text for line in self.lines] for name in failed})
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         for evidence in self.crashed.get(ref.uid, ()):

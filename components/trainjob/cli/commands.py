@@ -47,7 +47,7 @@ Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool, boo
 _DETAILS = ("spec", "ranks", "events", "running")
 """What `diagnose` has and `status` has not."""
 
-_LAST_STATE_SECONDS = 2.0
+_LAST_STATE_SECONDS = 4.0
 """For what is read of a job while it is cancelled."""
 _RANKS = 20
 """Ranks that an error names."""
@@ -311,6 +311,8 @@ class Commands:
         """Whether nothing of the job is left running, what to report, and what was saved of a job that is deleted."""
         reading = asyncio.create_task(self._last_state(ref))
         try:
+            # The logs of a pod are gone soon after its deletion; a server that is slow must not delay it for long.
+            await asyncio.wait([reading], timeout=_LAST_STATE_SECONDS / 2)
             before = observe(await self.backend.get(ref.namespace, ref.name)).phase
             stopped = await flow.cancel(self.backend, ref, "suspend" if suspend else "delete")
             phase = observe(await self.backend.get(ref.namespace, ref.name)).phase
@@ -335,7 +337,15 @@ class Commands:
         """What the deletion of the job would lose, as far as it can be read in a moment; None if it cannot."""
         with suppress(TrainJobError), anyio.move_on_after(_LAST_STATE_SECONDS):
             trainjob = await self.backend.get(ref.namespace, ref.name)
-            return report.last_state(replace(await self.backend.evidence(ref), trainjob=trainjob))
+            evidence = replace(await self.backend.evidence(ref), trainjob=trainjob)
+            logs: dict[str, list[str]] = {}
+            # Evidence has log tails of ranks that have failed only.
+            if running := [rank for rank in report.last_ranks(evidence) if not report.log_of(evidence, rank)]:
+                with suppress(TrainJobError):
+                    async with aclosing(self.backend.logs(ref, ranks=running, tail=report.LAST_LINES)) as lines:
+                        async for line in lines:
+                            logs.setdefault(line.rank, []).append(line.text)
+            return report.last_state(evidence, logs)
         return None
 
     async def logs(
