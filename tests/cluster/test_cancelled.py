@@ -17,7 +17,7 @@ from tests.testcluster.access import TRAINER, Access
 
 pytestmark = pytest.mark.timeout(240)
 
-# A progress bar as tqdm draws it: carriage returns, and a newline when it is complete. SIGTERM ends the process at once:
+# A progress bar as tqdm draws it: carriage returns, and a newline when it is complete. SIGTERM ends the process:
 # the first process of a container would otherwise ignore it for 30 s.
 TRAINING = r"""
 import signal, sys, time
