@@ -3,23 +3,36 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import trainjob
+import trainjob.data
 from trainjob import errors
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import InvalidSpec, Problem, TrainJobFailed
 from trainjob.verdicts import RetryVerdict
 
-
-@pytest.mark.parametrize("name", trainjob.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(trainjob, name) is not None
+NAMES = [(module, name) for module in (trainjob, trainjob.data) for name in dir(module)]
 
 
-def test_lazy_names_are_the_documented_ones() -> None:
-    assert {*trainjob._HOME, "__version__"} == set(trainjob.__all__)
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))
+def test_every_public_name_can_be_imported(module: ModuleType, name: str) -> None:
+    assert getattr(module, name) is not None
+
+
+def test_all_public_names_are_imported_by_a_star() -> None:
+    imported: dict[str, object] = {}
+    exec("from trainjob import *", imported)
+    assert imported.keys() - {"__builtins__"} == set(dir(trainjob))
+
+
+def test_every_error_is_public() -> None:
+    assert {error.__name__ for error in ERRORS} <= set(dir(trainjob))
+
+
+def test_other_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         # mypy has to see that it is missing: strict as it is set, it complains of an ignore that it does not need.
         _ = trainjob.Nothing  # type: ignore[attr-defined]
