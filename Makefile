@@ -327,7 +327,7 @@ bench: $(VENV)/test.stamp $(SDK_VENV)/stamp $(BENCH_VENV)/stamp $(OCI_VENV)/stam
 
 # ---------------------------------------------------------------- release
 
-VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' components/trainjob/__init__.py)
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' components/trainjob/version.py)
 SBOM = $(BUILD_VENV)/bin/cyclonedx-py environment --pyproject build/wheel/pyproject.toml --output-reproducible
 
 # The wheel's SBOM is within the wheel, too (PEP 770). The step image's Dockerfile writes that of the image by the same lists.
