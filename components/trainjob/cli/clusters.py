@@ -17,8 +17,8 @@ from trainjob import install as package
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
-from trainjob.cli.options import Target
 from trainjob.cli.output import echo
+from trainjob.cli.target import Target
 from trainjob.doctor import Finding, Level, local
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings

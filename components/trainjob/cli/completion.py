@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from trainjob.cli.target import Target
+
 if TYPE_CHECKING:
     from trainjob.cli.commands import Commands
 
@@ -90,8 +92,6 @@ async def _runtimes(commands: Commands) -> list[str]:
 
 def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequence[str]]]) -> list[str]:
     """What comes within `SECONDS`; nothing where anything is wrong."""
-    from trainjob.cli.options import Target  # noqa: PLC0415 - which names these functions
-
     target = ctx.find_object(Target) or Target()
     answers: list[str] = []
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from trainjob.cli.options import Target, json_option
+from trainjob.cli.options import json_option
 from trainjob.cli.output import echo, redrawn
+from trainjob.cli.target import Target
 
 if TYPE_CHECKING:
     from trainjob.data import ContentManifest

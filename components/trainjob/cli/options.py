@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 
 from trainjob import names
 from trainjob.cli import completion
+from trainjob.cli.target import Target
 from trainjob.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from trainjob.cli.commands import Commands
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -108,21 +105,6 @@ class WithCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What stands behind the command's name in its usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
-
-
-@dataclass
-class Target:
-    """What the global options say."""
-
-    backend: str | None = None
-    namespace: str | None = None
-    as_json: bool = False
-
-    def do(self, action: Callable[[Commands], Awaitable[int]]) -> int:
-        """Carry out `action` and return the exit code."""
-        from trainjob.cli.commands import Commands, perform  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
-
-        return perform(Commands(self.backend, self.namespace, as_json=self.as_json), action)
 
 
 def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:

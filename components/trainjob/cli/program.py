@@ -17,7 +17,6 @@ import click
 from trainjob.cli import completion
 from trainjob.cli.data import data
 from trainjob.cli.options import (
-    Target,
     WithCommand,
     common_options,
     duration,
@@ -36,6 +35,7 @@ from trainjob.cli.options import (
 )
 from trainjob.cli.output import echo, fitted, no_color
 from trainjob.cli.registry import export, registry
+from trainjob.cli.target import Target
 from trainjob.errors import (
     InvalidSpec,
     ModelNotFound,

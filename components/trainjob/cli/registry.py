@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from trainjob.cli.data import interruptible, lines
-from trainjob.cli.options import Target, global_options, job_name, json_option, pair
+from trainjob.cli.options import global_options, job_name, json_option, pair
 from trainjob.cli.output import echo
+from trainjob.cli.target import Target
 
 if TYPE_CHECKING:
     from trainjob.registry import ModelVersion
