@@ -13,7 +13,7 @@ from trainjob_airflow.exceptions import TrainJobFatal, airflow_error
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 
 if TYPE_CHECKING:
-    from trainjob import Budgets, Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec
+    from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec, WaitOptions
     from trainjob.lifecycle import CrashAction
     from trainjob_airflow.narrator import Log
 
@@ -82,7 +82,7 @@ class RunningJob:
             raise CancelledError
         return self.ref
 
-    def wait(self, ref: JobRef, budgets: Budgets, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
+    def wait(self, ref: JobRef, options: WaitOptions, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
         """See `trainjob.waiting.wait`; with what happens and the ranks' lines told to `log`, for at most `seconds`.
 
         Raises:
@@ -95,7 +95,7 @@ class RunningJob:
         say, backend = ProgressLogger(log), self.client.backend
         on_log = say.line if logs else None
         end = self._waiting = self.client.start(
-            lambda: waiting.wait(backend, ref, budgets, on_change=say.change, on_log=on_log, on_crash=say.crash)
+            lambda: waiting.wait(backend, ref, options, on_change=say.change, on_log=on_log, on_crash=say.crash)
         )
         if self._killed:
             end.cancel()

@@ -13,7 +13,17 @@ DAG file nothing. `trainjob.data`, `trainjob.registry` and `trainjob.progress` a
 is public for authors of integrations. All other modules are private: their names may change in any release.
 """
 
+import warnings
+from importlib import import_module
+
 from trainjob.exports import lazy
 from trainjob.version import __version__ as __version__
 
-__getattr__, __dir__ = lazy(__name__, __file__)
+_get, __dir__ = lazy(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    if name == "Budgets":  # deprecated, so neither in __dir__ nor in __all__
+        warnings.warn("trainjob.Budgets is deprecated: use trainjob.WaitOptions", DeprecationWarning, stacklevel=2)
+        return import_module("trainjob.wait_options").Budgets
+    return _get(name)

@@ -1,3 +1,4 @@
+import trainjob.wait_options
 from trainjob.backends import connect as connect
 from trainjob.backends.base import Backend as Backend
 from trainjob.client import TrainJobClient as TrainJobClient
@@ -138,7 +139,10 @@ from trainjob.status import Observation as Observation
 from trainjob.status import Phase as Phase
 from trainjob.verdicts import RetryVerdict as RetryVerdict
 from trainjob.version import __version__ as __version__
-from trainjob.waiting import Budgets as Budgets
+from trainjob.wait_options import InvalidWaitOptions as InvalidWaitOptions
+from trainjob.wait_options import WaitOptions as WaitOptions
 from trainjob.waiting import TrainJobResult as TrainJobResult
 from trainjob.waiting import follow as follow
 from trainjob.waiting import wait as wait
+
+Budgets = trainjob.wait_options.Budgets  # deprecated; not imported here, so that it is not among the public names

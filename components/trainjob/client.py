@@ -24,7 +24,8 @@ from trainjob.report import Report
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.status import Observation
-from trainjob.waiting import Budgets, TrainJobResult
+from trainjob.wait_options import WaitOptions
+from trainjob.waiting import TrainJobResult
 
 if TYPE_CHECKING:
     from trainjob.data import Exported
@@ -117,7 +118,7 @@ class TrainJobClient:
     def wait(
         self,
         ref: JobRef,
-        budgets: Budgets | None = None,
+        options: WaitOptions | None = None,
         *,
         on_change: Callable[[Observation, str], None] | None = None,
         on_log: Callable[[LogLine], None] | None = None,
@@ -125,7 +126,7 @@ class TrainJobClient:
     ) -> TrainJobResult:
         """See `trainjob.waiting.wait`."""
         return self.call(
-            lambda: waiting.wait(self.backend, ref, budgets, on_change=on_change, on_log=on_log, on_crash=on_crash)
+            lambda: waiting.wait(self.backend, ref, options, on_change=on_change, on_log=on_log, on_crash=on_crash)
         )
 
     def diagnose(self, name: str) -> Report:

@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -35,34 +35,12 @@ from trainjob.kube_objects import mapping, mappings, rank_of
 from trainjob.logs import STATE_SECONDS, LogLine, Throttle
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase, observe
+from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
 
 _CRASHES = 32  # whose evidence is kept
 _LAST_LINES_SECONDS = 10.0  # for what the ranks wrote last, after the job has ended
-
-
-@dataclass(frozen=True)
-class Budgets:
-    """How long a waiter is patient. Clocks are the job's own timestamps, so a restarted waiter does not begin again.
-
-    Attributes:
-        queue: From creation, or from being suspended again, by Kueue or anybody, to admission.
-        start: From admission to the first running rank.
-        run: From admission to the end, as ``activeDeadlineSeconds`` counts.
-        fail_fast: No patience at all with what will not change by itself: a queue that does not exist, more GPUs than
-            the queue will ever have, an image that is not there, a JobSet that is refused.
-        fail_on_first_crash: Do not wait for what becomes of a rank that crashed. The runtimes that Trainer ships start
-            it again and again, and the job fails minutes later if at all (one node: after 320 s). What a preemption
-            or the loss of a node ends has not crashed. For those who watch the ranks (`wait`, `attend`), not for
-            `follow`.
-    """
-
-    queue: timedelta | None = None
-    start: timedelta | None = None
-    run: timedelta | None = None
-    fail_fast: bool = False
-    fail_on_first_crash: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +94,7 @@ def history_as_json(history: Mapping[str, Sequence[tuple[int, float, float]]]) -
 
 
 async def follow(
-    backend: Backend, ref: JobRef, budgets: Budgets | None = None
+    backend: Backend, ref: JobRef, options: WaitOptions | None = None
 ) -> AsyncGenerator[tuple[Observation, str]]:
     """Watch a job to its end: each new observation, with a notice for people where there is one.
 
@@ -126,10 +104,10 @@ async def follow(
         QueueTimeout, StartTimeout, RunTimeout, Stuck: a budget ran out; the job goes on.
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
-    budgets = budgets or Budgets()
+    options = options or WaitOptions()
     observation: Observation | None = None
     while True:
-        async with aclosing(_changes(backend, ref, budgets, observation)) as changes:
+        async with aclosing(_changes(backend, ref, options, observation)) as changes:
             try:
                 async for observation, notice in changes:
                     yield observation, notice
@@ -144,7 +122,7 @@ async def follow(
 
 
 async def _changes(
-    backend: Backend, ref: JobRef, budgets: Budgets, observation: Observation | None
+    backend: Backend, ref: JobRef, options: WaitOptions, observation: Observation | None
 ) -> AsyncGenerator[tuple[Observation, str]]:
     """The same, given what is known of the job already."""
     attended, resumed = False, ""
@@ -154,12 +132,12 @@ async def _changes(
                 # The clock runs for one look only: it must not stay open over a yield. A cancel scope of anyio's would
                 # cost each waiter 2 KB.
                 try:
-                    async with asyncio.timeout(_seconds_left(observation, budgets)) as clock:
+                    async with asyncio.timeout(_seconds_left(observation, options)) as clock:
                         snapshot = await anext(snapshots, None)
                 except TimeoutError:
                     if observation is None or not clock.expired():
                         raise
-                    raise _timeout(ref, observation, budgets) from None
+                    raise _timeout(ref, observation, options) from None
                 if snapshot is None:
                     raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
                 notice = snapshot.notice
@@ -176,7 +154,7 @@ async def _changes(
                     yield observation, notice
                 if observation.phase.terminal:
                     return
-                if observation.stuck and budgets.fail_fast:
+                if observation.stuck and options.fail_fast:
                     advice = f"\nwhat to do: {observation.advice}" if observation.advice else ""
                     raise Stuck(
                         f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}{advice}"
@@ -198,40 +176,40 @@ async def _resumed(backend: Backend, ref: JobRef, trainjob: TrainJob) -> str:
     return "it was suspended because nobody waited for it; it is resumed" if "spec" in patch else ""
 
 
-def _patience(observation: Observation, budgets: Budgets) -> tuple[datetime, str] | None:
+def _patience(observation: Observation, options: WaitOptions) -> tuple[datetime, str] | None:
     """When the first budget of this phase runs out, and which one."""
     if observation.admitted is None:
         # A suspended job counts, too: it waits until a person or a program resumes it.
-        limits = [(observation.waiting_since, budgets.queue, "queue")]
+        limits = [(observation.waiting_since, options.queue_timeout, "queue")]
     else:
-        limits = [(observation.admitted, budgets.run, "run")]
+        limits = [(observation.admitted, options.run_timeout, "run")]
         if not observation.has_run:
-            limits.append((observation.admitted, budgets.start, "start"))
+            limits.append((observation.admitted, options.start_timeout, "start"))
     ends = [(since + budget, name) for since, budget, name in limits if since is not None and budget is not None]
     return min(ends, default=None)
 
 
-def _seconds_left(observation: Observation | None, budgets: Budgets) -> float | None:
-    end = _patience(observation, budgets) if observation is not None else None
+def _seconds_left(observation: Observation | None, options: WaitOptions) -> float | None:
+    end = _patience(observation, options) if observation is not None else None
     return (end[0] - datetime.now(UTC)).total_seconds() if end else None
 
 
-def _timeout(ref: JobRef, observation: Observation, budgets: Budgets) -> Exception:
-    end = _patience(observation, budgets)
+def _timeout(ref: JobRef, observation: Observation, options: WaitOptions) -> Exception:
+    end = _patience(observation, options)
     name = end[1] if end else "run"
     state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
     if name == "queue":
         happened = "resumed" if observation.phase is Phase.SUSPENDED else "admitted"
-        return QueueTimeout(f"{state}; it was not {happened} within queue_timeout of {budgets.queue}")
+        return QueueTimeout(f"{state}; it was not {happened} within queue_timeout of {options.queue_timeout}")
     if name == "start":
-        return StartTimeout(f"{state}; no rank was running within start_timeout of {budgets.start}")
-    return RunTimeout(f"{state}; it did not end within run_timeout of {budgets.run}")
+        return StartTimeout(f"{state}; no rank was running within start_timeout of {options.start_timeout}")
+    return RunTimeout(f"{state}; it did not end within run_timeout of {options.run_timeout}")
 
 
 async def wait(
     backend: Backend,
     ref: JobRef,
-    budgets: Budgets | None = None,
+    options: WaitOptions | None = None,
     *,
     on_change: Callable[[Observation, str], None] | None = None,
     on_log: Callable[[LogLine], None] | None = None,
@@ -243,7 +221,7 @@ async def wait(
     Args:
         backend: Where it is.
         ref: The job.
-        budgets: How long to be patient; forever if left out.
+        options: When to stop waiting earlier; never if left out.
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
         on_crash: Called with the diagnosis of ranks that crash while the job goes on, see `attend`.
@@ -256,14 +234,14 @@ async def wait(
         BackendUnavailable: an outage outlasted its budgets; the job goes on.
     """
     read = None if on_log is None else lambda: _forward(backend, ref, on_log, state_seconds)
-    final, crash = await attend(backend, ref, budgets, on_change=on_change, on_crash=on_crash, read=read)
+    final, crash = await attend(backend, ref, options, on_change=on_change, on_crash=on_crash, read=read)
     return await conclude(backend, ref, final, crash)
 
 
 async def attend(
     backend: Backend,
     ref: JobRef,
-    budgets: Budgets | None = None,
+    options: WaitOptions | None = None,
     *,
     on_change: Callable[[Observation, str], None] | None = None,
     on_crash: Callable[[Diagnosis], None] | None = None,
@@ -274,7 +252,7 @@ async def attend(
     Args:
         backend: Where it is.
         ref: The job.
-        budgets: How long to be patient; forever if left out.
+        options: When to stop waiting earlier; never if left out.
         on_change: Called with each new observation and its notice.
         on_crash: Called with the diagnosis of ranks that crash before the job has ended: the shipped runtimes restart
             them, and the job fails minutes later if at all.
@@ -301,9 +279,9 @@ async def attend(
                     read_out.set()
 
             tasks.start_soon(reading)
-            fatal = budgets is not None and budgets.fail_on_first_crash
+            fatal = options is not None and options.fail_on_first_crash
             tasks.start_soon(_look_out, backend, ref, crashed, on_crash, fatal)
-            async with aclosing(follow(backend, ref, budgets)) as changes:
+            async with aclosing(follow(backend, ref, options)) as changes:
                 async for final, notice in changes:
                     if on_change is not None:
                         on_change(final, notice)

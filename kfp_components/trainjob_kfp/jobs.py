@@ -10,14 +10,15 @@ from typing import Any
 from urllib.parse import quote
 
 from trainjob import (
-    Budgets,
     InvalidSpec,
+    InvalidWaitOptions,
     Observation,
     Phase,
     TrainJobClient,
     TrainJobError,
     TrainJobResult,
     TrainJobSpec,
+    WaitOptions,
 )
 from trainjob.diagnosis import Diagnosis
 from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
@@ -60,7 +61,7 @@ def run_job(
         TrainJobError: see `trainjob.lifecycle`; a job that ran out of a budget, or is given up at its first crash, is
             stopped, if so chosen.
     """
-    budgets = budgets_of(parameters)
+    options = wait_options_of(parameters)
     with connect(parameters) as client, StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop:
         if parameters["owned_by_run"]:
             spec = spec.model_copy(update={"owner_reference": workflow_of_this_pod(client)})
@@ -75,7 +76,7 @@ def run_job(
         _say_deadline()
         try:
             # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
-            return attend(client, ref, budgets, report)
+            return attend(client, ref, options, report)
         except RankCrashed as error:
             why, action = error.diagnosis, parameters["on_crash_action"]
             say(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
@@ -86,13 +87,13 @@ def run_job(
             raise
 
 
-def attend(client: TrainJobClient, ref: JobRef, budgets: Budgets, report: Path | None) -> TrainJobResult:
+def attend(client: TrainJobClient, ref: JobRef, options: WaitOptions, report: Path | None) -> TrainJobResult:
     """Wait for a job and write down what happens, and a page about it once it is complete.
 
     Raises:
         TrainJobError: see `trainjob.waiting.wait`.
     """
-    result = client.wait(ref, budgets, on_change=_ProgressLogger(ref), on_log=say, on_crash=_say_crash)
+    result = client.wait(ref, options, on_change=_ProgressLogger(ref), on_log=say, on_crash=_say_crash)
     if report is not None:
         try:
             taken = client.diagnose(ref.name)
@@ -146,17 +147,20 @@ def _say_deadline() -> None:
         )
 
 
-def budgets_of(parameters: Mapping[str, Any]) -> Budgets:
-    """How long to be patient, from a component's parameters.
+def wait_options_of(parameters: Mapping[str, Any]) -> WaitOptions:
+    """The wait options among a component's parameters; a timeout of 0 is no limit.
 
     Raises:
         InvalidSpec: a number is negative, or there is no such action.
     """
-    problems = [
-        Problem(name, f"is {parameters[name]} seconds", "give 1 or more, or 0 for no limit")
-        for name in ("queue_timeout", "start_timeout", "run_timeout")
-        if parameters[name] < 0
-    ]
+    options, problems = WaitOptions(), []
+    try:
+        options = WaitOptions.parse({name: value for name, value in parameters.items() if value != 0})
+    except InvalidWaitOptions as error:
+        problems = [
+            Problem(name, f"is {value} seconds", "give 1 or more, or 0 for no limit")
+            for name, value in error.invalid.items()
+        ]
     problems += [
         Problem(name, f"is {action!r}", f"give one of {', '.join(ACTIONS)}")
         for name in ("on_kill_action", "on_crash_action")
@@ -164,13 +168,7 @@ def budgets_of(parameters: Mapping[str, Any]) -> Budgets:
     ]
     if problems:
         raise InvalidSpec(problems)
-
-    def limit(name: str) -> timedelta | None:
-        return timedelta(seconds=parameters[name]) if parameters[name] else None
-
-    impatient = bool(parameters.get("fail_on_first_crash"))
-    queue, start, run = (limit(name) for name in ("queue_timeout", "start_timeout", "run_timeout"))
-    return Budgets(queue, start, run, fail_fast=bool(parameters["fail_fast"]), fail_on_first_crash=impatient)
+    return options
 
 
 def _say_crash(diagnosis: Diagnosis) -> None:

@@ -24,7 +24,7 @@ from trainjob.spec.parts import field_name
 from trainjob.spec.reading import check_limits
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
-from trainjob_kfp.jobs import address_of, attend, budgets_of, connect, run_job
+from trainjob_kfp.jobs import address_of, attend, connect, run_job, wait_options_of
 from trainjob_kfp.steplog import failures_explained, say
 from trainjob_kfp.stopping import stop_all
 
@@ -61,11 +61,11 @@ def run_wait(given: Parameters) -> dict[str, Any]:
     """``wait``: the result of somebody else's job, which stays as it is whatever becomes of this step."""
     with failures_explained():
         _, parameters = _read(given)
-        budgets = budgets_of(parameters)
+        options = wait_options_of(parameters)
         with connect(parameters) as client:
             ref = client.find(parameters["name"])
             say(f"TrainJob {ref} (uid {ref.uid})")
-            result = attend(client, ref, budgets, Path(given["report"].path)).as_dict()
+            result = attend(client, ref, options, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
     return result
 

@@ -17,7 +17,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from tests.airflow.conftest import jobs, python
 from tests.airflow.versions import serde, since
 
-from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, connect
+from trainjob import Backend, JobRef, Observation, Phase, TrainJobSpec, WaitOptions, connect
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable
 from trainjob.lifecycle import cancel, launch
@@ -94,6 +94,18 @@ def test_serialized_and_rebuilt_is_the_same(trigger: BaseTrigger) -> None:
     again = rebuilt(trigger)
     assert type(again) is type(trigger)
     assert again.serialize() == trigger.serialize()
+
+
+def test_arguments_that_an_earlier_version_stored_are_read() -> None:
+    """A triggerer that was upgraded finds the triggers of before in Airflow's database."""
+    stored = {
+        "trainjob_conn_id": "trainjob_default", "namespace": "ns", "name": "train-abc-2", "uid": "uid-1", "attempt": 2,
+        "queue_timeout": 43200.0, "start_timeout": None, "fail_fast": False, "fail_on_first_crash": True,
+        "deadline": None, "on_kill_action": "cancel", "get_logs": True, "resumed": 0, "target": None,
+    }  # fmt: skip
+    trigger = TrainJobTrigger(**cast(dict[str, Any], stored))
+    assert trigger.wait_options == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)
+    assert rebuilt(trigger).serialize() == trigger.serialize()
 
 
 def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

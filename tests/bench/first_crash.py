@@ -43,7 +43,7 @@ from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import unfit
 
-from trainjob import Budgets, JobRef, TrainJobSpec
+from trainjob import JobRef, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RankCrashed
@@ -112,7 +112,7 @@ async def once(cluster: Access, namespace: str, number: int) -> dict[str, float]
         ref = await launch(backend, TrainJobSpec.parse(SPEC), f"crash-{number}", namespace=namespace)
         onlooker = Onlooker(cluster, namespace, ref.name)
         try:
-            await wait(backend, ref, Budgets(fail_on_first_crash=True))
+            await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
         except RankCrashed as error:
             raised, diagnosis = time.time(), error.diagnosis
         else:

@@ -22,7 +22,7 @@ from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.nodes import fate, until_told
 
-from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
+from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
@@ -236,7 +236,7 @@ async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str,
     await until_phase(backend, first, Phase.RUNNING)
     second = await launch(backend, spec(env=fate(run="100ms"), **gpus), "b", namespace=namespace)
     with pytest.raises(QueueTimeout, match=f"waiting for admission in queue {small_queue}"):
-        await phases_of(backend, second, Budgets(queue=timedelta(seconds=1)))
+        await phases_of(backend, second, WaitOptions(queue_timeout=timedelta(seconds=1)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel, backend, first)
         phases = await phases_of(backend, second)
@@ -289,7 +289,7 @@ async def test_the_shipped_role_is_needed_and_suffices(
     own = spec(runtime={"name": "own", "kind": "TrainingRuntime"}, labels={kueue.QUEUE_LABEL: "nosuch"})
     waiting = await launch(narrow, own, "b", namespace=namespace)
     with pytest.raises(Stuck, match="LocalQueue nosuch doesn't exist"):
-        await wait(narrow, waiting, Budgets(fail_fast=True))
+        await wait(narrow, waiting, WaitOptions(fail_fast=True))
     assert (await narrow.evidence(waiting)).unseen == []
     assert await cancel(narrow, waiting)
     allowed = {(name, verb) for rule in ROLE["rules"] for name in rule["resources"] for verb in rule["verbs"]}
@@ -336,7 +336,7 @@ async def test_a_crash_says_that_a_probe_killed_the_rank(real_node: Access) -> N
         asked = spec(**make.python("import time; time.sleep(600)") | make.OWN | {"image": images.PYTHON})
         ref = await launch(connected, asked, "a", namespace=namespace)
         with anyio.fail_after(120), pytest.raises(RankCrashed, match="because its liveness probe failed") as failed:
-            await wait(connected, ref, Budgets(fail_on_first_crash=True))
+            await wait(connected, ref, WaitOptions(fail_on_first_crash=True))
         assert failed.value.diagnosis.exit_code == 137
         await cancel(connected, ref)
     await connected.aclose()

@@ -11,7 +11,7 @@ from tests.testcluster import kueue
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.nodes import fate
 
-from trainjob import Budgets, JobRef, Observation, Phase, TrainJobSpec
+from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.diagnosis.blockers import event_time
@@ -57,7 +57,7 @@ async def until(
 async def stuck(backend: KubernetesBackend, ref: JobRef, seconds: float = _SECONDS) -> str:
     """The message with which a wait with `fail_fast` ends."""
     with anyio.fail_after(seconds), pytest.raises(Stuck) as caught:
-        await wait(backend, ref, Budgets(fail_fast=True))
+        await wait(backend, ref, WaitOptions(fail_fast=True))
     assert caught.value.retry is RetryVerdict.CONFIGURATION
     assert str(ref) in str(caught.value)
     assert await backend.get(ref.namespace, ref.name), "the job is left as it is"
@@ -197,7 +197,7 @@ async def test_without_the_right_to_look_around(
     narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES, namespace))))
     ref = await launch(narrow, spec(8, small_queue), "a", namespace=namespace)
     with anyio.move_on_after(9):
-        await wait(narrow, ref, Budgets(fail_fast=True))
+        await wait(narrow, ref, WaitOptions(fail_fast=True))
     said = [
         record.message for record in caplog.records if "the right to list workloads.kueue.x-k8s.io" in record.message
     ]

@@ -27,7 +27,7 @@ from tests.testcluster import images
 from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.nodes import fate
 
-from trainjob import Budgets, JobRef, Phase, TrainJobSpec
+from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
@@ -117,7 +117,7 @@ async def test_without_the_right_to_see_pods_it_is_said_and_waited(
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES[:1], namespace))))
     ref = await launch(backend, spec(env=fate(run="3s")), "a", namespace=namespace)
     with anyio.fail_after(90):
-        assert (await wait(backend, ref, Budgets(fail_on_first_crash=True))).uid == ref.uid
+        assert (await wait(backend, ref, WaitOptions(fail_on_first_crash=True))).uid == ref.uid
     assert f"crashes of ranks of TrainJob {ref} cannot be seen while it goes on: 403" in caplog.text
     await backend.aclose()
 
@@ -201,7 +201,7 @@ async def by_the_core(faces: Faces) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(faces.cluster.kubeconfig)))
     ref = await launch(backend, spec(**REAL), "core", namespace=faces.namespace)
     with pytest.raises(RankCrashed) as caught:
-        await wait(backend, ref, Budgets(fail_on_first_crash=True))
+        await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
     assert faces.since_crash(ref.name) < SOON
     diagnosis = caught.value.diagnosis
     assert (diagnosis.rank, diagnosis.exit_code) == ("node-1", 3)

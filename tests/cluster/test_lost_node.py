@@ -12,7 +12,7 @@ from tests.cluster.waits import until_phase
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import fate
 
-from trainjob import Budgets, Observation, Phase, TrainJobSpec
+from trainjob import Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import RunTimeout
@@ -40,7 +40,7 @@ async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespac
             await wait(
                 backend,
                 ref,
-                Budgets(start=timedelta(seconds=1), run=run),
+                WaitOptions(start_timeout=timedelta(seconds=1), run_timeout=run),
                 on_change=lambda observation, notice: seen.append((observation, notice)),
             )
         assert [observation.has_run for observation, _ in seen[:2]] == [False, True]

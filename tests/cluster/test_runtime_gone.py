@@ -15,7 +15,7 @@ from tests.processes import read_until, wait_until
 from tests.testcluster.access import TRAINER, Access
 from tests.testcluster.nodes import fate, until_told
 
-from trainjob import Budgets, TrainJobSpec, report
+from trainjob import TrainJobSpec, WaitOptions, report
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import Stuck
@@ -54,7 +54,7 @@ async def test_a_waiter_of_a_job_that_cannot_start_any_more(cluster: Access, nam
         ref = await launch(backend, TrainJobSpec.parse(make.OWN | {"suspend": True}), "a", namespace=namespace)
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
         with anyio.fail_after(10), pytest.raises(Stuck, match="its TrainingRuntime own does not exist any more"):
-            await wait(backend, ref, Budgets(fail_fast=True))
+            await wait(backend, ref, WaitOptions(fail_fast=True))
         assert (await report.take(backend, namespace, ref.name)).observation.stuck
     await backend.aclose()
 

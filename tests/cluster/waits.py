@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import anyio
 
-from trainjob import Budgets, JobRef, Observation, Phase
+from trainjob import JobRef, Observation, Phase, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.status import observe
 from trainjob.waiting import wait
@@ -32,7 +32,7 @@ async def until_phase(backend: KubernetesBackend, ref: JobRef, phase: Phase, sec
 async def phases_of(
     backend: KubernetesBackend,
     ref: JobRef,
-    budgets: Budgets | None = None,
+    options: WaitOptions | None = None,
     seconds: float = 90,
     seen: list[Phase] | None = None,
 ) -> list[Phase]:
@@ -48,5 +48,5 @@ async def phases_of(
             phases.append(observation.phase)
 
     with anyio.fail_after(seconds):
-        await wait(backend, ref, budgets, on_change=look)
+        await wait(backend, ref, options, on_change=look)
     return phases

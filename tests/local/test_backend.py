@@ -20,7 +20,7 @@ from tests.contract.processes import marked
 from tests.local.conftest import Jobs
 from tests.processes import eventually
 
-from trainjob import Budgets, JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed
+from trainjob import JobRef, LogLine, Observation, Phase, TrainJobClient, TrainJobFailed, WaitOptions
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.ranks import MARKER, _kill_by_psutil
 from trainjob.backends.local.store import JobFiles, _tombstone
@@ -451,7 +451,7 @@ def test_start_budget_of_a_real_job(jobs: Jobs) -> None:
     with pytest.raises(RunTimeout):
         jobs.client.wait(
             ref,
-            Budgets(start=timedelta(seconds=5), run=timedelta(seconds=3)),
+            WaitOptions(start_timeout=timedelta(seconds=5), run_timeout=timedelta(seconds=3)),
             on_change=lambda observation, _: phases.append(observation.phase),
         )
     assert phases[-1] is Phase.RUNNING

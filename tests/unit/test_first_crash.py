@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import Budgets, Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, waiting
+from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions, waiting
 from trainjob import lifecycle as flow
 from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
@@ -147,7 +147,7 @@ async def running(backend: MemoryBackend, **fields: Any) -> JobRef:
     return ref
 
 
-IMPATIENT = Budgets(fail_on_first_crash=True)
+IMPATIENT = WaitOptions(fail_on_first_crash=True)
 
 
 @pytest.mark.anyio

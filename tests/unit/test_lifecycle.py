@@ -14,7 +14,17 @@ import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import Budgets, InvalidSpec, JobRef, LogLine, Observation, Phase, TrainJobFailed, TrainJobSpec, waiting
+from trainjob import (
+    InvalidSpec,
+    JobRef,
+    LogLine,
+    Observation,
+    Phase,
+    TrainJobFailed,
+    TrainJobSpec,
+    WaitOptions,
+    waiting,
+)
 from trainjob import lifecycle as flow
 from trainjob.backends.base import Snapshot
 from trainjob.diagnosis import Category, Diagnosis, Evidence
@@ -435,7 +445,7 @@ async def test_the_first_crash_explains_the_end(backend: MemoryBackend) -> None:
 async def test_verdicts_come_out_bare_while_logs_are_followed(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     with pytest.raises(RunTimeout):
-        await waiting.wait(backend, ref, Budgets(run=timedelta(seconds=0.05)), on_log=lambda _: None)
+        await waiting.wait(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.05)), on_log=lambda _: None)
     backend.end(ref, 3)
     with pytest.raises(TrainJobFailed):
         await waiting.wait(backend, ref, on_log=lambda _: None)
@@ -449,43 +459,45 @@ async def test_a_waiter_can_be_cancelled(backend: MemoryBackend) -> None:
     assert backend.job(ref)
 
 
-# ---------------------------------------------------------------- budgets
+# ---------------------------------------------------------------- timeouts
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 
 
-async def budget_of(backend: MemoryBackend, ref: JobRef, **budgets: Any) -> type[Exception] | None:
-    """Which budget has run out by now; None if none does within a moment."""
+async def expired_timeout(backend: MemoryBackend, ref: JobRef, **options: Any) -> type[Exception] | None:
+    """The timeout that has expired; None if none does within a moment."""
     with pytest.raises((TimedOut, TimeoutError)) as caught, anyio.fail_after(0.1):
-        await waiting.wait(backend, ref, Budgets(**budgets))
+        await waiting.wait(backend, ref, WaitOptions(**options))
     assert caught.type is TimeoutError or f"ns/{ref.name}" in str(caught.value)
     return None if caught.type is TimeoutError else caught.type
 
 
 async def test_queue_budget(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True, labels={QUEUE_LABEL: "q"})
-    assert await budget_of(backend, ref, queue=SECOND) is None
+    assert await expired_timeout(backend, ref, queue_timeout=SECOND) is None
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(2)
-    assert await budget_of(backend, ref, queue=SECOND) is QueueTimeout
-    assert await budget_of(backend, ref, queue=HOUR, start=SECOND, run=SECOND) is None
+    assert await expired_timeout(backend, ref, queue_timeout=SECOND) is QueueTimeout
+    assert await expired_timeout(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND) is None
 
 
 async def test_queue_budget_of_a_job_that_was_taken_back(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True, labels={QUEUE_LABEL: "q"})
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     backend.condition(ref, "Suspended", "Suspended", time=ago(0))
-    assert await budget_of(backend, ref, queue=timedelta(seconds=5), run=HOUR) is None
+    assert await expired_timeout(backend, ref, queue_timeout=timedelta(seconds=5), run_timeout=HOUR) is None
     backend.condition(ref, "Suspended", "Suspended", time=ago(10))
-    assert await budget_of(backend, ref, queue=timedelta(seconds=5), run=HOUR) is QueueTimeout
+    assert await expired_timeout(backend, ref, queue_timeout=timedelta(seconds=5), run_timeout=HOUR) is QueueTimeout
 
 
 async def test_a_suspended_job_is_waited_for_as_long_as_one_in_a_queue(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(10)
-    assert await budget_of(backend, ref, start=SECOND, run=SECOND) is None
-    assert await budget_of(backend, ref, queue=HOUR, start=SECOND, run=SECOND) is None
-    assert await budget_of(backend, ref, queue=SECOND, start=HOUR, run=HOUR) is QueueTimeout
+    assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=SECOND) is None
+    assert await expired_timeout(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND) is None
+    assert (
+        await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is QueueTimeout
+    )
 
 
 async def test_start_and_run_budgets_count_from_admission(backend: MemoryBackend) -> None:
@@ -493,40 +505,44 @@ async def test_start_and_run_budgets_count_from_admission(backend: MemoryBackend
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     # Just admitted: for some 10 ms the condition still says Suspended.
     backend.condition(ref, "Suspended", "Suspended", time=ago(7200))
-    assert await budget_of(backend, ref, queue=SECOND, start=HOUR, run=HOUR) is None
+    assert await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is None
     backend.condition(ref, "Suspended", "Resumed", "False", time=ago(10))
-    assert await budget_of(backend, ref, queue=SECOND, start=HOUR, run=HOUR) is None
-    assert await budget_of(backend, ref, start=SECOND, run=HOUR) is StartTimeout
-    assert await budget_of(backend, ref, start=HOUR, run=SECOND) is RunTimeout
+    assert await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is None
+    assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=HOUR) is StartTimeout
+    assert await expired_timeout(backend, ref, start_timeout=HOUR, run_timeout=SECOND) is RunTimeout
     backend.running(ref)
-    assert await budget_of(backend, ref, start=SECOND, run=HOUR) is None
-    assert await budget_of(backend, ref, start=SECOND, run=SECOND) is RunTimeout
+    assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=HOUR) is None
+    assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=SECOND) is RunTimeout
 
 
 @pytest.mark.parametrize(
-    ("spec", "budgets", "words"),
+    ("spec", "options", "words"),
     [
         (
             {"suspend": True, "labels": {QUEUE_LABEL: "q"}},
-            Budgets(queue=SECOND),
+            WaitOptions(queue_timeout=SECOND),
             "is Queued: waiting for admission in queue q; it was not admitted within queue_timeout of 0:00:01",
         ),
         (
             {"suspend": True},
-            Budgets(queue=SECOND),
+            WaitOptions(queue_timeout=SECOND),
             "is Suspended: the TrainJob is suspended; it was not resumed within queue_timeout of 0:00:01",
         ),
-        ({}, Budgets(start=SECOND), "is NotStarted; no rank was running within start_timeout of 0:00:01"),
-        ({}, Budgets(run=SECOND, start=HOUR), "is NotStarted; it did not end within run_timeout of 0:00:01"),
+        ({}, WaitOptions(start_timeout=SECOND), "is NotStarted; no rank was running within start_timeout of 0:00:01"),
+        (
+            {},
+            WaitOptions(run_timeout=SECOND, start_timeout=HOUR),
+            "is NotStarted; it did not end within run_timeout of 0:00:01",
+        ),
     ],
 )
 async def test_the_error_names_the_budget_and_where_the_job_stands(
-    backend: MemoryBackend, spec: dict[str, Any], budgets: Budgets, words: str
+    backend: MemoryBackend, spec: dict[str, Any], options: WaitOptions, words: str
 ) -> None:
     ref = await launch(backend, **spec)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(10)
     with pytest.raises(TimedOut) as caught:
-        await waiting.wait(backend, ref, budgets)
+        await waiting.wait(backend, ref, options)
     assert str(caught.value) == f"TrainJob {ref} {words}"
 
 
@@ -534,7 +550,7 @@ async def test_a_budget_runs_out_while_waiting(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     began = anyio.current_time()
     with pytest.raises(StartTimeout, match=r"no rank was running within start_timeout of 0:00:00\.3"):
-        await waiting.wait(backend, ref, Budgets(start=timedelta(seconds=0.3)))
+        await waiting.wait(backend, ref, WaitOptions(start_timeout=timedelta(seconds=0.3)))
     assert 0.2 < anyio.current_time() - began < 2
     assert backend.job(ref), "the job is left as it is"
 
@@ -549,7 +565,7 @@ async def test_a_new_waiter_does_not_take_a_job_that_has_run_for_one_that_starts
         await waiting.wait(
             backend,
             ref,
-            Budgets(start=timedelta(seconds=0.2), run=timedelta(seconds=0.6)),
+            WaitOptions(start_timeout=timedelta(seconds=0.2), run_timeout=timedelta(seconds=0.6)),
             on_change=lambda observation, notice: seen.append((observation.phase, notice)),
         )
     assert [phase for phase, _ in seen] == [Phase.STARTING, Phase.RESTARTING], seen
@@ -573,7 +589,9 @@ async def test_a_job_that_reports_progress_has_run(backend: MemoryBackend) -> No
     ref = await launch(backend)
     backend.status(ref, jobsStatus=[{"name": "node", "active": 1}], trainerStatus={"progressPercentage": 40})
     with pytest.raises(RunTimeout):
-        await waiting.wait(backend, ref, Budgets(start=timedelta(seconds=0.1), run=timedelta(seconds=0.3)))
+        await waiting.wait(
+            backend, ref, WaitOptions(start_timeout=timedelta(seconds=0.1), run_timeout=timedelta(seconds=0.3))
+        )
     assert "has_run" not in backend.requests
 
 
@@ -605,7 +623,7 @@ async def test_a_restarted_waiter_does_not_begin_again(backend: MemoryBackend) -
     began = anyio.current_time()
     for _ in range(2):
         with pytest.raises(RunTimeout):
-            await waiting.wait(backend, ref, Budgets(run=timedelta(seconds=0.4)))
+            await waiting.wait(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.4)))
     assert anyio.current_time() - began < 0.7
 
 
@@ -613,7 +631,7 @@ async def test_an_end_that_is_there_comes_before_any_budget(backend: MemoryBacke
     ref = await launch(backend)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     backend.end(ref)
-    assert (await waiting.wait(backend, ref, Budgets(SECOND, SECOND, SECOND))).uid == ref.uid
+    assert (await waiting.wait(backend, ref, WaitOptions(SECOND, SECOND, SECOND))).uid == ref.uid
 
 
 async def test_a_slow_consumer_is_not_cancelled_in_place_of_the_clock(backend: MemoryBackend) -> None:
@@ -621,7 +639,7 @@ async def test_a_slow_consumer_is_not_cancelled_in_place_of_the_clock(backend: M
     seen: list[Observation] = []
 
     async def consume() -> None:
-        async for observation, _ in waiting.follow(backend, ref, Budgets(run=timedelta(seconds=0.1))):
+        async for observation, _ in waiting.follow(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.1))):
             await anyio.sleep(0.3)
             seen.append(observation)
 
@@ -702,10 +720,10 @@ async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch
                 yield Snapshot(snapshot.trainjob, blocker=BLOCKER)
 
     monkeypatch.setattr(backend, "watch", watched)
-    assert await budget_of(backend, ref) is None, "waited for, unless asked otherwise"
-    assert await budget_of(backend, ref, fail_fast=True) is Stuck
+    assert await expired_timeout(backend, ref) is None, "waited for, unless asked otherwise"
+    assert await expired_timeout(backend, ref, fail_fast=True) is Stuck
     with pytest.raises(Stuck) as caught:
-        await waiting.wait(backend, ref, Budgets(fail_fast=True))
+        await waiting.wait(backend, ref, WaitOptions(fail_fast=True))
     assert str(caught.value) == (
         f"TrainJob {ref} is NotStarted and will stay so: no such queue\nwhat to do: create the queue"
     )

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import Budgets, InvalidSpec, JobRef, Phase, TrainJobSpec
+from trainjob import InvalidSpec, JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob.errors import Rejected, StartTimeout
 from trainjob.lifecycle import launch
 from trainjob.manifest import render, spec_hash
@@ -148,7 +148,7 @@ async def test_a_waiter_that_gives_up_is_no_waiter_any_more() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     with pytest.raises(StartTimeout):
-        await wait(backend, ref, Budgets(start=timedelta(seconds=0.1)))
+        await wait(backend, ref, WaitOptions(start_timeout=timedelta(seconds=0.1)))
     assert backend.attending == []
     assert backend.left[-1] == (ref, False)
 

@@ -15,8 +15,9 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
+from trainjob import WaitOptions
 from trainjob_airflow import assets, lineage, links
-from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts, positive_seconds
+from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts
 from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
 from trainjob_airflow.events import unpack
 from trainjob_airflow.exceptions import TrainJobFailure, TrainJobFatal, TrainJobTimeout, airflow_error
@@ -78,14 +79,12 @@ class TrainJobTask(StrictTemplates):
         skip_on_exit_code: int | Collection[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        given = dict(locals())
         super().__init__(**kwargs)
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
-        self.queue_timeout = positive_seconds("queue_timeout", queue_timeout)
-        self.start_timeout = positive_seconds("start_timeout", start_timeout)
-        self.fail_fast = fail_fast
-        self.fail_on_first_crash = fail_on_first_crash
+        self.wait_options = WaitOptions.parse(given)
         if on_crash_action not in ("suspend", "cancel", "keep"):
             raise ValueError(f"on_crash_action is 'suspend', 'cancel' or 'keep', not {on_crash_action!r}")
         self.on_crash_action = on_crash_action
@@ -97,8 +96,6 @@ class TrainJobTask(StrictTemplates):
             check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
             check_switches(
                 deferrable=deferrable,
-                fail_fast=fail_fast,
-                fail_on_first_crash=fail_on_first_crash,
                 cancel_on_timeout=cancel_on_timeout,
                 retry_user_errors=retry_user_errors,
                 get_logs=get_logs,
@@ -201,7 +198,7 @@ class TrainJobTask(StrictTemplates):
             print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
 
     def _run(self, context: Context, *, defer: bool) -> Any:
-        from trainjob import Budgets, TrainJobResult
+        from trainjob import TrainJobResult
 
         key = key_of(context)
         spec = self._spec(key, context)
@@ -224,14 +221,8 @@ class TrainJobTask(StrictTemplates):
             seconds = (deadline - datetime.now(UTC)).total_seconds() - self._margin() if deadline else None
             if seconds is not None and seconds <= 0:
                 seconds = _LAST_LOOK
-            budgets = Budgets(
-                _delta(self.queue_timeout),
-                _delta(self.start_timeout),
-                fail_fast=self.fail_fast,
-                fail_on_first_crash=self.fail_on_first_crash,
-            )
             try:
-                result = running.wait(ref, budgets, self.log, logs=self.get_logs, seconds=seconds)
+                result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
                 self._give_up(running, f"TrainJob {ref} did not end within execution_timeout")
             return self._deliver(context, result, ref)
@@ -288,15 +279,12 @@ class TrainJobTask(StrictTemplates):
                 name=ref.name,
                 uid=ref.uid,
                 attempt=ref.attempt,
-                queue_timeout=self.queue_timeout,
-                start_timeout=self.start_timeout,
-                fail_fast=self.fail_fast,
-                fail_on_first_crash=self.fail_on_first_crash,
                 deadline=deadline.isoformat() if deadline else None,
                 on_kill_action=self.on_kill_action,
                 get_logs=self.get_logs,
                 resumed=resumed,
                 target=target,
+                **self.wait_options.as_json(),
             ),
             method_name="execute_complete",
             # The trigger itself keeps the deadline, since Airflow's timeout ends it without on_kill().
@@ -498,7 +486,3 @@ def _earlier(late: BaseException) -> BaseException:
     while error is not None and not isinstance(error, TrainJobTimeout):
         error = error.__context__
     return error or late
-
-
-def _delta(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)

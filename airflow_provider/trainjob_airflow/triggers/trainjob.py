@@ -10,12 +10,13 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from trainjob import WaitOptions
 from trainjob_airflow.events import pack
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
@@ -52,15 +53,12 @@ class TrainJobTrigger(BaseTrigger):
         name: Of the job.
         uid: Of the job; another job of the same name is not this one.
         attempt: Ordinal of the job.
-        queue_timeout: Seconds to wait for admission; None: for ever.
-        start_timeout: Seconds from admission to the first running rank; None: for ever.
-        fail_fast: Whether to give up on what only a person can change.
-        fail_on_first_crash: Whether to give up as soon as a rank has crashed.
         deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` is over; None: never.
         on_kill_action: ``cancel``, ``suspend`` or ``keep``: what becomes of the job when a person kills the task.
         get_logs: Whether lines of the ranks go to the task's log.
         resumed: How often the task was deferred again after an error.
         target: What the connection says, if it holds no secret: `TrainJobHook.public`.
+        **wait_options: `trainjob.WaitOptions.as_json`.
     """
 
     _has_asked = False  # any trigger of this process
@@ -73,15 +71,12 @@ class TrainJobTrigger(BaseTrigger):
         name: str,
         uid: str,
         attempt: int,
-        queue_timeout: float | None = None,
-        start_timeout: float | None = None,
-        fail_fast: bool = False,
-        fail_on_first_crash: bool = False,
         deadline: str | None = None,
         on_kill_action: str = "cancel",
         get_logs: bool = True,
         resumed: int = 0,
         target: dict[str, Any] | None = None,
+        **wait_options: Any,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trainjob_conn_id = trainjob_conn_id
@@ -89,10 +84,7 @@ class TrainJobTrigger(BaseTrigger):
         self.name = name
         self.uid = uid
         self.attempt = attempt
-        self.queue_timeout = queue_timeout
-        self.start_timeout = start_timeout
-        self.fail_fast = fail_fast
-        self.fail_on_first_crash = fail_on_first_crash
+        self.wait_options = WaitOptions.from_json(wait_options)
         self.deadline = deadline
         self.on_kill_action = on_kill_action
         self.get_logs = get_logs
@@ -103,10 +95,11 @@ class TrainJobTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
         names = (
-            *("trainjob_conn_id", "namespace", "name", "uid", "attempt", "queue_timeout", "start_timeout"),
-            *("fail_fast", "fail_on_first_crash", "deadline", "on_kill_action", "get_logs", "resumed", "target"),
+            *("trainjob_conn_id", "namespace", "name", "uid", "attempt"),
+            *("deadline", "on_kill_action", "get_logs", "resumed", "target"),
         )
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+        arguments = {name: getattr(self, name) for name in names} | self.wait_options.as_json()
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait; see the class."""
@@ -153,17 +146,13 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _wait(self, backend: Backend) -> tuple[Observation, Evidence | None]:
         from trainjob.errors import BackendUnavailable
-        from trainjob.waiting import Budgets, attend
+        from trainjob.waiting import attend
 
         say = ProgressLogger(self.log)
-        budgets = Budgets(
-            _delta(self.queue_timeout),
-            _delta(self.start_timeout),
-            fail_fast=self.fail_fast,
-            fail_on_first_crash=self.fail_on_first_crash,
-        )
         read = (lambda: self._read(backend, say)) if self.get_logs else None
-        final, crash = await attend(backend, self._ref(), budgets, on_change=say.change, on_crash=say.crash, read=read)
+        final, crash = await attend(
+            backend, self._ref(), self.wait_options, on_change=say.change, on_crash=say.crash, read=read
+        )
         if final is None:
             raise BackendUnavailable("the watch ended before it said anything")
         return final, crash
@@ -361,7 +350,3 @@ def _begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 def _event(status: str, message: str, *, retryable: bool = True) -> dict[str, Any]:
     return {"status": status, "message": message, "retryable": retryable}
-
-
-def _delta(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)

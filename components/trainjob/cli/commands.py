@@ -39,10 +39,8 @@ from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
 from trainjob.spec.reading import load
 from trainjob.status import Phase, observe
-from trainjob.waiting import Budgets
-
-Patience = tuple[timedelta | None, timedelta | None, timedelta | None, bool, bool]
-"""Budgets for queue, start and run; whether to give up on what will not change by itself, and at the first crash."""
+from trainjob.wait_options import WaitOptions
+from trainjob.waiting import TrainJobResult
 
 _DETAILS = ("spec", "ranks", "events", "running")
 """What `diagnose` has and `status` has not."""
@@ -227,7 +225,7 @@ class Commands:
         key: str | None,
         *,
         detach: bool,
-        patience: Patience,
+        options: WaitOptions,
         on_crash: CrashAction,
         plain: bool,
         logs: bool,
@@ -249,7 +247,7 @@ class Commands:
                     if not self.as_json:
                         echo(self._call(ref))
                     return 0
-                show.result(await self._wait(ref, patience, on_crash, show))
+                show.result(await self._wait(ref, options, on_crash, show))
                 try:
                     await flow.mark_delivered(self.backend, ref)
                 except TrainJobError as error:  # the training is done, and its result was shown
@@ -270,25 +268,25 @@ class Commands:
         return interrupts.exit_code
 
     async def wait(
-        self, name: tuple[str, str], *, patience: Patience, on_crash: CrashAction, plain: bool, logs: bool
+        self, name: tuple[str, str], *, options: WaitOptions, on_crash: CrashAction, plain: bool, logs: bool
     ) -> int:
         """Wait for a job that is there; its result counts as delivered only to whoever launched it."""
         ref = JobRef.of(await self._find(name))
         with self._view("Ctrl-C leaves the job running", plain=plain, logs=logs) as show, Interrupts() as interrupts:
             show.watching(ref)
             with interrupts.stage():
-                show.result(await self._wait(ref, patience, on_crash, show))
+                show.result(await self._wait(ref, options, on_crash, show))
                 return 0
             show.interrupted(f"{ref} goes on; wait for it again: trainjob wait {self._call(ref)}")
         return interrupts.exit_code
 
-    async def _wait(self, ref: JobRef, patience: Patience, on_crash: CrashAction, show: View) -> waiting.TrainJobResult:
+    async def _wait(self, ref: JobRef, options: WaitOptions, on_crash: CrashAction, show: View) -> TrainJobResult:
         on_log = show.log if show.logs else None
         try:
             return await waiting.wait(
                 self.backend,
                 ref,
-                Budgets(*patience),
+                options,
                 on_change=show.change,
                 on_log=on_log,
                 on_crash=show.crash,

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from trainjob.cli.commands import Commands, Interrupts, Patience
+from trainjob.cli.commands import Commands, Interrupts
 from trainjob.cli.texts import as_json
 from trainjob.cli.views import JsonView, PlainView
 from trainjob.errors import TimedOut
 from trainjob.manifest import JobRef
 from trainjob.status import Observation, Phase
-from trainjob.waiting import Budgets, follow
+from trainjob.wait_options import WaitOptions
+from trainjob.waiting import follow
 
 FAILED, BUDGET, NOT_FOUND = 1, 4, 5
 _SLICE = 100  # waits begun in one turn of the event loop, which has a connection to look after
@@ -26,13 +27,13 @@ class ManyWaits:
     Args:
         commands: Backend and namespace.
         names: Namespaces (empty: the usual one) and names of the jobs.
-        patience: Budgets for queue, start and run of each.
+        options: When to stop waiting for each; `fail_on_first_crash` is not used.
     """
 
-    def __init__(self, commands: Commands, names: Iterable[tuple[str, str]], patience: Patience) -> None:
+    def __init__(self, commands: Commands, names: Iterable[tuple[str, str]], options: WaitOptions) -> None:
         commands.many = True
         self._commands = commands
-        self._budgets = Budgets(*patience)
+        self._options = options
         # As they were written: that is how whoever asked knows them.
         self._given = {
             (where or commands.namespace, name): f"{where}/{name}" if where else name for where, name in names
@@ -74,7 +75,7 @@ class ManyWaits:
 
     async def _wait(self, ref: JobRef) -> None:
         try:
-            async with aclosing(follow(self._commands.backend, ref, self._budgets)) as changes:
+            async with aclosing(follow(self._commands.backend, ref, self._options)) as changes:
                 async for now, notice in changes:
                     if now.phase.terminal:
                         self._ended(ref, now, time.time())

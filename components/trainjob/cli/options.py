@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -11,23 +12,21 @@ from typing import IO, Any, TypeVar
 
 import click
 
-from trainjob import names
+from trainjob import names, wait_options
 from trainjob.cli import completion
 from trainjob.cli.target import Target
 from trainjob.errors import ConfigurationError
+from trainjob.wait_options import WaitOptions
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def duration(text: str) -> timedelta:
     """``90``, ``90s``, ``15m``, ``1h30m``, ``2d``; a number alone is seconds."""
-    number = r"(\d+(?:\.\d+)?)"
-    parts = re.fullmatch(rf"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip())
-    units = ("days", "hours", "minutes", "seconds")
-    amounts = {unit: float(n) for unit, n in zip(units, parts.groups(), strict=True) if n} if parts else {}
-    if not any(amounts.values()):
-        raise click.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 1h30m or 2d")
-    return timedelta(**amounts)
+    try:
+        return wait_options.duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -174,6 +173,19 @@ spec_options = _apply(
         help="Which piece of work this is: the same key again is the same job.",
     ),
 )
+
+
+def _collected(command: Callable[..., int]) -> Callable[..., int]:
+    """Give `command` the options that are fields of `WaitOptions` as one argument, ``options``."""
+
+    @functools.wraps(command)
+    def call(*args: Any, **given: Any) -> int:
+        chosen = {name: given.pop(name) for name in wait_options.option_names()}
+        return command(*args, options=WaitOptions(**chosen), **given)
+
+    return call
+
+
 live_options = _apply(
     click.option("--queue-timeout", type=duration, help="Longest wait for admission, e.g. 30m."),
     click.option("--start-timeout", type=duration, help="Longest time from admission to the first running rank."),
@@ -187,6 +199,7 @@ live_options = _apply(
     ),
     click.option("--plain", is_flag=True, help="Plain lines on a terminal too."),
     click.option("--no-logs", is_flag=True, help="Without the ranks' log lines."),
+    _collected,
 )
 
 
@@ -205,7 +218,7 @@ def require_work(spec: IO[bytes] | None, fields: dict[str, Any]) -> None:
         raise click.UsageError("say what to run: a SPEC file, or --runtime … -- COMMAND")
 
 
-def require_crash_option(on_crash: str | None, fail_on_first_crash: bool) -> None:
+def require_crash_option(on_crash: str | None, options: WaitOptions) -> None:
     """Refuse to be told what becomes of a job that would not be given up."""
-    if on_crash and not fail_on_first_crash:
+    if on_crash and not options.fail_on_first_crash:
         raise click.UsageError("--on-crash says what becomes of a job that --fail-on-first-crash gives up: give both")

@@ -54,6 +54,7 @@ from trainjob.version import __version__
 if TYPE_CHECKING:
     from trainjob.install import Part
     from trainjob.lifecycle import CrashAction
+    from trainjob.wait_options import WaitOptions
 
 _LASTING = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -167,34 +168,29 @@ def run(
     spec: IO[bytes] | None,
     key: str | None,
     detach: bool,
-    queue_timeout: timedelta | None,
-    start_timeout: timedelta | None,
-    run_timeout: timedelta | None,
-    fail_fast: bool,
-    fail_on_first_crash: bool,
+    options: WaitOptions,
     on_crash: CrashAction | None,
     plain: bool,
     no_logs: bool,
     on_interrupt: Literal["cancel", "keep"],
     command: tuple[str, ...],
-    **options: Any,
+    **fields: Any,
 ) -> int:
     """Launch a job and wait for its end.
 
     With --key, a job that was launched under it and has not ended is adopted instead; after a failure, or once its
     result was shown here, the next attempt is made. Without it, the job gets a key of its own, which is printed.
     """
-    fields = fields_of(options, command)
-    require_work(spec, fields)
-    require_crash_option(on_crash, fail_on_first_crash)
-    patience = (queue_timeout, start_timeout, run_timeout, fail_fast, fail_on_first_crash)
+    work = fields_of(fields, command)
+    require_work(spec, work)
+    require_crash_option(on_crash, options)
     return target.do(
         lambda commands: commands.run(
             spec,
-            fields,
+            work,
             key,
             detach=detach,
-            patience=patience,
+            options=options,
             on_crash=on_crash or "suspend",
             plain=plain,
             logs=not no_logs,
@@ -221,32 +217,27 @@ def wait(
     *,
     name: tuple[str, str] | None,
     many: bool,
-    queue_timeout: timedelta | None,
-    start_timeout: timedelta | None,
-    run_timeout: timedelta | None,
-    fail_fast: bool,
-    fail_on_first_crash: bool,
+    options: WaitOptions,
     on_crash: CrashAction | None,
     plain: bool,
     no_logs: bool,
 ) -> int:
     """Wait for the end of a job that is there. Ctrl-C leaves it running."""
-    require_crash_option(on_crash, fail_on_first_crash)
-    patience = (queue_timeout, start_timeout, run_timeout, fail_fast, fail_on_first_crash)
+    require_crash_option(on_crash, options)
     if many == (name is not None):
         raise click.UsageError("say what to wait for: the NAME of a job, or --stdin")
     if name is not None:
         return target.do(
             lambda commands: commands.wait(
-                name, patience=patience, on_crash=on_crash or "keep", plain=plain, logs=not no_logs
+                name, options=options, on_crash=on_crash or "keep", plain=plain, logs=not no_logs
             )
         )
-    if fail_on_first_crash:
+    if options.fail_on_first_crash:
         raise click.UsageError("--fail-on-first-crash watches the ranks of one job: give its NAME")
     from trainjob.cli.many import ManyWaits  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
 
     names = [job_name(word) for word in sys.stdin.read().split()]
-    return target.do(lambda commands: ManyWaits(commands, names, patience).run())
+    return target.do(lambda commands: ManyWaits(commands, names, options).run())
 
 
 @program.command()

@@ -1,0 +1,205 @@
+"""All options of a waiter are fields of one object, and parameters of the Airflow operators, the CLI and KFP."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainjob
+from trainjob import TrainJobClient, WaitOptions, wait_options, waiting
+from trainjob.cli.program import program
+from trainjob.cli.target import Target
+from trainjob.wait_options import InvalidWaitOptions, option_names
+
+ROOT = Path(__file__).parents[2]
+AIRFLOW = "airflow_provider/trainjob_airflow/"
+KFP = "kfp_components/trainjob_kfp/"
+
+OTHER_NAMES = {("airflow", "run_timeout"): "execution_timeout"}
+"""Options that an integration has under a name of its platform: Airflow's own timeout bounds the task."""
+
+LEFT_OUT = {
+    ("initialize_dataset", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
+    ("initialize_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
+    ("export_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
+}
+"""Options that a component does not have, and why."""
+
+
+def function(path: str, name: str) -> ast.FunctionDef:
+    """A function or method, read without importing Airflow or KFP, which not every place of the unit tests has."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    return next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
+
+
+def parameters(path: str, name: str) -> set[str]:
+    found = function(path, name).args
+    return {each.arg for each in (*found.args, *found.kwonlyargs)}
+
+
+def test_the_airflow_operators_have_every_option() -> None:
+    path = AIRFLOW + "operators/base.py"
+    of_the_task = parameters(path, "__init__")
+    documented = (ROOT / AIRFLOW / "operators/trainjob.py").read_text(encoding="utf-8")
+    for option in option_names():
+        name = OTHER_NAMES.get(("airflow", option), option)
+        if name == option:
+            assert name in of_the_task, f"TrainJobTask.__init__ in {path} has no parameter {name}"
+            assert f"        {name}: " in documented, f"the docstring of TrainJobOperator has no argument {name}"
+
+
+@pytest.mark.parametrize("command", ["run", "wait"])
+def test_the_command_line_has_every_option(command: str) -> None:
+    found = {option for each in program.commands[command].params for option in each.opts}
+    for option in option_names():
+        name = "--" + option.replace("_", "-")
+        assert name in found, (
+            f"`trainjob {command}` has no option {name}: add it to live_options in trainjob.cli.options"
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "component"),
+    [
+        ("train/component.py", "train"),
+        ("wait/component.py", "wait"),
+        ("distributed.py", "distributed"),
+        ("initialize_dataset/component.py", "initialize_dataset"),
+        ("initialize_model/component.py", "initialize_model"),
+        ("export_model/component.py", "export_model"),
+    ],
+)
+def test_the_kfp_components_have_every_option(path: str, component: str) -> None:
+    found = parameters(KFP + path, component)
+    documented = ast.get_docstring(function(KFP + path, component)) or ""
+    for option in option_names():
+        if (component, option) in LEFT_OUT:
+            assert option not in found, f"{component} has {option}: remove it from LEFT_OUT"
+            continue
+        assert option in found, f"{component} in {KFP}{path} has no parameter {option}"
+        assert f"    {option}: " in documented, f"the docstring of {component} in {KFP}{path} has no argument {option}"
+
+
+@pytest.mark.parametrize("call", [TrainJobClient.wait, waiting.wait, waiting.attend, waiting.follow])
+def test_python_code_gives_the_options_as_one_object(call: Any) -> None:
+    names = {*inspect.signature(call).parameters}
+    assert "options" in names
+    assert not names & {*option_names()}
+
+
+def test_a_command_gets_the_options_as_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(Target, "do", lambda _, action: action(CommandsDouble(given)))
+    words = "wait train --queue-timeout 1h30m --start-timeout 90 --run-timeout 2d --fail-fast --fail-on-first-crash"
+    program.main(words.split(), standalone_mode=False)
+    assert given["options"] == WaitOptions(
+        timedelta(hours=1, minutes=30),
+        timedelta(seconds=90),
+        timedelta(days=2),
+        fail_fast=True,
+        fail_on_first_crash=True,
+    )
+
+
+class CommandsDouble:
+    """Keeps what `Commands.wait` is called with."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+
+    def wait(self, _: object, **given: Any) -> int:
+        self._given.update(given)
+        return 0
+
+
+# --- values
+
+
+@pytest.mark.parametrize("value", [timedelta(minutes=15), 900, 900.0, "15m", "900"])
+def test_a_timeout_is_a_timedelta_seconds_or_text(value: object) -> None:
+    assert WaitOptions.parse({"queue_timeout": value, "runtime": "x"}) == WaitOptions(timedelta(minutes=15))
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    assert WaitOptions.parse({}) == WaitOptions.parse({"run_timeout": None, "fail_fast": False}) == WaitOptions()
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, True, "", "soon", "0s", [], timedelta(0), timedelta(-1), float("nan"), float("inf"), 1e300]
+)
+def test_what_is_no_timeout(value: object) -> None:
+    with pytest.raises(
+        InvalidWaitOptions, match=r"^start_timeout is a timedelta, a number of seconds above 0, or text"
+    ):
+        WaitOptions.parse({"start_timeout": value})
+
+
+@pytest.mark.parametrize("value", ["no", 1, 0, None])
+def test_what_is_no_switch(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^fail_fast is True or False, not "):
+        WaitOptions.parse({"fail_fast": value})
+
+
+def test_every_invalid_option_is_named() -> None:
+    with pytest.raises(InvalidWaitOptions) as caught:
+        WaitOptions.parse({"queue_timeout": -1, "run_timeout": "soon", "fail_fast": "no"})
+    assert caught.value.invalid == {"queue_timeout": -1, "run_timeout": "soon", "fail_fast": "no"}
+    assert all(name in str(caught.value) for name in caught.value.invalid)
+
+
+def test_durations_beyond_what_python_can_count_are_refused() -> None:
+    with pytest.raises(ValueError, match="is not a duration such as"):
+        wait_options.duration("9999999999d")
+
+
+# --- serialization
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        WaitOptions(),
+        WaitOptions(timedelta(hours=12), timedelta(seconds=1.5), timedelta(days=2), True, True),
+        WaitOptions(fail_on_first_crash=True),
+    ],
+)
+def test_serialized_and_read_again_is_the_same(options: WaitOptions) -> None:
+    assert WaitOptions.from_json(options.as_json()) == options
+
+
+def test_the_serialized_form_is_flat_and_has_no_defaults() -> None:
+    """An Airflow triggerer of an earlier version reads options that it knows, and must not get others."""
+    assert WaitOptions().as_json() == {}
+    assert WaitOptions(timedelta(minutes=1), fail_fast=True).as_json() == {"queue_timeout": 60.0, "fail_fast": True}
+
+
+def test_options_of_an_earlier_version_are_read() -> None:
+    stored = {"queue_timeout": 43200.0, "start_timeout": None, "fail_fast": False, "fail_on_first_crash": True}
+    assert WaitOptions.from_json(stored) == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^unknown options que_timeout; known: queue_timeout, "):
+        WaitOptions.from_json({"que_timeout": 1})
+
+
+# --- the earlier name
+
+
+def test_budgets_are_wait_options_under_their_earlier_names() -> None:
+    with pytest.warns(DeprecationWarning, match=r"trainjob\.Budgets is deprecated: use trainjob\.WaitOptions"):
+        kind = trainjob.Budgets
+    earlier = kind(queue=timedelta(1), start=timedelta(2), run=timedelta(3), fail_fast=True)
+    assert isinstance(earlier, WaitOptions)
+    assert (earlier.queue_timeout, earlier.start_timeout, earlier.run_timeout) == (
+        earlier.queue,
+        earlier.start,
+        earlier.run,
+    )
+    assert earlier.as_json() == WaitOptions(timedelta(1), timedelta(2), timedelta(3), fail_fast=True).as_json()
+    assert kind(timedelta(1), timedelta(2), timedelta(3), True, True).run == timedelta(3)
