@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
@@ -15,7 +16,18 @@ from trainjob_airflow.hooks.trainjob import TrainJobHook
 if TYPE_CHECKING:
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec, WaitOptions
     from trainjob.lifecycle import CrashAction
-    from trainjob_airflow.narrator import Log
+    from trainjob.progress_log import ProgressLogger
+
+
+class Log(Protocol):
+    """What is written to: the standard library's loggers, and Airflow's own, which are structlog's."""
+
+    def info(self, event: str, /, *args: Any) -> Any:
+        """Something happened."""
+
+    def warning(self, event: str, /, *args: Any) -> Any:
+        """Something bad happened."""
+
 
 _REPLY_SECONDS = 1.0  # of the 5 that a killed task has left
 
@@ -36,6 +48,14 @@ def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJob
         raise TrainJobFatal(str(error)) from None
     except TrainJobError as error:
         raise airflow_error(error) from None
+
+
+def progress_logger(log: Log) -> ProgressLogger:
+    """Logs what happens to a job, and its ranks' lines, in `log`, that of a task."""
+    from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger
+
+    sink = LogSink(partial(log.info, "%s"), partial(log.warning, "%s"))
+    return ProgressLogger(sink, progress_seconds=PROGRESS_SECONDS, limited=True)
 
 
 class DeadlineReached(Exception):
@@ -90,9 +110,8 @@ class RunningJob:
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
         from trainjob import waiting
-        from trainjob_airflow.narrator import ProgressLogger
 
-        say, backend = ProgressLogger(log), self.client.backend
+        say, backend = progress_logger(log), self.client.backend
         on_log = say.line if logs else None
         end = self._waiting = self.client.start(
             lambda: waiting.wait(backend, ref, options, on_change=say.change, on_log=on_log, on_crash=say.crash)

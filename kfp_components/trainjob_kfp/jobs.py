@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,20 +11,17 @@ from urllib.parse import quote
 from trainjob import (
     InvalidSpec,
     InvalidWaitOptions,
-    Observation,
-    Phase,
     TrainJobClient,
     TrainJobError,
     TrainJobResult,
     TrainJobSpec,
     WaitOptions,
 )
-from trainjob.diagnosis import Diagnosis
 from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
 from trainjob.lifecycle import give_up
 from trainjob.manifest import JobRef
-from trainjob.report import page, rounded
-from trainjob.serialization import warning
+from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger
+from trainjob.report import page
 from trainjob.settings import Settings
 from trainjob.spec import OwnerReference
 from trainjob.unattended import SUSPEND
@@ -93,7 +89,8 @@ def attend(client: TrainJobClient, ref: JobRef, options: WaitOptions, report: Pa
     Raises:
         TrainJobError: see `trainjob.waiting.wait`.
     """
-    result = client.wait(ref, options, on_change=_ProgressLogger(ref), on_log=say, on_crash=_say_crash)
+    log = ProgressLogger(LogSink(say, job=f"TrainJob {ref}"), progress_seconds=PROGRESS_SECONDS)
+    result = client.wait(ref, options, on_change=log.change, on_log=log.line, on_crash=log.crash)
     if report is not None:
         try:
             taken = client.diagnose(ref.name)
@@ -169,39 +166,3 @@ def wait_options_of(parameters: Mapping[str, Any]) -> WaitOptions:
     if problems:
         raise InvalidSpec(problems)
     return options
-
-
-def _say_crash(diagnosis: Diagnosis) -> None:
-    for line in warning(diagnosis):
-        say(line)
-
-
-class _ProgressLogger:
-    """Writes down what changes: the phase with its reason, and the training's own progress."""
-
-    def __init__(self, ref: JobRef) -> None:
-        self._ref = ref
-        self._phase: tuple[Phase, str] | None = None
-        self._progress = ""
-
-    def __call__(self, observation: Observation, notice: str) -> None:
-        if notice:
-            say(f"TrainJob {self._ref}: {notice}")
-        phase = (observation.phase, "" if observation.phase is Phase.FAILED else observation.message)
-        if phase != self._phase:
-            self._phase = phase
-            say(f"TrainJob {self._ref} is {observation.phase}" + (f": {phase[1]}" if phase[1] else ""))
-        progress = _progress(observation)
-        if progress and progress != self._progress:
-            self._progress = progress
-            say(f"TrainJob {self._ref}: {progress}")
-
-
-def _progress(observation: Observation) -> str:
-    parts = []
-    if observation.progress is not None:
-        parts.append(f"{observation.progress:g} %")
-        if observation.remaining_seconds:
-            parts.append(f"about {timedelta(seconds=round(observation.remaining_seconds))} left")
-    parts += [f"{name} {rounded(value)}" for name, value in observation.metrics.items()]
-    return ", ".join(parts)

@@ -156,7 +156,7 @@ def test_tells_the_end_and_the_lines_of_all_ranks(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_flood_of_lines_is_bounded(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob_airflow.narrator._SECONDS", 600.0)
+    monkeypatch.setattr("trainjob.progress_log.MAX_LINES_SECONDS", 600.0)
     caplog.set_level(logging.INFO, logger="tests.trigger")
     asyncio.run(_ends("import time\ntime.sleep(1)\nfor i in range(9000): print(i)"))
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("[node-0]")]

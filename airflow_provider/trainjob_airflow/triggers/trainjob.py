@@ -20,12 +20,13 @@ from trainjob import WaitOptions
 from trainjob_airflow.events import pack
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
-from trainjob_airflow.narrator import ProgressLogger
+from trainjob_airflow.running import progress_logger
 from trainjob_airflow.states import Wanted
 
 if TYPE_CHECKING:
     from trainjob import Backend, JobRef, Observation
     from trainjob.diagnosis import Evidence
+    from trainjob.progress_log import ProgressLogger
 
 _TAIL = 200  # lines of each rank from before this trigger started; after a restart these are shown twice
 _LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the job may have ended before it
@@ -148,11 +149,10 @@ class TrainJobTrigger(BaseTrigger):
         from trainjob.errors import BackendUnavailable
         from trainjob.waiting import attend
 
-        say = ProgressLogger(self.log)
+        say = progress_logger(self.log)
         read = (lambda: self._read(backend, say)) if self.get_logs else None
-        final, crash = await attend(
-            backend, self._ref(), self.wait_options, on_change=say.change, on_crash=say.crash, read=read
-        )
+        options, ref = self.wait_options, self._ref()
+        final, crash = await attend(backend, ref, options, on_change=say.change, on_crash=say.crash, read=read)
         if final is None:
             raise BackendUnavailable("the watch ended before it said anything")
         return final, crash
@@ -308,7 +308,7 @@ class TrainJobStateTrigger(BaseTrigger):
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - nobody can tell
             await asyncio.sleep(self.poll_interval)
-        say, latest, name = ProgressLogger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
+        say, latest, name = progress_logger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
         async with aclosing(backend.watch(JobRef.of(trainjob))) as snapshots:
             async for snapshot in snapshots:
                 observation: Observation = observe(snapshot.trainjob, latest, snapshot.blocker)
@@ -331,6 +331,7 @@ def _load() -> None:
     A full garbage collection over Airflow's own modules takes 0.2 to 0.4 s of the loop, once in some hundred triggers,
     whatever they do (3.3.2). What is imported by now stays until the end of the process, and is not looked at again.
     """
+    import trainjob.progress_log
     import trainjob.serialization
     import trainjob.waiting
 

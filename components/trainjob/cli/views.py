@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from contextlib import suppress
@@ -17,10 +16,9 @@ from trainjob.cli.texts import as_json, colour_of, joined, phase_styled, progres
 from trainjob.diagnosis import Diagnosis
 from trainjob.logs import STATE_SECONDS, LogLine
 from trainjob.manifest import JobRef
+from trainjob.progress_log import ProgressLogger
 from trainjob.status import Observation, Phase
 from trainjob.waiting import TrainJobResult
-
-_PROGRESS_STEP = 10.0  # percentage points between two plain lines about progress
 
 
 def drop_stdout() -> None:
@@ -45,11 +43,14 @@ class View:
 
     state_seconds = STATE_SECONDS
     """Seconds between two states of a progress bar."""
+    progress_step = 0.0
+    """Percentage points between two reports of progress."""
 
     def __init__(self, *, logs: bool = True) -> None:
         self.logs = logs
         self.closed = False
         self._latest: Observation | None = None
+        self._logger = ProgressLogger(self, progress_step=self.progress_step)
 
     def write(self, text: str) -> None:
         """A line on stdout."""
@@ -76,13 +77,8 @@ class View:
 
     def change(self, observation: Observation, notice: str) -> None:
         """There is news of the job."""
-        previous, self._latest = self._latest, observation
-        if notice:
-            self.notice(notice)
-        if previous is None or (previous.phase, previous.message) != (observation.phase, observation.message):
-            self.phase(observation)
-        if observation.progress is not None or observation.metrics:
-            self.progress(observation)
+        self._latest = observation
+        self._logger.change(observation, notice)
 
     def phase(self, observation: Observation) -> None:
         """Another phase, or another reason for it."""
@@ -116,10 +112,11 @@ class PlainView(View):
         timestamps: Whether log lines begin with their time.
     """
 
+    progress_step = 10.0
+
     def __init__(self, *, logs: bool = True, timestamps: bool = False) -> None:
         super().__init__(logs=logs)
         self._timestamps = timestamps
-        self._shown = -math.inf  # progress of the last line about it
         self._last = ""
 
     def __exit__(self, *_: object) -> None:
@@ -136,12 +133,9 @@ class PlainView(View):
             self.write(line)
 
     def progress(self, observation: Observation) -> None:
-        """See `View.progress`; at most one line for each tenth of the way."""
-        done = observation.progress
-        if done is not None and (done >= self._shown + _PROGRESS_STEP or done == 100 != self._shown):
-            self._shown = done
-            text = progress_text(done, observation.remaining_seconds)
-            self.write("  ".join(filter(None, (f"{_now()} progress {text}", joined(observation.metrics)))))
+        """See `View.progress`."""
+        text = progress_text(observation.progress, observation.remaining_seconds)
+        self.write("  ".join(filter(None, (f"{_now()} progress {text}", joined(observation.metrics)))))
 
     def log(self, line: LogLine) -> None:
         """See `View.log`."""
