@@ -1,4 +1,4 @@
-"""`TrainJobClient`: the synchronous face of `trainjob.lifecycle`, for scripts, notebooks and signal handlers."""
+"""`TrainJobClient`: a synchronous client for scripts, notebooks and signal handlers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class TrainJobClient:
-    """Runs the flows of `trainjob.lifecycle` on an event loop of its own, in a thread.
+    """Launches, waits for and cancels TrainJobs. Runs an event loop in a thread.
 
     It therefore works inside another event loop (a notebook), and `start` can be called from a signal handler while
     another call is blocked. Use it as a context manager, or call `close`.
@@ -44,7 +44,7 @@ class TrainJobClient:
         namespace: Namespace of the jobs; ``TRAINJOB_NAMESPACE`` if left out.
 
     Raises:
-        ConfigurationError: no such backend, or no namespace can have this name.
+        ConfigurationError: the backend is unknown, or the namespace's name is invalid.
     """
 
     def __init__(self, backend: Backend | str | None = None, namespace: str | None = None) -> None:
@@ -52,7 +52,7 @@ class TrainJobClient:
         self.namespace = names.namespace(namespace or Settings().namespace or self.backend.default_namespace)
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
-        self._starting = RLock()  # several threads may use one client; reentrant, because signal handlers do, too
+        self._starting = RLock()  # several threads may use one client; reentrant, since signal handlers use it, too
 
     def __enter__(self) -> Self:
         return self
@@ -61,14 +61,14 @@ class TrainJobClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections and of the thread; jobs are not touched."""
+        """Close the connections and end the thread. Jobs keep running."""
         portal, thread, self._portal, self._thread = self._portal, self._thread, None, None
         if portal is None or thread is None:
             return
         try:
             portal.call(self.backend.aclose)
-        finally:  # also where a signal interrupts that
-            # A call that Ctrl-C or a signal interrupted is still going on there; without this it would be waited for.
+        finally:  # also if a signal interrupts the line above
+            # A call that Ctrl-C or a signal interrupted still runs in the thread; without this, the next line waits.
             portal.call(portal.stop, True)
             thread.__exit__(None, None, None)
 
@@ -80,11 +80,11 @@ class TrainJobClient:
             return self._portal
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run an async function of no arguments on the loop and return its result."""
+        """Run an async function without arguments on the event loop, and return its result."""
         return self._loop().call(function)
 
     def start(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Run an async function of no arguments in the background; works while another call is blocked."""
+        """Run an async function without arguments in the background. Works while another call is blocked."""
         return self._loop().start_task_soon(function)
 
     def launch(
@@ -96,7 +96,22 @@ class TrainJobClient:
         after_failure: AfterFailure = "retry",
         origin: Mapping[str, str] | None = None,
     ) -> JobRef:
-        """See `trainjob.lifecycle.launch`."""
+        """Create the job of `key`, or adopt the existing one, as `trainjob.lifecycle.launch` does.
+
+        Args:
+            spec: What to run: a `TrainJobSpec`, a mapping, YAML text or the path of a YAML file.
+            key: Identity of the work. The same key adopts the same job.
+            first_attempt: Lowest ordinal of a new attempt, for callers that count their tries.
+            after_failure: When a new attempt follows one that failed: always (``retry``), unless its verdict is final
+                (``verdict``), or only if the cause was outside the training code (``infrastructure``).
+            origin: Labels of a new job that record where it comes from, such as DAG, run and try.
+
+        Raises:
+            InvalidSpec: the spec is invalid, or the key is blank.
+            SpecMismatch: the job of this key was launched from another spec.
+            TrainJobFailed: the earlier attempt failed, and `after_failure` rules out a new one.
+            LaunchError: the job was refused.
+        """
         parsed = TrainJobSpec.parse(spec)
         return self.call(
             lambda: flow.launch(
@@ -111,7 +126,11 @@ class TrainJobClient:
         )
 
     def dry_run(self, spec: TrainJobSpec | Mapping[str, Any] | str | Path, key: str) -> TrainJob:
-        """See `trainjob.lifecycle.dry_run`."""
+        """The TrainJob that the server would store, with its defaults. Creates nothing.
+
+        Raises:
+            LaunchError: the job would be refused.
+        """
         parsed = TrainJobSpec.parse(spec)
         return self.call(lambda: flow.dry_run(self.backend, parsed, key, namespace=self.namespace))
 
@@ -124,13 +143,31 @@ class TrainJobClient:
         on_log: Callable[[LogLine], None] | None = None,
         on_crash: Callable[[Diagnosis], None] | None = None,
     ) -> TrainJobResult:
-        """See `trainjob.waiting.wait`."""
+        """Wait until a job ends, and return its result, as `trainjob.waiting.wait` does.
+
+        Args:
+            ref: The job.
+            options: When to stop waiting before the job has ended; never if left out.
+            on_change: Called with each new observation and its notice.
+            on_log: Called with each line of every rank as it is written.
+            on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
+
+        Raises:
+            TrainJobFailed: the job failed; has the diagnosis.
+            RankCrashed: a rank crashed, and `fail_on_first_crash` is set. The job keeps running.
+            TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked. The job keeps running.
+            BackendUnavailable: an outage outlasted the retry budget. The job keeps running.
+        """
         return self.call(
             lambda: waiting.wait(self.backend, ref, options, on_change=on_change, on_log=on_log, on_crash=on_crash)
         )
 
     def diagnose(self, name: str) -> Report:
-        """See `trainjob.report.take`."""
+        """A report about any TrainJob of the namespace: its state, diagnosis, ranks and events.
+
+        Raises:
+            NotFound: no such job.
+        """
         _check_name(name)
         return self.call(lambda: report.take(self.backend, self.namespace, name))
 
@@ -144,33 +181,42 @@ class TrainJobClient:
         source: str | None = None,
         **options: Any,
     ) -> Exported:
-        """Export a model that a job has made: see `trainjob.trained.find` and `trainjob.trained.export`.
+        """Export a model that a job wrote, with the job's metrics, provenance and base model.
 
         Args:
             job: The job, or its name in this client's namespace.
             target: Directory of all models; on this machine, ``models`` in ``TRAINJOB_HOME`` if left out.
-            name: Model in the registry.
-            output: Which output of the job is the model.
-            source: The model as this machine sees it, where the output is a path in the pods of a cluster.
-            **options: Of `trainjob.trained.export`.
+            name: Name of the model in the registry.
+            output: Output of the job that is the model.
+            source: The model's path on this machine, if the output is a path in the pods of a cluster.
+            **options: Further arguments of `trainjob.trained.export`.
 
         Raises:
-            NotFound: There is no such job (any more).
+            NotFound: no such job.
         """
         ref = JobRef(self.namespace, job, "") if isinstance(job, str) else job
         model = self.call(lambda: trained.find(self.backend, ref, output, source=source))
         return trained.export(model, target, name=name, **options)
 
     def cancel(self, ref: JobRef, action: Literal["delete", "suspend"] = "delete") -> bool:
-        """See `trainjob.lifecycle.cancel`."""
+        """Stop a job, and wait until none of its ranks is running. A job that has ended is not changed.
+
+        Args:
+            ref: The job.
+            action: ``delete`` deletes the job; on this machine its logs and metrics are kept. ``suspend`` keeps it, and
+                a launch of the same key resumes it.
+
+        Returns:
+            True once the last rank has ended; False if some were still ending after 60 s.
+        """
         return self.call(lambda: flow.cancel(self.backend, ref, action))
 
     def find(self, name: str) -> JobRef:
-        """The job of that name.
+        """The job with that name.
 
         Raises:
             InvalidSpec: the name is blank.
-            NotFound: there is none.
+            NotFound: no such job.
         """
         _check_name(name)
         trainjob = self.call(lambda: self.backend.get(self.namespace, name))
@@ -179,19 +225,26 @@ class TrainJobClient:
         return JobRef.of(trainjob)
 
     def get(self, ref: JobRef) -> TrainJob | None:
-        """The TrainJob object, or None if the job of this UID is gone."""
+        """The TrainJob object, or None if the job with this UID is gone."""
         trainjob = self.call(lambda: self.backend.get(ref.namespace, ref.name))
         return trainjob if trainjob is not None and trainjob["metadata"]["uid"] == ref.uid else None
 
     def list(self, labels: Mapping[str, str] | None = None) -> list[TrainJob]:
-        """All jobs of the namespace that were launched here and have all `labels`."""
+        """All jobs of the namespace that trainjob launched and that have all `labels`."""
         wanted = {MANAGED_BY: "trainjob", **(labels or {})}
         return self.call(lambda: self.backend.find(self.namespace, wanted))
 
     def logs(
         self, ref: JobRef, *, ranks: Sequence[str] = (), follow: bool = False, tail: int | None = None
     ) -> Iterator[LogLine]:
-        """See `Backend.logs`."""
+        """Log lines of a job's ranks.
+
+        Args:
+            ref: The job.
+            ranks: Only these ranks, such as ``node-1``; all if left out.
+            follow: Continue until the job has ended.
+            tail: Only the last lines of each rank.
+        """
         lines = self.backend.logs(ref, ranks=ranks, follow=follow, tail=tail)
         try:
             while (line := self.call(lambda: _next(lines))) is not None:
@@ -201,7 +254,7 @@ class TrainJobClient:
 
 
 def _check_name(name: str) -> None:
-    if not name.strip():  # for an API server, the request would be one for all jobs
+    if not name.strip():  # an API server would list all jobs
         raise InvalidSpec([Problem("name", "is blank", "give the name of a TrainJob")])
 
 

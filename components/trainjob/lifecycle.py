@@ -1,7 +1,7 @@
-"""Launch or adopt, and cancel: the one flow, with `trainjob.waiting`. Written against `Backend`; every face uses it.
+"""Launch or adopt a TrainJob, cancel it, give it up. Works with any `Backend`; all integrations use it.
 
-Whoever runs it may die at any instruction. Nothing is remembered between the steps but the key: the job's name follows
-from it, creating a name twice fails, and everything else is read back from the object.
+The calling process may be killed at any instruction. The key is the only state between two calls: the job's name
+follows from it, a name cannot be created twice, and everything else is read from the TrainJob object.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from trainjob.spec import TrainJobSpec
 from trainjob.status import CANCELLED, QUEUE_LABEL, Phase, observe
 
 AfterFailure = Literal["retry", "verdict", "infrastructure"]
-"""When an earlier attempt that failed is followed by the next one: always, unless its verdict is final, or only where
-the cause lay outside the training code."""
+"""When a new attempt follows one that failed: always, unless its verdict is final, or only if the cause was outside the
+training code."""
 
 CANCEL_SECONDS = 60.0
-"""How long `cancel` waits for the last pod by default: Kubernetes' grace period of 30 s and as much again."""
+"""How long `cancel` waits for the last pod by default: twice Kubernetes' grace period of 30 s."""
 
 
 async def launch(
@@ -60,29 +60,30 @@ async def launch(
     after_failure: AfterFailure = "retry",
     origin: Mapping[str, str] | None = None,
 ) -> JobRef:
-    """Create the job of `key`, or adopt the one that is there. A fresh launch is one request.
+    """Create the job of `key`, or adopt the existing one. A first launch is one request.
 
-    An attempt that is under way, suspended, or complete and not yet delivered is adopted; one that `cancel` suspended
-    is resumed, one that a person suspended is left to that person. After one that failed, was given up, cancelled or
-    deleted, or whose result was delivered, the next attempt is made, under a name never used before.
+    An attempt is adopted while it is active or suspended, and when it is complete but its result was not delivered. An
+    attempt that `cancel` suspended is resumed; one that a person suspended stays suspended. After an attempt that
+    failed, was given up, cancelled or deleted, or whose result was delivered, a new attempt is created under a name
+    that was never used before.
 
     Args:
-        backend: Where.
+        backend: Backend that runs the job.
         spec: What to run.
-        key: Which piece of work this is; the same on every try of the same work.
+        key: Identity of the work; the same on every try of the same work.
         namespace: Kubernetes namespace.
-        first_attempt: Lowest ordinal for a new attempt, where the caller counts its tries (Airflow's ``try_number``):
-            a name whose job was deleted is then not used again.
-        after_failure: When a failed earlier attempt is followed by the next one: always (``retry``), unless its verdict
-            is final (``verdict``), or only where the cause lay outside the training code (``infrastructure``).
-        origin: Labels for a new job that say where it comes from, such as DAG, run and try. They replace labels of the
-            spec with the same names, and are no part of it: a job with others is adopted all the same.
+        first_attempt: Lowest ordinal of a new attempt, for callers that count their tries (Airflow's ``try_number``):
+            the name of a deleted job is then not used again.
+        after_failure: When a new attempt follows one that failed: always (``retry``), unless its verdict is final
+            (``verdict``), or only if the cause was outside the training code (``infrastructure``).
+        origin: Labels of a new job that record where it comes from, such as DAG, run and try. They replace labels of
+            the spec with the same names and are not part of the spec: a job with other such labels is adopted, too.
 
     Raises:
-        SpecMismatch: the attempt that would be adopted was made from another spec.
-        TrainJobFailed: the earlier attempt's verdict is final by `after_failure`.
+        SpecMismatch: the attempt to adopt was created from another spec.
+        TrainJobFailed: the earlier attempt failed, and `after_failure` rules out a new one.
         LaunchError: the job was refused.
-        InvalidSpec: the spec is wrong, or the key is blank.
+        InvalidSpec: the spec is invalid, or the key is blank.
     """
     spec.check()
     attempt = first_attempt
@@ -101,18 +102,20 @@ async def launch(
         except AlreadyExists:
             earlier = await backend.find(namespace, labels_of(key))
             if not any(job["metadata"]["name"] == job_name(key, attempt) for job in earlier):
-                attempt += 1  # it existed once; whoever deleted it took its memory along, but not its name
+                attempt += 1  # the name belonged to a deleted job; try the next attempt
 
 
 async def dry_run(backend: Backend, spec: TrainJobSpec, key: str, *, namespace: str) -> TrainJob:
-    """What a first launch of `key` would store, with the defaults of the server and its webhooks; creates nothing.
+    """The object that a first launch of `key` would store, with the defaults of the server and its webhooks.
+
+    Creates nothing.
 
     Raises:
         LaunchError: the job would be refused.
     """
     spec.check()
     check_key(key)
-    # Under a name that is free, since a job that is there is no reason to refuse this one.
+    # Under a free name: an existing job must not make the server refuse this one.
     trainjob = render(spec, f"{key}/dry-run/{secrets.token_hex(6)}", 1, namespace)
     stored = await backend.create(trainjob, dry_run=True)
     wanted = render(spec, key, 1, namespace)["metadata"]
@@ -135,7 +138,7 @@ async def _adopts(backend: Backend, trainjob: TrainJob, after_failure: AfterFail
 
 
 async def _resume(backend: Backend, trainjob: TrainJob) -> None:
-    """Take back a suspension by `cancel` or the reaper: a launch of the same key asks for the job to run."""
+    """Resume a job that `cancel` or the reaper suspended: a launch of the same key means that the job should run."""
     if CANCELLED not in (trainjob["metadata"].get("annotations") or {}) or observe(trainjob).phase.terminal:
         return
     await backend.patch(JobRef.of(trainjob), unattended.resuming(trainjob))
@@ -153,7 +156,7 @@ def _same_spec(present: TrainJob, wanted: TrainJob) -> JobRef:
 
 
 async def mark_delivered(backend: Backend, ref: JobRef) -> None:
-    """Note on the job that its result has arrived: the same key asked for again then means "once more"."""
+    """Record on the job that its result was delivered: the next launch of its key then creates a new attempt."""
     with suppress(NotFound):
         await backend.patch(ref, {"metadata": {"annotations": {DELIVERED: "true"}}})
 
@@ -162,9 +165,9 @@ CancelAction = Literal["delete", "suspend"]
 
 
 async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAction = "delete") -> None:
-    """Send the one request that stops `trainjob`, and wait for nothing else: for those who are about to be killed.
+    """Send the one request that stops `trainjob`, and do not wait: for a process that is about to be killed.
 
-    A job that may not be suspended is deleted: Trainer's webhook refuses every change to one whose runtime is gone.
+    A job that cannot be suspended is deleted: Trainer's webhook refuses every change to a job whose runtime is gone.
     """
     ref, patch = JobRef.of(trainjob), cancelling(trainjob, action)
     if patch is not None:
@@ -179,10 +182,10 @@ async def request_cancel(backend: Backend, trainjob: TrainJob, action: CancelAct
 
 
 def cancelling(trainjob: TrainJob, action: CancelAction, mark: str = "true") -> dict[str, Any] | None:
-    """The patch that stops `trainjob`; None if it has to be ended. `mark` is the value of its annotation.
+    """The patch that suspends `trainjob`; None if it must be deleted. `mark` is the value of its annotation.
 
-    A job that Kueue manages is deleted also where it was to be suspended: Kueue starts an admitted job that somebody
-    else suspends again (its reconciler: "start the job if the workload has been admitted").
+    A job that Kueue manages is deleted instead of suspended: Kueue resumes an admitted job that another client suspends
+    (its reconciler: "start the job if the workload has been admitted").
     """
     if action == "suspend" and QUEUE_LABEL not in (trainjob["metadata"].get("labels") or {}):
         return {"metadata": {"annotations": {CANCELLED: mark}}, "spec": {"suspend": True}}
@@ -196,10 +199,10 @@ async def cancel(
     *,
     timeout_seconds: float = CANCEL_SECONDS,
 ) -> bool:
-    """Stop a job and see to it that nothing of it is left running. A finished job is left as it is.
+    """Stop a job, and wait until none of its pods is running. A job that has ended is not changed.
 
-    A job that is suspended here is resumed when its key is launched again. With ``delete``, the local backend ends the
-    job as `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with them.
+    A suspended job is resumed when its key is launched again. With ``delete``, the local backend ends the job as
+    `Phase.CANCELLED` and keeps its logs and metrics; on a cluster the job is deleted with its logs and metrics.
 
     Returns:
         True once its last pod has ended; False if some were still ending after `timeout_seconds`.
@@ -207,7 +210,7 @@ async def cancel(
     trainjob = await backend.get(ref.namespace, ref.name)
     if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
         return True
-    if cancelling(trainjob, action) is None:  # others who wait for the job report that it was cancelled
+    if cancelling(trainjob, action) is None:  # by this mark, other waiters report the job as cancelled
         with suppress(NotFound, Rejected):
             await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: "true"}}})
     await request_cancel(backend, trainjob, action)
@@ -224,20 +227,20 @@ CrashAction = Literal["suspend", "cancel", "keep"]
 
 
 async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: CrashAction = "suspend") -> str:
-    """Do what was asked with a job whose step has failed at its first crash, by one request, and say what was done.
+    """Apply `action` to a job that failed its step at the first crash, by one request. Returns what was done, as text.
 
-    Never raises because of the job or an outage: the step fails anyway, and its reason is the crash.
+    Never raises because of the job or an outage: the step fails anyway, and the crash is the reason.
 
     Args:
-        backend: Where it is.
+        backend: Backend that runs the job.
         ref: The job.
-        diagnosis: Why the step has failed.
-        action: ``suspend`` stops it and keeps the object, with the diagnosis as an annotation, since its pods go;
-            ``cancel`` deletes it; ``keep`` lets it go on. A job that Kueue manages is deleted also where it was to be
-            suspended, see `request_cancel`.
+        diagnosis: Diagnosis of the crash.
+        action: ``suspend`` stops the job and keeps the object, with the diagnosis as an annotation, since the pods are
+            deleted; ``cancel`` deletes the job; ``keep`` lets it run. A job that Kueue manages is deleted instead of
+            suspended: Kueue would resume it.
     """
     if action == "keep":
-        return f"{ref} goes on"
+        return f"{ref} keeps running"
     try:
         trainjob = await backend.get(ref.namespace, ref.name)
         if trainjob is None or trainjob["metadata"]["uid"] != ref.uid or observe(trainjob).phase.terminal:
@@ -246,7 +249,7 @@ async def give_up(backend: Backend, ref: JobRef, diagnosis: Diagnosis, action: C
     except NotFound:
         return f"{ref} has ended"
     except TrainJobError as error:
-        return f"{ref} could not be stopped, and goes on: {error}"
+        return f"{ref} could not be stopped and keeps running: {error}"
 
 
 async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, action: CrashAction) -> str:
@@ -254,9 +257,9 @@ async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, acti
     if action == "suspend" and QUEUE_LABEL in (trainjob["metadata"].get("labels") or {}):
         why = ": Kueue would start it again"
     elif action == "suspend":
-        told = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
+        packed = json.dumps(pack_diagnosis(diagnosis), ensure_ascii=False)
         try:
-            await backend.patch(ref, {"metadata": {"annotations": {GIVEN_UP: told}}, "spec": {"suspend": True}})
+            await backend.patch(ref, {"metadata": {"annotations": {GIVEN_UP: packed}}, "spec": {"suspend": True}})
         except Rejected as error:
             why = f": it could not be suspended: {error}"
         else:
@@ -266,7 +269,7 @@ async def _stop(backend: Backend, trainjob: TrainJob, diagnosis: Diagnosis, acti
 
 
 def given_up(trainjob: TrainJob) -> Diagnosis | None:
-    """Why `give_up` has suspended a job; None if it has not, or somebody has resumed it."""
+    """The diagnosis with which `give_up` suspended a job; None if it did not, or the job was resumed since."""
     why = mapping(trainjob, "metadata", "annotations").get(GIVEN_UP)
     if not isinstance(why, str) or observe(trainjob).phase is not Phase.SUSPENDED:
         return None

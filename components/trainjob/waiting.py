@@ -1,6 +1,6 @@
-"""Wait for a job to finish, and return its result or raise its diagnosis. Uses any `Backend`.
+"""Wait for a job to finish, and return its result or raise its diagnosis. Works with any `Backend`.
 
-A waiter remembers nothing that the job does not say itself: one that is started again goes on where the first one was.
+A waiter keeps no state of its own: a restarted one reads everything from the job and continues.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from trainjob.wait_options import WaitOptions
 
 _log = logging.getLogger(__name__)
 
-_CRASHES = 32  # whose evidence is kept
-_LAST_LINES_SECONDS = 10.0  # for what the ranks wrote last, after the job has ended
+_CRASHES = 32  # crashes whose evidence is kept
+_LAST_LINES_SECONDS = 10.0  # for reading the ranks' last lines after the job has ended
 
 
 @dataclass(frozen=True)
 class TrainJobResult:
-    """What a finished job leaves to its workflow.
+    """The result of a job that completed.
 
     Attributes:
-        namespace: Where the job is.
-        name: Its name.
-        uid: Its UID.
+        namespace: Namespace of the job.
+        name: Name of the job.
+        uid: UID of the job.
         attempt: Ordinal of the attempt.
-        metrics: The training script's metrics: truth values, numbers, text.
-        outputs: The script's outputs: name -> URI, other text, a number or a truth value.
-        seconds: From creation to the end: ``queued``, ``total``.
-        returned: What a function trainer (`TrainJobSpec.func`) returned on rank 0, a JSON value; None if it returned
+        metrics: Metrics of the training script: booleans, numbers, text.
+        outputs: Outputs of the training script: name -> URI, other text, a number or a boolean.
+        seconds: ``queued``, from creation to admission, and ``total``, from creation to the end.
+        returned: Value that a function trainer (`TrainJobSpec.func`) returned on rank 0, as JSON; None if it returned
             nothing.
-        history: Metric -> its values over time, oldest first: step, Unix time in seconds, value. 256 points of all
-            metrics together at most; how they are chosen: `trainjob.progress`.
+        history: Metric -> its values over time, oldest first: step, Unix time in seconds, value. At most 256 points of
+            all metrics together; `trainjob.progress` documents how they are chosen.
     """
 
     namespace: str
@@ -72,9 +72,9 @@ class TrainJobResult:
     history: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON and XCom, which know no NaN and no infinity: such metrics become text.
+        """The result as a dict for JSON and XCom. NaN and infinity become text, since JSON has neither.
 
-        ``returned`` and ``history`` are left out where there is none. A point of the history is a list.
+        ``returned`` and ``history`` are left out if they are empty. A point of the history is a list.
         """
         finite = {
             name: value if isinstance(value, str) or math.isfinite(value) else str(value)
@@ -89,20 +89,21 @@ class TrainJobResult:
 
 
 def history_as_json(history: Mapping[str, Sequence[tuple[int, float, float]]]) -> dict[str, list[list[float]]]:
-    """A history in lists, the same before and after JSON and XCom: ``{"loss": [[step, time, value], ...]}``."""
+    """A history as lists, which JSON and XCom do not change: ``{"loss": [[step, time, value], ...]}``."""
     return {name: [list(point) for point in points] for name, points in history.items()}
 
 
 async def follow(
     backend: Backend, ref: JobRef, options: WaitOptions | None = None
 ) -> AsyncGenerator[tuple[Observation, str]]:
-    """Watch a job to its end: each new observation, with a notice for people where there is one.
+    """Watch a job until it ends. Yields each new observation with a notice for people, which may be empty.
 
-    The last observation is final. An outage is never one: it shows as notices, until the backend gives up.
+    The last observation is final. An outage yields notices only, until the backend gives up.
 
     Raises:
-        QueueTimeout, StartTimeout, RunTimeout, Stuck: a budget ran out; the job goes on.
-        BackendUnavailable: an outage outlasted its budgets; the job goes on.
+        QueueTimeout, StartTimeout, RunTimeout: the timeout expired; the job keeps running.
+        Stuck: the job is blocked by something that cannot resolve itself, and `fail_fast` is set.
+        BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
     options = options or WaitOptions()
     observation: Observation | None = None
@@ -113,7 +114,7 @@ async def follow(
                     yield observation, notice
                 return
             except StartTimeout:
-                # A waiter that is younger than the job may have missed the start.
+                # A waiter that started after the job may have missed that a rank was running.
                 if observation is None or not await backend.has_run(ref):
                     raise
         starting = observation.phase in (Phase.NOT_STARTED, Phase.STARTING)
@@ -124,12 +125,12 @@ async def follow(
 async def _changes(
     backend: Backend, ref: JobRef, options: WaitOptions, observation: Observation | None
 ) -> AsyncGenerator[tuple[Observation, str]]:
-    """The same, given what is known of the job already."""
+    """Watch a job as `follow` does, starting from its latest `observation`."""
     attended, resumed = False, ""
     try:
         async with aclosing(backend.watch(ref)) as snapshots:
             while True:
-                # The clock runs for one look only: it must not stay open over a yield. A cancel scope of anyio's would
+                # The timeout covers one snapshot: it must not stay open across a yield. A cancel scope of anyio would
                 # cost each waiter 2 KB.
                 try:
                     async with asyncio.timeout(_seconds_left(observation, options)) as clock:
@@ -139,7 +140,7 @@ async def _changes(
                         raise
                     raise _timeout(ref, observation, options) from None
                 if snapshot is None:
-                    raise BackendUnavailable(f"TrainJob {ref}: the backend stopped watching before the job's end")
+                    raise BackendUnavailable(f"TrainJob {ref}: the backend ended the watch before the job ended")
                 notice = snapshot.notice
                 if snapshot.trainjob is not None and unattended.policy_of(snapshot.trainjob) is not None:
                     if not attended:
@@ -157,7 +158,7 @@ async def _changes(
                 if observation.stuck and options.fail_fast:
                     advice = f"\nwhat to do: {observation.advice}" if observation.advice else ""
                     raise Stuck(
-                        f"TrainJob {ref} is {observation.phase} and will stay so: {observation.message}{advice}"
+                        f"TrainJob {ref} is {observation.phase} and cannot proceed: {observation.message}{advice}"
                     )
     finally:
         if attended:
@@ -165,7 +166,7 @@ async def _changes(
 
 
 async def _resumed(backend: Backend, ref: JobRef, trainjob: TrainJob) -> str:
-    """Resume a job that was suspended because nobody waited for it; the notice about that, empty if there is none."""
+    """Resume a job that was suspended because nobody waited for it. Returns a notice about it, or an empty text."""
     if not unattended.marked(trainjob):
         return ""
     patch = unattended.resuming(trainjob)
@@ -176,27 +177,27 @@ async def _resumed(backend: Backend, ref: JobRef, trainjob: TrainJob) -> str:
     return "it was suspended because nobody waited for it; it is resumed" if "spec" in patch else ""
 
 
-def _patience(observation: Observation, options: WaitOptions) -> tuple[datetime, str] | None:
-    """When the first budget of this phase runs out, and which one."""
+def _first_expiry(observation: Observation, options: WaitOptions) -> tuple[datetime, str] | None:
+    """When the first timeout of this phase expires, and which one."""
     if observation.admitted is None:
-        # A suspended job counts, too: it waits until a person or a program resumes it.
+        # Counts for a suspended job, too: it waits until a person or a program resumes it.
         limits = [(observation.waiting_since, options.queue_timeout, "queue")]
     else:
         limits = [(observation.admitted, options.run_timeout, "run")]
         if not observation.has_run:
             limits.append((observation.admitted, options.start_timeout, "start"))
-    ends = [(since + budget, name) for since, budget, name in limits if since is not None and budget is not None]
-    return min(ends, default=None)
+    expiries = [(since + limit, name) for since, limit, name in limits if since is not None and limit is not None]
+    return min(expiries, default=None)
 
 
 def _seconds_left(observation: Observation | None, options: WaitOptions) -> float | None:
-    end = _patience(observation, options) if observation is not None else None
-    return (end[0] - datetime.now(UTC)).total_seconds() if end else None
+    expiry = _first_expiry(observation, options) if observation is not None else None
+    return (expiry[0] - datetime.now(UTC)).total_seconds() if expiry else None
 
 
 def _timeout(ref: JobRef, observation: Observation, options: WaitOptions) -> Exception:
-    end = _patience(observation, options)
-    name = end[1] if end else "run"
+    expiry = _first_expiry(observation, options)
+    name = expiry[1] if expiry else "run"
     state = f"TrainJob {ref} is {observation.phase}" + (f": {observation.message}" if observation.message else "")
     if name == "queue":
         happened = "resumed" if observation.phase is Phase.SUSPENDED else "admitted"
@@ -216,22 +217,22 @@ async def wait(
     on_crash: Callable[[Diagnosis], None] | None = None,
     state_seconds: float = STATE_SECONDS,
 ) -> TrainJobResult:
-    """Wait for the end of a job.
+    """Wait until a job ends, and return its result.
 
     Args:
-        backend: Where it is.
+        backend: Backend that runs the job.
         ref: The job.
-        options: When to stop waiting earlier; never if left out.
+        options: When to stop waiting before the job has ended; never if left out.
         on_change: Called with each new observation and its notice.
         on_log: Called with each line of every rank as it is written.
-        on_crash: Called with the diagnosis of ranks that crash while the job goes on, see `attend`.
-        state_seconds: Seconds between two states of a progress bar for `on_log`; 0 for each one, see `LogLine`.
+        on_crash: Called with the diagnosis of each rank that crashes while the job keeps running.
+        state_seconds: Seconds between two states of a progress bar that `on_log` gets; 0 for each state, see `LogLine`.
 
     Raises:
-        TrainJobFailed: with the diagnosis.
-        RankCrashed: likewise, at the first crash; the job goes on.
-        TimedOut: a budget ran out; the job goes on.
-        BackendUnavailable: an outage outlasted its budgets; the job goes on.
+        TrainJobFailed: the job failed; has the diagnosis.
+        RankCrashed: a rank crashed, and `fail_on_first_crash` is set; has the diagnosis. The job keeps running.
+        TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
+        BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
     read = None if on_log is None else lambda: _forward(backend, ref, on_log, state_seconds)
     final, crash = await attend(backend, ref, options, on_change=on_change, on_crash=on_crash, read=read)
@@ -247,48 +248,50 @@ async def attend(
     on_crash: Callable[[Diagnosis], None] | None = None,
     read: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[Observation | None, Evidence | None]:
-    """Follow a job to its end and look after its ranks meanwhile: what `wait` does before it draws conclusions.
+    """Watch a job and its ranks until the job ends. `wait` is this and `conclude`.
 
     Args:
-        backend: Where it is.
+        backend: Backend that runs the job.
         ref: The job.
-        options: When to stop waiting earlier; never if left out.
+        options: When to stop waiting before the job has ended; never if left out.
         on_change: Called with each new observation and its notice.
-        on_crash: Called with the diagnosis of ranks that crash before the job has ended: the shipped runtimes restart
-            them, and the job fails minutes later if at all.
-        read: Reads the ranks' lines; cancelled a moment after the job's end, when they should have been read.
+        on_crash: Called with the diagnosis of each rank that crashes before the job has ended: the shipped runtimes
+            restart it, and the job fails minutes later if at all.
+        read: Reads the ranks' lines; cancelled shortly after the job's end, when they should have been read.
 
     Returns:
-        The final observation, and the evidence of the first crashes, both for `conclude`: pods that crashed may be gone
-        when the job has failed.
+        The final observation and the evidence of the first crashes, both for `conclude`: when a job has failed, the
+        pods that crashed may be gone.
 
     Raises:
-        RankCrashed, TimedOut, BackendUnavailable: see `wait`.
+        RankCrashed: a rank crashed, and `fail_on_first_crash` is set; the job keeps running.
+        TimedOut: a timeout expired, or `fail_fast` is set and the job is blocked; the job keeps running.
+        BackendUnavailable: an outage outlasted the retry budget; the job keeps running.
     """
     final: Observation | None = None
     crashed: list[Evidence] = []
     try:
         async with anyio.create_task_group() as tasks:
-            read_out = anyio.Event()
+            read_to_end = anyio.Event()
 
             async def reading() -> None:
                 try:
                     if read is not None:
                         await read()
                 finally:
-                    read_out.set()
+                    read_to_end.set()
 
             tasks.start_soon(reading)
             fatal = options is not None and options.fail_on_first_crash
-            tasks.start_soon(_look_out, backend, ref, crashed, on_crash, fatal)
+            tasks.start_soon(_watch_crashes, backend, ref, crashed, on_crash, fatal)
             async with aclosing(follow(backend, ref, options)) as changes:
                 async for final, notice in changes:
                     if on_change is not None:
                         on_change(final, notice)
             with anyio.move_on_after(_LAST_LINES_SECONDS):
-                await read_out.wait()
+                await read_to_end.wait()
             tasks.cancel_scope.cancel()
-    except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
+    except ExceptionGroup as group:  # a task group wraps every exception
         raise group.exceptions[0] from None
     return final, crashed[0].with_earlier(*crashed[1:]) if crashed else None
 
@@ -301,7 +304,7 @@ async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], No
             while True:
                 try:
                     line = await anext(lines, None)
-                except TrainJobError as error:  # lines are a service; that they fail is no verdict on the job
+                except TrainJobError as error:  # log streaming is best effort: its failure must not fail the job
                     take(LogLine("", "trainjob", f"no more log lines from here on: {error}"))
                     return
                 if line is None:
@@ -312,12 +315,12 @@ async def _forward(backend: Backend, ref: JobRef, on_log: Callable[[LogLine], No
             throttle.end()
 
 
-async def _look_out(
+async def _watch_crashes(
     backend: Backend, ref: JobRef, crashed: list[Evidence], on_crash: Callable[[Diagnosis], None] | None, fatal: bool
 ) -> None:
-    """Keep the evidence of the first crashes, and report each; at the first one give up if it is `fatal`.
+    """Keep the evidence of the first crashes and report each; raise at the first one if crashes are `fatal`.
 
-    Not only of one: which rank brought the others down is not told by whose end is heard of first.
+    Keeps several: the first crash reported need not be the root cause.
     """
     try:
         async with aclosing(backend.crashes(ref)) as found:
@@ -332,7 +335,7 @@ async def _look_out(
     except RankCrashed:
         raise
     except TrainJobError as error:
-        _log.warning("crashes of ranks of TrainJob %s cannot be seen while it goes on: %s", ref, error)
+        _log.warning("crashes of ranks of TrainJob %s cannot be reported while it runs: %s", ref, error)
 
 
 async def conclude(
@@ -341,13 +344,13 @@ async def conclude(
     """The result of a job that has ended.
 
     Args:
-        backend: Where it is.
+        backend: Backend that runs the job.
         ref: The job.
-        final: The final observation that a waiter made: it stands, also where the job was deleted since.
-        earlier: Evidence of the first crashes, taken while the job went on: its pods may be gone.
+        final: Final observation of a waiter. It counts even if the job was deleted since.
+        earlier: Evidence of the first crashes, taken while the job was running: the pods may be gone.
 
     Raises:
-        TrainJobFailed: it failed or is gone; with the diagnosis.
+        TrainJobFailed: the job failed or was deleted; has the diagnosis.
     """
     evidence = await backend.evidence(ref)
     observation = observe(evidence.trainjob, final)
@@ -359,7 +362,7 @@ async def conclude(
 
 
 def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> TrainJobResult:
-    """What a job has left so far."""
+    """The result of a job as far as it is known."""
     report = _report(evidence)
     created = observation.created
     times = {"queued": (created, observation.admitted), "total": (created, observation.finished)}
@@ -379,7 +382,7 @@ def result_of(ref: JobRef, evidence: Evidence, observation: Observation) -> Trai
 
 
 def _report(evidence: Evidence) -> progress.Report:
-    """What rank 0 left in its latest termination message; with MPI that is the launcher's."""
+    """The report in the latest termination message of rank 0; with MPI, of the launcher."""
     latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
     for rank in ("launcher-0", "node-0"):
         for pod in latest:

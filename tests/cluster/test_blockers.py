@@ -88,7 +88,7 @@ async def test_a_queue_says_what_it_waits_for(backend: KubernetesBackend, namesp
 async def test_more_than_a_queue_will_ever_have(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
     ref = await launch(backend, spec(8, small_queue), "a", namespace=namespace)
     said = await stuck(backend, ref)
-    assert "is Queued and will stay so" in said
+    assert "is Queued and cannot proceed" in said
     assert "> maximum capacity (8)" in said
 
 
@@ -143,7 +143,7 @@ async def test_a_jobset_that_is_refused(backend: KubernetesBackend, cluster: Acc
             # same Event, which keeps the message of that first failure (seen with Trainer 2.3, events.k8s.io/v1).
             evidence = await backend.evidence(ref)
             assert any("failed calling webhook" in str(event) for event in evidence.events), evidence.events
-    assert "is NotStarted and will stay so" in said
+    assert "is NotStarted and cannot proceed" in said
     assert "denied the request" in said
     evidence = await backend.evidence(ref)
     assert "TrainJobResourcesCreationFailed" in {event["reason"] for event in evidence.events}

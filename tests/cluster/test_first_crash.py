@@ -118,7 +118,7 @@ async def test_without_the_right_to_see_pods_it_is_said_and_waited(
     ref = await launch(backend, spec(env=fate(run="3s")), "a", namespace=namespace)
     with anyio.fail_after(90):
         assert (await wait(backend, ref, WaitOptions(fail_on_first_crash=True))).uid == ref.uid
-    assert f"crashes of ranks of TrainJob {ref} cannot be seen while it goes on: 403" in caplog.text
+    assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: 403" in caplog.text
     await backend.aclose()
 
 
@@ -233,7 +233,7 @@ async def by_the_command_line(faces: Faces) -> None:
     await anyio.to_thread.run_sync(lambda: wait_until("it has crashed again", crashed_again, 60))
     for again in (done, await faces.trainjob("wait", name, "--fail-on-first-crash", "--no-logs")):
         assert again.returncode == 1, again.stderr
-        assert f"{faces.namespace}/{name} goes on" in again.stderr
+        assert f"{faces.namespace}/{name} keeps running" in again.stderr
         for said in SAID:
             assert said in again.stderr, again.stderr
     found = await faces.trainjob("diagnose", name, "--html", str(faces.directory / "report.html"))

@@ -58,7 +58,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     [
         ("suspend", Phase.SUSPENDED, "was suspended"),
         ("cancel", None, "was deleted"),
-        ("keep", Phase.RUNNING, "goes on"),
+        ("keep", Phase.RUNNING, "keeps running"),
     ],
 )
 def test_the_first_crash_fails_the_step(

@@ -54,8 +54,8 @@ def crashing(backend: MemoryBackend, job: JobRef) -> JobRef:
 @pytest.mark.parametrize(
     ("options", "outcome"),
     [
-        ([], (Phase.RUNNING, "goes on")),
-        (["--on-crash", "keep"], (Phase.RUNNING, "goes on")),
+        ([], (Phase.RUNNING, "keeps running")),
+        (["--on-crash", "keep"], (Phase.RUNNING, "keeps running")),
         (["--on-crash", "suspend"], (Phase.SUSPENDED, "was suspended")),
         (["--on-crash", "cancel"], (None, "was deleted")),
     ],

@@ -247,7 +247,7 @@ async def test_crashes_that_cannot_be_seen_are_no_verdict_and_said(
 
     monkeypatch.setattr(backend, "crashes", unseen)
     assert (await waiting.wait(backend, ref, IMPATIENT)).uid == ref.uid
-    assert f"crashes of ranks of TrainJob {ref} cannot be seen while it goes on: pods is forbidden" in caplog.text
+    assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: pods is forbidden" in caplog.text
 
 
 @pytest.mark.anyio
@@ -257,7 +257,7 @@ async def test_crashes_that_cannot_be_seen_are_no_verdict_and_said(
         ("suspend", "", Phase.SUSPENDED, "was suspended"),
         ("suspend", "q", None, "was deleted: Kueue would start it again"),
         ("cancel", "", None, "was deleted"),
-        ("keep", "", Phase.RUNNING, "goes on"),
+        ("keep", "", Phase.RUNNING, "keeps running"),
     ],
 )
 async def test_what_becomes_of_the_job(
@@ -317,7 +317,7 @@ async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
 
     backend.before = out
     assert await give_up(backend, ref, diagnosis()) == (
-        f"{ref} could not be stopped, and goes on: the API server is away"
+        f"{ref} could not be stopped and keeps running: the API server is away"
     )
 
     def gone(request: str) -> None:

@@ -725,7 +725,7 @@ async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch
     with pytest.raises(Stuck) as caught:
         await waiting.wait(backend, ref, WaitOptions(fail_fast=True))
     assert str(caught.value) == (
-        f"TrainJob {ref} is NotStarted and will stay so: no such queue\nwhat to do: create the queue"
+        f"TrainJob {ref} is NotStarted and cannot proceed: no such queue\nwhat to do: create the queue"
     )
 
 
