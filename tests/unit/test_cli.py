@@ -179,7 +179,7 @@ def test_slugs() -> None:
     ("words", "message"),
     [
         (["nonsense"], "No such command"),
-        (["run"], "say what to run"),
+        (["run"], "nothing to run: give a SPEC file"),
         (["run", "no-such-file.yaml"], "no-such-file.yaml"),
         (["run", "--runtime", "r", "--num-nodes", "0"], "num-nodes"),
         (["run", "--runtime", "r", "--env", "A"], "is not NAME=VALUE"),
@@ -262,7 +262,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("run", "wait"):
         code, out, _ = exit_of(capsys, command, "-h")
         assert code == 0
-        assert "4    a budget ran out; the job goes on" in out
+        assert "4    a timeout expired; the job keeps running" in out
 
 
 def test_help_imports_neither_pydantic_nor_rich() -> None:

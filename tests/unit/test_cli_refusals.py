@@ -55,7 +55,7 @@ def test_a_blank_key_is_refused(
 ) -> None:
     code, out, err = exit_of(capsys, *words, "--key", key, *(("--", "true") if words[1:] else ()))
     assert (code, out) == (2, "")
-    assert "is blank: name the piece of work, such as nightly/train" in err
+    assert "is blank: give a name for the work, such as nightly/train" in err
     assert not (tmp_path / "home").exists()
 
 

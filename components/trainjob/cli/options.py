@@ -1,4 +1,4 @@
-"""How the command line is read: types of options, and the options that several commands share."""
+"""Types of options, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def duration(text: str) -> timedelta:
-    """``90``, ``90s``, ``15m``, ``1h30m``, ``2d``; a number alone is seconds."""
+    """A duration: ``90``, ``90s``, ``15m``, ``1h30m``, ``2d``; a number alone is seconds."""
     try:
         return wait_options.duration(text)
     except ValueError as error:
@@ -30,7 +30,7 @@ def duration(text: str) -> timedelta:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """``NAME=VALUE``; the value may hold further ``=``."""
+    """``NAME=VALUE``; the value may have further ``=``."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE")
@@ -38,14 +38,14 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def work_key(text: str) -> str:
-    """A key, which is not blank."""
+    """A key that is not blank."""
     if not text.strip():
-        raise click.BadParameter("is blank: name the piece of work, such as nightly/train, or leave --key out")
+        raise click.BadParameter("is blank: give a name for the work, such as nightly/train, or leave out --key")
     return text
 
 
 def output_file(text: str) -> Path:
-    """The path of a file that can be written, as far as is known before."""
+    """The path of a file that can be written, as far as that can be checked before."""
     path = Path(text)
     if path.is_dir():
         raise click.BadParameter(f"{text!r} is a directory: name a file in it")
@@ -73,7 +73,7 @@ def namespace(text: str) -> str:
 
 
 def service_account(text: str) -> tuple[str, str]:
-    """``NAMESPACE:NAME``, as kubectl has it, or ``NAME``: the namespace (empty: that of the rights) and the name."""
+    """``NAMESPACE:NAME``, as in kubectl, or ``NAME``: the namespace (empty: that of the Role) and the name."""
     if not re.fullmatch(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?[a-z0-9]([-.a-z0-9]*[a-z0-9])?", text):
         raise click.BadParameter(f"{text!r} is not the name of a service account: NAMESPACE:NAME or NAME")
     where, _, name = text.rpartition(":")
@@ -81,7 +81,7 @@ def service_account(text: str) -> tuple[str, str]:
 
 
 def image_name(text: str) -> str:
-    """The name of an image, as it is; a digest in it has to be complete."""
+    """The name of an image, unchanged; a digest in it must be complete."""
     if "@" in text and not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", text):
         raise click.BadParameter(f"{text!r} does not end in a digest: NAME:TAG@sha256:<64 hexadecimal digits>")
     return text
@@ -93,16 +93,16 @@ def pinned_image(text: str) -> str:
 
 
 class WithCommand(click.Command):
-    """A command that takes everything after ``--`` as the words of another one (parameter `command`)."""
+    """A command that takes everything after ``--`` as another command (parameter `command`)."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first ``--``; click itself would count the words behind it as its own arguments."""
+        """Split at the first ``--``: click itself would take the words behind it as its arguments."""
         cut = args.index("--") if "--" in args else len(args)
         ctx.params["command"] = tuple(args[cut + 1 :])
         return super().parse_args(ctx, args[:cut])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What stands behind the command's name in its usage line."""
+        """The arguments in the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
 
 
@@ -112,8 +112,9 @@ def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
 
 
 def global_options(command: Decorated) -> Decorated:
-    """The global options, which are taken before and after a command's name."""
-    where = click.option("--backend", metavar="NAME", expose_value=False, callback=_note, help="kubernetes or local.")
+    """The global options, which may stand before and after a command's name."""
+    text = "Use this backend: kubernetes or local."
+    where = click.option("--backend", metavar="NAME", expose_value=False, callback=_note, help=text)
     in_namespace = click.option(
         "-n",
         "--namespace",
@@ -121,20 +122,20 @@ def global_options(command: Decorated) -> Decorated:
         metavar="NAME",
         expose_value=False,
         callback=_note,
-        help="Namespace of the jobs.",
+        help="Use the jobs of this namespace.",
     )
     return where(in_namespace(command))
 
 
 def json_option(command: Decorated) -> Decorated:
-    """The option that every command has."""
-    text = "One JSON object on stdout, or one a line where there are many; messages go to stderr."
+    """The option of every command."""
+    text = "Print one JSON object on stdout, or one per line for many; messages go to stderr."
     as_json = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_note, help=text)
     return as_json(command)
 
 
 def common_options(command: Decorated) -> Decorated:
-    """Options of every command that is about jobs."""
+    """Options of every command about jobs."""
     return json_option(global_options(command))
 
 
@@ -151,26 +152,26 @@ def _pairs(option: str, text: str) -> Callable[[Any], Any]:
     return click.option(option, type=pair, multiple=True, metavar="NAME=VALUE", help=text)
 
 
-# What to run: names are those of the spec's fields. They add to SPEC, or take the place of what it says.
+# Named after the fields of the spec. They add to the values in SPEC, or replace them.
 spec_options = _apply(
     click.argument("spec", type=click.File("rb"), required=False, metavar="[SPEC.yaml|-]"),
     click.option(
-        "--runtime", shell_complete=completion.runtimes, help="ClusterTrainingRuntime, e.g. torch-distributed."
+        "--runtime", shell_complete=completion.runtimes, help="Use this ClusterTrainingRuntime, e.g. torch-distributed."
     ),
-    click.option("--image", help="Image of the nodes."),
-    click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes."),
-    click.option("--num-proc-per-node", type=click.IntRange(min=1), metavar="N", help="Processes on each node."),
-    _pairs("--resources-per-node", "cpu=4, memory=16Gi, gpu=1; may be repeated, as all of these."),
-    _pairs("--env", "Environment of the nodes; secrets belong into SPEC, by secretKeyRef."),
-    _pairs("--input", "URI that is read; $TRAINJOB_INPUT_<NAME> on the nodes."),
-    _pairs("--output", "URI that is written; $TRAINJOB_OUTPUT_<NAME> on the nodes."),
-    _pairs("--label", "Label of the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
+    click.option("--image", help="Run this image on the nodes."),
+    click.option("--num-nodes", type=click.IntRange(min=1), metavar="N", help="Run N nodes."),
+    click.option("--num-proc-per-node", type=click.IntRange(min=1), metavar="N", help="Run N processes on each node."),
+    _pairs("--resources-per-node", "Request cpu=4, memory=16Gi or gpu=1; may be repeated, like all NAME=VALUE."),
+    _pairs("--env", "Set a variable on the nodes; for a secret, use secretKeyRef in SPEC."),
+    _pairs("--input", "Read this URI; on the nodes it is $TRAINJOB_INPUT_<NAME>."),
+    _pairs("--output", "Write to this URI; on the nodes it is $TRAINJOB_OUTPUT_<NAME>."),
+    _pairs("--label", "Add a label to the job, e.g. kueue.x-k8s.io/queue-name=gpu."),
     click.option(
         "--key",
         type=work_key,
         metavar="KEY",
         shell_complete=completion.keys,
-        help="Which piece of work this is: the same key again is the same job.",
+        help="Identify the work: the same key again adopts the same job.",
     ),
 )
 
@@ -187,18 +188,18 @@ def _collected(command: Callable[..., int]) -> Callable[..., int]:
 
 
 live_options = _apply(
-    click.option("--queue-timeout", type=duration, help="Longest wait for admission, e.g. 30m."),
-    click.option("--start-timeout", type=duration, help="Longest time from admission to the first running rank."),
-    click.option("--run-timeout", type=duration, help="Longest time from admission to the end."),
-    click.option("--fail-fast", is_flag=True, help="Do not wait for what only a person can change."),
-    click.option("--fail-on-first-crash", is_flag=True, help="Do not wait for what becomes of a rank that crashed."),
+    click.option("--queue-timeout", type=duration, help="Fail if the job is not admitted within, e.g., 30m."),
+    click.option("--start-timeout", type=duration, help="Fail if no rank is running this long after admission."),
+    click.option("--run-timeout", type=duration, help="Fail if the job has not ended this long after admission."),
+    click.option("--fail-fast", is_flag=True, help="Fail at once if only a person can unblock the job."),
+    click.option("--fail-on-first-crash", is_flag=True, help="Fail as soon as a rank crashes."),
     click.option(
         "--on-crash",
         type=click.Choice(["suspend", "cancel", "keep"]),
-        help="What becomes of the job then: stopped and kept (default of run), deleted, or left alone (of wait).",
+        help="Choose what happens to that job: it is suspended (default of run), deleted, or kept (default of wait).",
     ),
-    click.option("--plain", is_flag=True, help="Plain lines on a terminal too."),
-    click.option("--no-logs", is_flag=True, help="Without the ranks' log lines."),
+    click.option("--plain", is_flag=True, help="Print plain lines on a terminal, too."),
+    click.option("--no-logs", is_flag=True, help="Do not print the ranks' log lines."),
     _collected,
 )
 
@@ -213,12 +214,12 @@ def fields_of(options: dict[str, Any], command: tuple[str, ...]) -> dict[str, An
 
 
 def require_work(spec: IO[bytes] | None, fields: dict[str, Any]) -> None:
-    """Refuse a command line that says nothing about what to run."""
+    """Refuse a command line without anything to run."""
     if spec is None and not fields:
-        raise click.UsageError("say what to run: a SPEC file, or --runtime … -- COMMAND")
+        raise click.UsageError("nothing to run: give a SPEC file, or --runtime … -- COMMAND")
 
 
 def require_crash_option(on_crash: str | None, options: WaitOptions) -> None:
-    """Refuse to be told what becomes of a job that would not be given up."""
+    """Refuse --on-crash without the option that it depends on."""
     if on_crash and not options.fail_on_first_crash:
-        raise click.UsageError("--on-crash says what becomes of a job that --fail-on-first-crash gives up: give both")
+        raise click.UsageError("--on-crash needs --fail-on-first-crash: give both")

@@ -1,4 +1,4 @@
-"""The commands with their options, and what errors become. What commands do is in `trainjob.cli.commands`."""
+"""The commands with their options, and the exit code of each error. `trainjob.cli.commands` implements the commands."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from trainjob.lifecycle import CrashAction
     from trainjob.wait_options import WaitOptions
 
-_LASTING = frozenset(
+_PERMANENT = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 )
-"""What a retry finds again: a path that is not there, is of another kind, or may not be used."""
+"""Errors that a retry meets again: a path that does not exist, is of another kind, or may not be used."""
 
-USER, USAGE, INFRASTRUCTURE, BUDGET, NOT_FOUND, BUG, INTERRUPTED = 1, 2, 3, 4, 5, 70, 130
+USER, USAGE, INFRASTRUCTURE, TIMEOUT, NOT_FOUND, BUG, INTERRUPTED = 1, 2, 3, 4, 5, 70, 130
 
 EXIT_CODES = """\
 \b
@@ -70,8 +70,8 @@ Exit codes:
   1    the training failed by itself
   2    usage, spec or configuration: a person has to change something
   3    infrastructure, preemption or quota: a retry may help
-  4    a budget ran out; the job goes on
-  5    no such job or model, or the job was cancelled or deleted while it was waited for
+  4    a timeout expired; the job keeps running
+  5    no such job or model, or the job was cancelled or deleted during the wait
   70   a bug in trainjob
   130  interrupted (143 by SIGTERM)
 
@@ -81,7 +81,7 @@ Without a cluster, TRAINJOB_BACKEND=local or --backend local runs jobs on this m
 def exit_code(error: TrainJobError) -> int:
     """The exit code that tells a script who has to act next."""
     if isinstance(error, TimedOut) and not isinstance(error, Stuck):
-        return BUDGET
+        return TIMEOUT
     deleted = isinstance(error, TrainJobFailed) and error.diagnosis.category == "deleted"
     if deleted or isinstance(error, NotFound | ModelNotFound):
         return NOT_FOUND
@@ -91,34 +91,34 @@ def exit_code(error: TrainJobError) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and exit; errors of this package become a message and an exit code, never a traceback."""
+    """Run the command and exit. An error of this package becomes a message and an exit code, never a traceback."""
     if completion.VARIABLE in os.environ:
         completion.main(program)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    own = words[: words.index("--")] if "--" in words else words
+    options = words[: words.index("--")] if "--" in words else words  # the words behind "--" are another command
     try:
         answer = program.main(words, prog_name="trainjob", standalone_mode=False, color=False if no_color() else None)
         code = answer if isinstance(answer, int) else 0
     except click.ClickException as error:
         error.show()
         code = USAGE
-        _error_object(own, error.format_message(), code, type=type(error).__name__)
+        _error_object(options, error.format_message(), code, type=type(error).__name__)
     except click.Abort:
         code = INTERRUPTED
     except TrainJobError as error:
         code = exit_code(error)
-        first, *more = (one_line(line, 2000) for line in str(error).split("\n"))  # lines of logs are among them
+        first, *more = (one_line(line, 2000) for line in str(error).split("\n"))  # may have lines of logs
         echo("\n".join([click.style(f"error: {first}", fg="red", bold=True), *map(fitted, more)]), err=True)
-        _error_object(own, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
+        _error_object(options, str(error), code, type=type(error).__name__, retry=error.retry, **_details(error))
     except OSError as error:
-        code = USAGE if error.errno in _LASTING else INFRASTRUCTURE
+        code = USAGE if error.errno in _PERMANENT else INFRASTRUCTURE
         message = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         echo(f"error: {message}", err=True)
-        _error_object(own, message, code, type=type(error).__name__)
+        _error_object(options, message, code, type=type(error).__name__)
     except Exception as error:  # noqa: BLE001 - a script must not take our bug for a failed training
         code = BUG
         traceback.print_exc()
-        _error_object(own, str(error), code, type=type(error).__name__)
+        _error_object(options, str(error), code, type=type(error).__name__)
     sys.exit(code)
 
 
@@ -143,21 +143,21 @@ def _error_object(words: Sequence[str], message: str, code: int, **fields: Any) 
 @click.version_option(__version__, "--version", prog_name="trainjob")
 @click.pass_context
 def program(ctx: click.Context) -> None:
-    """Run Kubeflow TrainJobs exactly once, wait for them, and see what went wrong."""
+    """Launch Kubeflow TrainJobs exactly once, wait for them, and diagnose their failures."""
     ctx.ensure_object(Target)
     ctx.color = False if no_color() else None
 
 
 @program.command(cls=WithCommand, epilog=EXIT_CODES)
 @spec_options
-@click.option("--detach", "-d", is_flag=True, help="Launch only; print the job's name.")
+@click.option("--detach", "-d", is_flag=True, help="Launch the job and print its name; do not wait.")
 @live_options
 @click.option(
     "--on-interrupt",
     type=click.Choice(["cancel", "keep"]),
     default="cancel",
     show_default=True,
-    help="What Ctrl-C does to the job. A second Ctrl-C leaves at once.",
+    help="Choose what the first Ctrl-C does to the job. A second one exits at once.",
 )
 @common_options
 @click.pass_obj
@@ -176,10 +176,10 @@ def run(
     command: tuple[str, ...],
     **fields: Any,
 ) -> int:
-    """Launch a job and wait for its end.
+    """Launch a job and wait until it ends.
 
-    With --key, a job that was launched under it and has not ended is adopted instead; after a failure, or once its
-    result was shown here, the next attempt is made. Without it, the job gets a key of its own, which is printed.
+    With --key, adopts the job of that key if it has not ended; after a failure, or once its result was shown, launches
+    the next attempt. Without --key, the job gets a new key, which is printed.
     """
     work = fields_of(fields, command)
     require_work(spec, work)
@@ -205,8 +205,8 @@ def run(
     "--stdin",
     "many",
     is_flag=True,
-    help="Wait for all jobs whose names stdin has, one a line, in one process; print NAME, a tab and the Unix time for"
-    " each as soon as it has ended.",
+    help="Read names of jobs from stdin, one per line, and wait for all of them in one process; as soon as a job has"
+    " ended, print its NAME, a tab and the Unix time.",
 )
 @live_options
 @common_options
@@ -222,10 +222,10 @@ def wait(
     plain: bool,
     no_logs: bool,
 ) -> int:
-    """Wait for the end of a job that is there. Ctrl-C leaves it running."""
+    """Wait for an existing job to finish. Ctrl-C leaves it running."""
     require_crash_option(on_crash, options)
     if many == (name is not None):
-        raise click.UsageError("say what to wait for: the NAME of a job, or --stdin")
+        raise click.UsageError("give either the NAME of a job or --stdin")
     if name is not None:
         return target.do(
             lambda commands: commands.wait(
@@ -233,8 +233,8 @@ def wait(
             )
         )
     if options.fail_on_first_crash:
-        raise click.UsageError("--fail-on-first-crash watches the ranks of one job: give its NAME")
-    from trainjob.cli.many import ManyWaits  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+        raise click.UsageError("--fail-on-first-crash cannot be combined with --stdin: give the NAME of one job")
+    from trainjob.cli.many import ManyWaits  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
     names = [job_name(word) for word in sys.stdin.read().split()]
     return target.do(lambda commands: ManyWaits(commands, names, options).run())
@@ -245,7 +245,7 @@ def wait(
 @common_options
 @click.pass_obj
 def status(target: Target, /, *, name: tuple[str, str]) -> int:
-    """Say where a job stands, and why it failed. Exits with 0 whatever the answer is."""
+    """Show the phase, progress and metrics of a job, and why it failed. Exits with 0 for a failed job, too."""
     return target.do(lambda commands: commands.status(name))
 
 
@@ -256,25 +256,27 @@ def status(target: Target, /, *, name: tuple[str, str]) -> int:
     "page",
     type=output_file,
     metavar="FILE",
-    help="Write one HTML page, too, that needs nothing else.",
+    help="Also write the report as one self-contained HTML page.",
 )
 @common_options
 @click.pass_obj
 def diagnose(target: Target, /, *, name: tuple[str, str], page: Path | None) -> int:
-    """Say everything about a job, whoever started it: why it failed, or what is in its way; its ranks and events.
+    """Show everything about any TrainJob: why it failed or what blocks it, its ranks and events.
 
-    The exit code says who has to act next: 0 while the job gets on or is complete, 2 where only a person can get it
-    on, and that of `wait` where it has failed.
+    The exit code tells who has to act next: 0 if the job makes progress or is complete, 2 if it is blocked by something
+    that only a person can fix, and that of `wait` if it has failed.
     """
     return target.do(lambda commands: commands.diagnose(name, page, exit_code))
 
 
 @program.command()
 @click.argument("name", type=job_name, shell_complete=completion.jobs)
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
-@click.option("--rank", "ranks", multiple=True, metavar="RANK", help="Only this rank, e.g. node-1; may be repeated.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each rank.")
-@click.option("--timestamps", is_flag=True, help="When each line was written.")
+@click.option("--follow", "-f", is_flag=True, help="Print new lines until the job has ended.")
+@click.option(
+    "--rank", "ranks", multiple=True, metavar="RANK", help="Print only this rank, e.g. node-1; may be repeated."
+)
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each rank.")
+@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @common_options
 @click.pass_obj
 def logs(
@@ -287,7 +289,7 @@ def logs(
     tail: int | None,
     timestamps: bool,
 ) -> int:
-    """Print what the ranks of a job wrote."""
+    """Print the log lines of a job's ranks."""
     return target.do(lambda commands: commands.logs(name, follow=follow, ranks=ranks, tail=tail, timestamps=timestamps))
 
 
@@ -298,28 +300,28 @@ def logs(
     multiple=True,
     type=click.Choice([str(phase) for phase in Phase if phase is not Phase.DELETED], case_sensitive=False),
     metavar="PHASE",
-    help="Only jobs in this phase, e.g. Running; may be repeated.",
+    help="List only jobs in this phase, e.g. Running; may be repeated.",
 )
 @click.option(
-    "--key", type=work_key, metavar="KEY", shell_complete=completion.keys, help="Only the attempts of this key."
+    "--key", type=work_key, metavar="KEY", shell_complete=completion.keys, help="List only the attempts of this key."
 )
 @common_options
 @click.pass_obj
 def list_(target: Target, /, *, phases: tuple[str, ...], key: str | None) -> int:
-    """List jobs, the newest first: those of the namespace that were launched with trainjob."""
+    """List the jobs of the namespace that trainjob launched, the newest first."""
     return target.do(lambda commands: commands.list(phases, key))
 
 
 @program.command()
 @click.argument("name", type=job_name, shell_complete=completion.jobs)
-@click.option("--suspend", is_flag=True, help="Keep the job, stopped; `trainjob resume` starts its ranks anew.")
+@click.option("--suspend", is_flag=True, help="Suspend the job instead; `trainjob resume` starts its ranks again.")
 @common_options
 @click.pass_obj
 def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
-    """Stop a job, and wait until nothing of it is left running.
+    """Stop a job, and wait until none of its ranks is running.
 
-    On this machine its logs and metrics are kept, and `trainjob gc` removes them later. On a cluster the job is deleted
-    with its pods and logs; its phase, metrics and last log lines are printed.
+    On this machine the job's logs and metrics are kept; `trainjob gc` removes them later. On a cluster the job is
+    deleted with its pods and logs; its phase, metrics and last log lines are printed.
     """
     return target.do(lambda commands: commands.cancel(name, suspend=suspend))
 
@@ -329,7 +331,7 @@ def cancel(target: Target, /, *, name: tuple[str, str], suspend: bool) -> int:
 @common_options
 @click.pass_obj
 def resume(target: Target, /, *, name: tuple[str, str]) -> int:
-    """Start a suspended job again."""
+    """Resume a suspended job: start its ranks again."""
     return target.do(lambda commands: commands.resume(name))
 
 
@@ -349,19 +351,19 @@ def delete(target: Target, /, *, name: tuple[str, str]) -> int:
     metavar="AGE",
     default="7d",
     show_default=True,
-    help="Only jobs that ended longer ago, e.g. 12h.",
+    help="Remove only jobs that ended longer ago, e.g. 12h.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @common_options
 @click.pass_obj
 def gc(target: Target, /, *, older_than: timedelta, dry_run: bool) -> int:
-    """Remove the jobs of this machine that have ended, with their logs. Jobs that run are left alone."""
+    """Remove the jobs of this machine that have ended, with their logs. Running jobs are kept."""
     return target.do(lambda commands: commands.gc(older_than, dry_run=dry_run))
 
 
 @program.command(cls=WithCommand)
 @spec_options
-@click.option("--dry-run", is_flag=True, help="Have the server check it, and print what it would store.")
+@click.option("--dry-run", is_flag=True, help="Let the API server check the TrainJob, and print what it would store.")
 @common_options
 @click.pass_obj
 def render(
@@ -374,7 +376,7 @@ def render(
     command: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Print the TrainJob that `run` would create, as YAML. Needs no cluster, unless with --dry-run."""
+    """Print the TrainJob that `run` would create, as YAML. Needs a cluster only with --dry-run."""
     fields = fields_of(options, command)
     require_work(spec, fields)
     return target.do(lambda commands: commands.render(spec, fields, key, dry_run=dry_run))
@@ -384,8 +386,9 @@ def render(
 @click.option(
     "--only",
     type=click.Choice(["runtimes", "rbac", "reaper", "kfp", "policy"]),
-    help="Only the runtimes, which a cluster needs once; only the rights or the reaper, which each namespace needs. "
-    "Never printed otherwise: a change of KFP's workflowDefaults; an admission policy for a namespace's TrainJobs.",
+    help="Print only the runtimes, which a cluster needs once, or only the Role or the reaper, which each namespace "
+    "needs. Printed only on request: kfp, a change of KFP's workflowDefaults; policy, an admission policy for the "
+    "TrainJobs of a namespace.",
 )
 @click.option(
     "--service-account",
@@ -393,9 +396,9 @@ def render(
     type=service_account,
     multiple=True,
     metavar="[NAMESPACE:]NAME",
-    help="Who gets the rights, e.g. airflow:airflow-worker; may be repeated.",
+    help="Bind the Role to this service account, e.g. airflow:airflow-worker; may be repeated.",
 )
-@click.option("--image", type=image_name, help="The step image, with its registry and, best, its digest.")
+@click.option("--image", type=image_name, help="Use this step image: with its registry and, preferably, its digest.")
 @click.option(
     "--pin",
     "pins",
@@ -404,12 +407,12 @@ def render(
     metavar="NAME:TAG@sha256:DIGEST",
     help="Write the digest of an image into the objects that run NAME:TAG; may be repeated.",
 )
-@click.option("--storage-config", metavar="NAME", help="ConfigMap with the settings of storage and registry.")
-@click.option("--storage-secret", metavar="NAME", help="Secret with their keys.")
+@click.option("--storage-config", metavar="NAME", help="Name the ConfigMap with the settings of storage and registry.")
+@click.option("--storage-secret", metavar="NAME", help="Name the Secret with their credentials.")
 @click.option(
     "--trainer",
     type=click.Choice(["2.1", "2.2", "2.3"]),
-    help="Kubeflow Trainer of the cluster, 2.3 for any newer one too: leaves out what it does not know.",
+    help="Print only what this Kubeflow Trainer supports; 2.3 for any newer one, too.",
 )
 @common_options
 @click.pass_obj
@@ -422,12 +425,12 @@ def install(
     pins: tuple[str, ...],
     **names: str | None,
 ) -> int:
-    """Print what a cluster must have, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
+    """Print the objects that a cluster needs, as YAML for `kubectl apply --server-side -f -`. Needs no cluster.
 
-    The rights are for the namespace of --namespace or TRAINJOB_NAMESPACE, else for that of kubectl. `--only kfp` is for
-    `kubectl patch`, since KFP has other keys in its ConfigMap; its output says how.
+    The Role is for the namespace of --namespace or TRAINJOB_NAMESPACE, else for that of kubectl. The output of
+    `--only kfp` is for `kubectl patch`, since KFP has other keys in its ConfigMap; its first line has the command.
     """
-    from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+    from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
     return target.do(lambda _: clusters.install(target, only, service_accounts, pins, names))
 
@@ -436,12 +439,12 @@ def install(
 @common_options
 @click.pass_obj
 def reap(target: Target, /) -> int:
-    """End the jobs of a namespace that nobody waits for, as their specs say: `unattended`, `unattended_after`.
+    """Suspend or delete the jobs that nobody waits for, by `unattended` and `unattended_after` of their specs.
 
-    One run: it returns at once where there are none, else after two minutes or so. `trainjob install --only reaper`
-    prints a CronJob that runs it. The local backend needs none: there each job does it by itself.
+    Checks the namespace once: returns at once if it has no such jobs, else after about two minutes. `trainjob install
+    --only reaper` prints a CronJob that runs it. The local backend needs none: each job's supervisor does the same.
     """
-    from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+    from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
     return target.do(clusters.reap)
 
@@ -453,25 +456,25 @@ def reap(target: Target, /) -> int:
     multiple=True,
     metavar="NAME",
     shell_complete=completion.runtimes,
-    help="A runtime that has to be there.",
+    help="Check this runtime, too; may be repeated.",
 )
-@click.option("--queue", default="", metavar="NAME", help="LocalQueue of Kueue that jobs are to name.")
+@click.option("--queue", default="", metavar="NAME", help="Check this LocalQueue of Kueue, too.")
 @common_options
 @click.pass_obj
 def doctor(target: Target, /, *, runtimes: tuple[str, ...], queue: str) -> int:
-    """Check the cluster and namespace, or this machine, before there are jobs: what is missing, and what to do.
+    """Check whether the cluster and namespace, or this machine, can run jobs: what is missing, and how to fix it.
 
-    Nothing is created or changed. A line for each finding: ok, warning, failure, or skipped if it could not be found
-    out. Exits with 0 if nothing fails.
+    Creates and changes nothing. Prints one line for each finding: ok, warning, failure, or skipped if it could not be
+    checked. Exits with 0 if nothing fails.
     """
-    from trainjob.cli import clusters  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+    from trainjob.cli import clusters  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
     return target.do(lambda commands: clusters.doctor(commands, runtimes, queue))
 
 
 @program.command(epilog=EXIT_CODES)
 @click.argument("dags", type=click.Path(exists=True, path_type=Path))
-@click.option("--cluster", is_flag=True, help="Check also what each task needs on its cluster. Nothing is created.")
+@click.option("--cluster", is_flag=True, help="Also check what each task needs on its cluster. Creates nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
     """Check the TrainJob tasks in the DAG files of DAGS, a folder or a file, without running them.
@@ -479,12 +482,12 @@ def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
     Renders each task's templates with sample values and checks its spec. Needs no cluster. Arguments that only a run
     knows (XComs, variables, the conf of a run) are listed and not checked. Exits with 2 if a task is wrong.
 
-    With --cluster, checks also that each task's runtime, LocalQueue and Secrets exist in its namespace, and that you
-    may launch and wait there. Secrets are checked by name, and their content is never read. The cluster is that of
-    the task's connection (AIRFLOW_CONN_<ID>), else of KUBECONFIG and TRAINJOB_NAMESPACE. Exits with 3 if nothing is
-    wrong but a cluster could not be reached.
+    With --cluster, also checks that each task's runtime, LocalQueue and Secrets exist in its namespace, and that you
+    may launch and wait there. Secrets are checked by name; their content is never read. The cluster is that of the
+    task's connection (AIRFLOW_CONN_<ID>), else of KUBECONFIG and TRAINJOB_NAMESPACE. Exits with 3 if no task is wrong
+    but a cluster could not be reached.
     """
-    from importlib.metadata import entry_points  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+    from importlib.metadata import entry_points  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
     from importlib.util import find_spec  # noqa: PLC0415 - the same
 
     found = [*entry_points(group="trainjob.check")]
@@ -517,16 +520,16 @@ def _checked(each: Any, *, cluster: bool) -> dict[str, Any]:
 
 @program.command("exec", cls=WithCommand)
 def exec_(command: tuple[str, ...]) -> int:
-    """Inside a job: run COMMAND on local copies of the job's inputs and outputs.
+    """Run COMMAND inside a job, on local copies of the job's inputs and outputs.
 
-    Inputs that are elsewhere (s3://, models:/, ...) are brought first, on every node. COMMAND finds the copies where
-    its arguments, TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME> name URIs. After its success node 0 takes the
-    outputs to where they belong. The exit code is that of COMMAND.
+    Downloads remote inputs (s3://, models:/, ...) on every node first. In the arguments of COMMAND and in
+    TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME>, the paths of the copies replace the URIs. If COMMAND succeeds,
+    node 0 uploads the outputs. The exit code is that of COMMAND.
     """
     from trainjob.data import staging  # noqa: PLC0415 - needs nothing that a training image may lack
 
     if not command:
-        raise click.UsageError("say what to run: trainjob exec -- COMMAND [ARG]...")
+        raise click.UsageError("give the command to run: trainjob exec -- COMMAND [ARG]...")
     return staging.run(command, echo)
 
 
