@@ -44,7 +44,7 @@ def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_p
         finally:
             process.kill()
         assert process.returncode == 0, out
-        assert "could not mark the TrainJob as delivered, so the same key returns this result again" in out
+        assert "the TrainJob could not be marked as delivered, so the same key returns this result again" in out
 
 
 @pytest.mark.anyio

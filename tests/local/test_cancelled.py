@@ -164,7 +164,7 @@ def test_the_command_line_tells_where_its_logs_are(jobs: Jobs, capsys: pytest.Ca
     ref = training(jobs)
     told = f"cancelled {ref}; its logs and metrics are kept: trainjob logs {ref.name}\n"
     assert exit_of(capsys, "cancel", ref.name)[:2] == (0, told)
-    assert exit_of(capsys, "cancel", ref.name)[:2] == (0, f"{ref} had ended already: Cancelled\n")
+    assert exit_of(capsys, "cancel", ref.name)[:2] == (0, f"{ref} has already ended: Cancelled\n")
     assert "epoch 1" in exit_of(capsys, "logs", ref.name)[1]
     (listed,) = json.loads(exit_of(capsys, "list", "--phase", "Cancelled", "--json")[1])["jobs"]
     assert (listed["phase"], listed["reason"], listed["metrics"]) == ("Cancelled", "Cancelled", {"loss": 0.5})

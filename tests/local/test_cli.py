@@ -105,7 +105,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
     """For commands that get no signal and have no terminal."""
-    modules = ["cli", "client", "launch", "waiting", "backends.local.backend"]
+    modules = ["cli", "client", "lifecycle", "waiting", "backends.local.backend"]
     with Warm({"trainjob": "trainjob.cli:main"}, [f"trainjob.{module}" for module in modules]) as running:
         yield running
 
@@ -356,7 +356,7 @@ def test_an_interrupt_can_keep_the_job(trainjob: Shell) -> None:
     read_until(process, "begun")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    name = re.search(r"goes on; wait for it: trainjob wait (\S+)", err)
+    name = re.search(r"keeps running; wait for it: trainjob wait (\S+)", err)
     assert name
     assert process.returncode == 130
     assert trainjob.json("status", name[1])["phase"] == "Running"
@@ -374,7 +374,7 @@ def test_a_second_interrupt_leaves_at_once(trainjob: Shell) -> None:
     read_until(process, "begun")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    while "Ctrl-C again" not in process.stderr.readline():
+    while "a second Ctrl-C" not in process.stderr.readline():
         pass
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -472,7 +472,7 @@ def test_suspend_resume_cancel_and_delete(trainjob: Shell) -> None:
 def test_what_can_be_done_with_a_finished_job(trainjob: Shell) -> None:
     name = trainjob("run", "-d", *STEP, "--", "true").strip()
     trainjob("wait", name)
-    assert trainjob("cancel", name) == f"default/{name} had ended already: Complete\n"
+    assert trainjob("cancel", name) == f"default/{name} has already ended: Complete\n"
     assert "launch it again" in trainjob.both("resume", name, code=2)[1]
     assert trainjob("delete", name) == f"deleted default/{name}\n"
     trainjob("status", name, code=5)
@@ -579,7 +579,7 @@ def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:
     terminal = Terminal(trainjob, "run", *JAX, *STUBBORN)
     eventually(lambda: terminal.text.count("begun") >= 2)
     terminal.press(b"\x03")
-    eventually(lambda: "cancelling; Ctrl-C again leaves" in terminal.text)
+    eventually(lambda: "cancelling the job; a second Ctrl-C exits" in terminal.text)
     assert terminal.wait() == 130
     assert re.search(
         r"\ncancelled default/sh-\w+-1; its logs and metrics are kept: trainjob logs sh-\S+\n$", terminal.text

@@ -95,7 +95,7 @@ def test_what_the_steps_do_by_hand(uri: str, trainjob: Any, tmp_path: Path) -> N
         (("register", "m", "s3://b/m", "--digest", DIGEST, "--metric", "acc=high"), 2, "have to be numbers"),
         (("register", "m", "oci://me:hunter2@host/m", "--digest", DIGEST), 2, "credentials"),
         (("register", "m", "pvc://me:hunter2@host/m", "--digest", DIGEST), 2, "credentials"),
-        (("register", "m", "/var/empty/none"), 2, "give it with --digest"),
+        (("register", "m", "/var/empty/none"), 2, "give --digest sha256:"),
         (("list", "m", "--registry", "ftp://x"), 2, "no registry of scheme"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_crash_is_an_event_for_programs(
     [
         (["wait", "x", "--on-crash", "cancel"], "give both"),
         (["run", "--runtime", "r", "--on-crash", "keep", "--", "x"], "give both"),
-        (["wait", "--stdin", "--fail-on-first-crash"], "give its NAME"),
+        (["wait", "--stdin", "--fail-on-first-crash"], "give the NAME of one job"),
         (["wait", "x", "--fail-on-first-crash", "--on-crash", "delete"], "delete"),
     ],
 )

@@ -219,14 +219,14 @@ def test_a_reaper_needs_a_namespace() -> None:
     result = CliRunner().invoke(program, ["install"])
     assert "left out: the reaper, which needs --namespace\n" in result.stderr
     assert "CronJob" not in result.stdout
-    with pytest.raises(click.UsageError, match="say the namespace of the reaper"):
+    with pytest.raises(click.UsageError, match="--only reaper needs the namespace"):
         said("--only", "reaper")
 
 
 @pytest.mark.parametrize(
     ("account", "message"),
     [
-        ("worker", "say the namespace of service account worker"),
+        ("worker", "service account worker has no namespace: give NAMESPACE:worker"),
         ("a:b:c", "is not the name of a service account"),
         ("system:serviceaccount:a:b", "is not the name of a service account"),
         ("Worker", "is not the name of a service account"),

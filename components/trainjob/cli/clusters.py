@@ -1,4 +1,4 @@
-"""What a cluster must have, and whether it has it: ``trainjob install`` and ``trainjob doctor``."""
+"""``trainjob install``, ``trainjob reap`` and ``trainjob doctor``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from trainjob.settings import Settings
 from trainjob.version import __version__
 
 _CHANGE, _RETRY = 2, 3  # exit codes, see `trainjob.cli.program`
-_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red", Level.SKIPPED: "bright_black"}
-_INDENT = " " * 22  # of what stands beside level and check
+_COLORS = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red", Level.SKIPPED: "bright_black"}
+_INDENT = " " * 22  # width of level and check
 
 
 async def install(
@@ -36,16 +36,16 @@ async def install(
     pins: Sequence[str],
     names: Mapping[str, str | None],
 ) -> int:
-    """Print the objects: YAML documents, or with ``--json`` one List."""
-    # TRAINJOB_NAMESPACE is that of jobs, and KFP's controller is elsewhere.
+    """Print the objects that a cluster needs: YAML documents, or one List with ``--json``."""
+    # TRAINJOB_NAMESPACE is the namespace of jobs; KFP's controller runs in another one.
     namespace = target.namespace or (Settings().namespace if only != "kfp" else None)
     if only == "reaper" and not namespace:
-        raise click.UsageError("say the namespace of the reaper: --namespace")
+        raise click.UsageError("--only reaper needs the namespace whose jobs it checks: --namespace")
     if only == "policy" and not namespace:
         raise click.UsageError("--only policy needs the namespace whose TrainJobs it checks: --namespace")
     accounts = [(where or namespace or "", name) for where, name in service_accounts]
     if unplaced := [name for where, name in accounts if not where]:
-        raise click.UsageError(f"say the namespace of service account {unplaced[0]}: NAMESPACE:{unplaced[0]}")
+        raise click.UsageError(f"service account {unplaced[0]} has no namespace: give NAMESPACE:{unplaced[0]}")
     given = {field: name for field, name in names.items() if name}
     found = package.objects(only, namespace=namespace, service_accounts=accounts, pins=pins, **given)
     images = package.images(found)
@@ -70,7 +70,7 @@ async def install(
 
 
 def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> str:
-    """The first line of the YAML: what it is for, and the command that applies it."""
+    """The first line of the YAML: its purpose, and the command that applies it."""
     if only == "kfp":
         metadata = found[0]["metadata"]
         patch = f"configmap {metadata['name']} -n {metadata['namespace']} --type merge --patch-file /dev/stdin"
@@ -81,7 +81,7 @@ def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> s
 
 
 async def reap(commands: Commands) -> int:
-    """Print each job that is ended because nobody waits for it."""
+    """Print each job that is suspended or deleted because nobody waits for it."""
     if isinstance(commands.backend, LocalBackend):
         raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
     from trainjob import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
@@ -96,7 +96,7 @@ async def reap(commands: Commands) -> int:
 
 
 async def doctor(commands: Commands, runtimes: Sequence[str], queue: str) -> int:
-    """Print what each check finds, as soon as it is known; 0 if nothing fails."""
+    """Print each finding as soon as it is known; 0 if nothing fails."""
     findings: list[Finding] = []
     async with aclosing(_examined(commands, runtimes, queue)) as found:
         async for finding in found:
@@ -139,13 +139,13 @@ def _fields(finding: Finding) -> dict[str, Any]:
     return fields if finding.level is Level.FAILURE else {name: fields[name] for name in fields if name != "retry"}
 
 
-def _text(finding: Finding, said: str) -> str:
-    """One finding for people; advice that was just `said` is not repeated, nor broken: it can be a command to copy."""
-    level = click.style(f"{finding.level:<9}", fg=_COLOURS[finding.level])
+def _text(finding: Finding, previous: str) -> str:
+    """One finding for people. Advice is not wrapped, since it can be a command to copy, nor printed twice in a row."""
+    level = click.style(f"{finding.level:<9}", fg=_COLORS[finding.level])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
     room = max(40, width - len(_INDENT))
     message = textwrap.wrap(" ".join(finding.message.split()), room, break_long_words=False, break_on_hyphens=False)
     lines = [f"{level}{finding.check:<13}{message[0]}", *(_INDENT + line for line in message[1:])]
-    if finding.advice and finding.advice != said:
+    if finding.advice and finding.advice != previous:
         lines.append(f"{_INDENT}{click.style('->', bold=True)} {finding.advice}")
     return "\n".join(lines)

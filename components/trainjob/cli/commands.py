@@ -1,9 +1,10 @@
-"""What each ``trainjob`` command does, against the same flows that Airflow and KFP use."""
+"""The ``trainjob`` commands, over the flows that Airflow and KFP use, too."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -43,19 +44,19 @@ from trainjob.wait_options import WaitOptions
 from trainjob.waiting import TrainJobResult
 
 _DETAILS = ("spec", "ranks", "events", "running")
-"""What `diagnose` has and `status` has not."""
+"""Fields that `diagnose` prints and `status` does not."""
 
 _LAST_STATE_SECONDS = 4.0
-"""For what is read of a job while it is cancelled."""
+"""Time limit for reading the last state of a job that is being cancelled."""
 _RANKS = 20
-"""Ranks that an error names."""
+"""Most ranks that an error names."""
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 STILL_STOPPING = 4
 
 
 def perform(commands: Commands, action: Callable[[Commands], Awaitable[int]]) -> int:
-    """Carry out one command and return its exit code."""
+    """Run one command and return its exit code."""
 
     async def session() -> int:
         try:
@@ -65,7 +66,7 @@ def perform(commands: Commands, action: Callable[[Commands], Awaitable[int]]) ->
 
     try:
         return anyio.run(session)
-    except BrokenPipeError:  # whoever read our output has seen enough, as in `trainjob logs NAME | head`
+    except BrokenPipeError:  # the reader of stdout has closed it, as in `trainjob logs NAME | head`
         drop_stdout()
         return PIPE_CLOSED
 
@@ -73,7 +74,7 @@ def perform(commands: Commands, action: Callable[[Commands], Awaitable[int]]) ->
 class Interrupts:
     """Ctrl-C and SIGTERM while a command runs: the first one ends its first stage, the second one its second stage.
 
-    Nothing is raised; the command goes on behind the stage. A signal that comes between two stages ends the next one.
+    Raises nothing: the command continues after the stage. A signal between two stages ends the next one.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class Interrupts:
             stage.cancel()
 
     def stage(self) -> anyio.CancelScope:
-        """The next stage, to be entered."""
+        """The next stage, as a context manager."""
         self._stages.append(anyio.CancelScope())
         if len(self._received) >= len(self._stages):
             self._stages[-1].cancel()
@@ -105,15 +106,15 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """As a shell gives it for a program that the first signal ended; 0 if none came."""
+        """Exit code that a shell reports for a program ended by the first signal; 0 without a signal."""
         return 128 + self._received[0] if self._received else 0
 
 
 def parse_spec(source: IO[bytes] | None, fields: Mapping[str, Any]) -> TrainJobSpec:
-    """The spec in the file `source`, with `fields` added to it or in place of what it says.
+    """The spec in the file `source`; `fields` add to its values, or replace them.
 
     Raises:
-        InvalidSpec: with every problem.
+        InvalidSpec: the spec is invalid; lists every problem.
     """
     loaded = load(source, _name_of(source)) if source is not None else {}
     if fields and ("apiVersion" in loaded or "kind" in loaded):
@@ -142,7 +143,7 @@ def _name_of(source: IO[bytes]) -> str:
 
 
 def slug_of(source: IO[bytes] | None, command: Sequence[str]) -> str:
-    """What a person would call this work: the name of the spec's file, or of the script."""
+    """A short name of the work: the name of the spec's file, or of the script."""
     scripts = [word for word in command if word.endswith((".py", ".sh"))] or list(command[:1])
     path = getattr(source, "name", None)
     if isinstance(path, str) and path not in ("-", "<stdin>"):
@@ -159,7 +160,7 @@ class Commands:
         as_json: Whether answers are JSON.
 
     Attributes:
-        many: Whether many jobs will be waited for at once; to be set before `backend` is used.
+        many: Whether the command waits for many jobs at once; set it before the first use of `backend`.
     """
 
     def __init__(self, backend: str | None, namespace: str | None, *, as_json: bool) -> None:
@@ -170,15 +171,15 @@ class Commands:
 
     @cached_property
     def namespace(self) -> str:
-        """Of jobs that are named without one."""
-        return self._namespace or self._usual_namespace
+        """Namespace of jobs that are named without one."""
+        return self._namespace or self._default_namespace
 
     @cached_property
-    def _usual_namespace(self) -> str:
+    def _default_namespace(self) -> str:
         return Settings().namespace or self.backend.default_namespace
 
     def _namespace_without_cluster(self) -> str:
-        """The namespace, also where the packages are missing that read a kubeconfig."""
+        """The namespace, also without the packages that read a kubeconfig."""
         try:
             return self.namespace
         except ConfigurationError as error:
@@ -188,11 +189,11 @@ class Commands:
 
     @cached_property
     def backend(self) -> Backend:
-        """Opened when it is first needed; nothing is sent before the first question."""
+        """The backend, opened at the first use. Makes no request."""
         return connect(self._backend_name, shared=self.many, attended=True)
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if "backend" in vars(self):
             await self.backend.aclose()
 
@@ -203,9 +204,9 @@ class Commands:
             raise NotFound(f"there is no TrainJob {namespace}/{name[1]}")
         return trainjob
 
-    def _call(self, ref: JobRef) -> str:
-        """`ref` as a person would write it in the next command."""
-        return ref.name if ref.namespace == self._usual_namespace else str(ref)
+    def _argument(self, ref: JobRef) -> str:
+        """`ref` as the argument of the next command."""
+        return ref.name if ref.namespace == self._default_namespace else str(ref)
 
     def _view(self, hint: str, *, plain: bool, logs: bool) -> View:
         if self.as_json:
@@ -242,42 +243,43 @@ class Commands:
             with interrupts.stage():
                 ref = await flow.launch(self.backend, spec, key, namespace=self.namespace)
                 adopted = any(job["metadata"]["uid"] == ref.uid for job in present)
-                show.launched(ref, key, adopted=adopted, attach=f"trainjob wait {self._call(ref)}")
+                show.launched(ref, key, adopted=adopted, attach=f"trainjob wait {self._argument(ref)}")
                 if detach:
                     if not self.as_json:
-                        echo(self._call(ref))
+                        echo(self._argument(ref))
                     return 0
                 show.result(await self._wait(ref, options, on_crash, show))
                 try:
                     await flow.mark_delivered(self.backend, ref)
-                except TrainJobError as error:  # the training is done, and its result was shown
+                except TrainJobError as error:  # the training is complete, and its result was shown
                     show.notice(
-                        f"could not mark the TrainJob as delivered, so the same key returns this result again: {error}"
+                        "the TrainJob could not be marked as delivered, so the same key returns this result again:"
+                        f" {error}"
                     )
                 return 0
             if cancels:
-                show.notice("cancelling; Ctrl-C again leaves without waiting for it")
-                told = f"left {ref or key!s}, which may still be stopping"
+                show.notice("cancelling the job; a second Ctrl-C exits without waiting")
+                message = f"exited before the end: {ref or key!s} may still be stopping"
                 with interrupts.stage():
-                    told = await self._cancel_all(ref, key)
+                    message = await self._cancel_all(ref, key)
+            elif ref:
+                message = f"{ref} keeps running; wait for it: trainjob wait {self._argument(ref)}"
             else:
-                told = (
-                    f"{ref} goes on; wait for it: trainjob wait {self._call(ref)}" if ref else f"left {key} launching"
-                )
-            show.interrupted(told)
+                message = f"exited during the launch; list the jobs of its key: trainjob list --key {shlex.quote(key)}"
+            show.interrupted(message)
         return interrupts.exit_code
 
     async def wait(
         self, name: tuple[str, str], *, options: WaitOptions, on_crash: CrashAction, plain: bool, logs: bool
     ) -> int:
-        """Wait for a job that is there; its result counts as delivered only to whoever launched it."""
+        """Wait for an existing job. Does not mark its result as delivered: only the launcher does."""
         ref = JobRef.of(await self._find(name))
         with self._view("Ctrl-C leaves the job running", plain=plain, logs=logs) as show, Interrupts() as interrupts:
             show.watching(ref)
             with interrupts.stage():
                 show.result(await self._wait(ref, options, on_crash, show))
                 return 0
-            show.interrupted(f"{ref} goes on; wait for it again: trainjob wait {self._call(ref)}")
+            show.interrupted(f"{ref} keeps running; wait for it again: trainjob wait {self._argument(ref)}")
         return interrupts.exit_code
 
     async def _wait(self, ref: JobRef, options: WaitOptions, on_crash: CrashAction, show: View) -> TrainJobResult:
@@ -297,19 +299,19 @@ class Commands:
             raise
 
     async def _cancel_all(self, ref: JobRef | None, key: str) -> str:
-        """Cancel `ref`; if the launch was interrupted, whatever it has left: nobody knows whether it went through."""
-        told = "nothing was launched"
+        """Cancel `ref`; after an interrupted launch, which may have succeeded, the jobs of `key`. Returns a message."""
+        message = "nothing was launched"
         jobs = [ref] if ref else map(JobRef.of, await self.backend.find(self.namespace, labels_of(key)))
         for job in jobs:
-            _, told, last = await self._cancelled(job, suspend=False)
-            told = "\n".join([told, *([texts.last_text(last)] if last else [])])
-        return told
+            _, message, last = await self._cancelled(job, suspend=False)
+            message = "\n".join([message, *([texts.last_text(last)] if last else [])])
+        return message
 
     async def _cancelled(self, ref: JobRef, *, suspend: bool) -> tuple[bool, str, dict[str, Any] | None]:
-        """Whether nothing of the job is left running, what to report, and what was saved of a job that is deleted."""
+        """Whether all ranks of the job have ended, a message, and the last state of a job that is deleted."""
         reading = asyncio.create_task(self._last_state(ref))
         try:
-            # The logs of a pod are gone soon after its deletion; a server that is slow must not delay it for long.
+            # The logs of a pod are gone soon after its deletion; a slow server must not delay the deletion for long.
             await asyncio.wait([reading], timeout=_LAST_STATE_SECONDS / 2)
             before = observe(await self.backend.get(ref.namespace, ref.name)).phase
             stopped = await flow.cancel(self.backend, ref, "suspend" if suspend else "delete")
@@ -318,7 +320,7 @@ class Commands:
         finally:
             reading.cancel()
         if before.terminal or phase in (Phase.COMPLETE, Phase.FAILED):
-            return True, f"{ref} had ended already: {phase}", None
+            return True, f"{ref} has already ended: {phase}", None
         why = ""
         if suspend and phase in (Phase.CANCELLED, Phase.DELETED):
             why = ": it cannot be suspended (managed by Kueue, or its runtime was deleted)"
@@ -326,13 +328,13 @@ class Commands:
         if phase is Phase.DELETED and why:
             done = f"deleted {ref}{why}"
         if not stopped:
-            done += ", but its last ranks are still ending"
+            done += ", but its last ranks are still terminating"
         elif phase is Phase.CANCELLED:
-            done += f"; its logs and metrics are kept: trainjob logs {self._call(ref)}"
+            done += f"; its logs and metrics are kept: trainjob logs {self._argument(ref)}"
         return stopped, done, last
 
     async def _last_state(self, ref: JobRef) -> dict[str, Any] | None:
-        """What the deletion of the job would lose, as far as it can be read in a moment; None if it cannot."""
+        """The state that the deletion of the job would lose, as far as it can be read in time; None if it cannot."""
         with suppress(TrainJobError), anyio.move_on_after(_LAST_STATE_SECONDS):
             trainjob = await self.backend.get(ref.namespace, ref.name)
             evidence = replace(await self.backend.evidence(ref), trainjob=trainjob)
@@ -368,7 +370,7 @@ class Commands:
         return interrupts.exit_code
 
     async def _check_ranks(self, ref: JobRef, ranks: Sequence[str]) -> None:
-        """Refuse ranks that a job has not."""
+        """Refuse ranks that the job does not have."""
         if not ranks:
             return
         known = {rank_of(pod) for pod in (await self.backend.evidence(ref)).pods} - {""}
@@ -379,7 +381,7 @@ class Commands:
     # --- commands that look once
 
     async def status(self, name: tuple[str, str]) -> int:
-        """Where one job stands."""
+        """Print the state of one job."""
         found = await report.take(self.backend, name[0] or self.namespace, name[1])
         job = {each: value for each, value in found.as_dict().items() if each not in _DETAILS}
         self._answer(job, lambda: texts.status_text(found))
@@ -388,7 +390,7 @@ class Commands:
     async def diagnose(
         self, name: tuple[str, str], page: Path | None, exit_code: Callable[[TrainJobFailed], int]
     ) -> int:
-        """Everything about one job; the exit code that says who has to act next."""
+        """Print everything about one job. The exit code tells who has to act next."""
         found = await report.take(self.backend, name[0] or self.namespace, name[1])
         if page is not None:
             await anyio.Path(page).write_text(report.page(found), encoding="utf-8")
@@ -399,7 +401,7 @@ class Commands:
         return exit_code(TrainJobFailed(found.diagnosis)) if ended else 0
 
     async def list(self, phases: Sequence[str], key: str | None) -> int:
-        """The jobs of the namespace."""
+        """Print the jobs of the namespace."""
         found = await self.backend.find(self.namespace, labels_of(key) if key else {MANAGED_BY: "trainjob"})
         jobs = [texts.describe(trainjob) for trainjob in found]
         jobs = [job for job in jobs if not phases or job["phase"] in phases]
@@ -415,7 +417,7 @@ class Commands:
     async def render(
         self, source: IO[bytes] | None, fields: Mapping[str, Any], key: str | None, *, dry_run: bool
     ) -> int:
-        """The manifest."""
+        """Print the manifest."""
         spec = parse_spec(source, fields)
         key = key or slug_of(source, spec.command)
         if dry_run:
@@ -428,18 +430,18 @@ class Commands:
     # --- commands that change a job
 
     async def cancel(self, name: tuple[str, str], *, suspend: bool) -> int:
-        """Stop or suspend."""
+        """Cancel or suspend a job."""
         ref = JobRef.of(await self._find(name))
-        stopped, told, last = False, f"left {ref}, which may still be stopping", None
+        stopped, message, last = False, f"exited before the end: {ref} may still be stopping", None
         with Interrupts() as interrupts, interrupts.stage():
-            stopped, told, last = await self._cancelled(ref, suspend=suspend)
+            stopped, message, last = await self._cancelled(ref, suspend=suspend)
         if last and not self.as_json:
-            told += f"\n{texts.last_text(last)}"
-        self._tell(ref, told, stopped=stopped, **({"last": last} if last else {}))
+            message += f"\n{texts.last_text(last)}"
+        self._report(ref, message, stopped=stopped, **({"last": last} if last else {}))
         return interrupts.exit_code or (0 if stopped else STILL_STOPPING)
 
     async def resume(self, name: tuple[str, str]) -> int:
-        """Take back a suspension."""
+        """Resume a suspended job."""
         trainjob = await self._find(name)
         ref, now = JobRef.of(trainjob), observe(trainjob)
         if now.phase.terminal:
@@ -447,10 +449,10 @@ class Commands:
         if now.phase is Phase.QUEUED:
             raise click.UsageError(f"{ref} is Queued: {now.message}; Kueue resumes it when there is room")
         if now.phase is not Phase.SUSPENDED:
-            self._tell(ref, f"{ref} is not suspended: {now.phase}", resumed=False)
+            self._report(ref, f"{ref} is not suspended: {now.phase}", resumed=False)
             return 0
         await self.backend.patch(ref, {"spec": {"suspend": False}})
-        self._tell(ref, f"resumed {ref}", resumed=True)
+        self._report(ref, f"resumed {ref}", resumed=True)
         return 0
 
     async def delete(self, name: tuple[str, str]) -> int:
@@ -458,13 +460,13 @@ class Commands:
         trainjob = await self._find(name)
         ref, phase = JobRef.of(trainjob), observe(trainjob).phase
         if not phase.terminal:
-            raise click.UsageError(f"{ref} is {phase}; cancel it instead: trainjob cancel {self._call(ref)}")
+            raise click.UsageError(f"{ref} is {phase}; cancel it instead: trainjob cancel {self._argument(ref)}")
         await self.backend.delete(ref)
-        self._tell(ref, f"deleted {ref}", deleted=True)
+        self._report(ref, f"deleted {ref}", deleted=True)
         return 0
 
     async def gc(self, older_than: timedelta, *, dry_run: bool) -> int:
-        """Remove the jobs of this machine that ended longer ago than that."""
+        """Remove the jobs of this machine that ended longer ago than `older_than`."""
         if not isinstance(self.backend, LocalBackend):
             raise click.UsageError(
                 "gc removes jobs of this machine (--backend local); on a cluster: trainjob delete NAME"
@@ -496,7 +498,7 @@ class Commands:
             echo(f"no job in namespace {self.namespace} ended more than {limit} ago", err=True)
         return 0
 
-    def _tell(self, ref: JobRef, message: str, **facts: Any) -> None:
+    def _report(self, ref: JobRef, message: str, **facts: Any) -> None:
         job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         self._answer({**job, **facts, "message": message}, lambda: message)
 

@@ -1,6 +1,6 @@
-"""Names that a shell completes: jobs, their keys, runtimes. Each is asked for a second at most, and nothing is printed.
+"""Shell completion of jobs, keys and runtimes. Each lookup takes one second at most and prints no message.
 
-Click does the rest: ``_TRAINJOB_COMPLETE=bash_source trainjob`` prints what a shell has to evaluate, see docs/cli.md.
+Click does the rest: ``_TRAINJOB_COMPLETE=bash_source trainjob`` prints the code that a shell has to evaluate.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from trainjob.cli.commands import Commands
 
 VARIABLE = "_TRAINJOB_COMPLETE"
-"""Set by a shell that asks for completions."""
+"""Environment variable that a shell sets for completion."""
 
 SECONDS = 1.0
-"""How long a shell waits for names: the cluster may be away, or there may be none."""
+"""How long a shell waits for names: the cluster may be unreachable or missing."""
 
 
 def main(program: click.Command) -> NoReturn:
-    """Answer a shell and end this process at once, whatever still waits for an answer. Prints nothing on stderr."""
+    """Answer a shell and end this process at once, with requests still open. Prints nothing on stderr."""
     code = 1
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 2):  # a credential plugin could ask for a password
@@ -44,7 +44,7 @@ def main(program: click.Command) -> NoReturn:
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of jobs; those of another namespace behind ``NAMESPACE/``."""
+    """Names of jobs; after ``NAMESPACE/``, those of that namespace."""
     del param
     namespace, slash, _ = incomplete.rpartition("/")
     prefix = namespace + slash
@@ -64,7 +64,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     del param
 
     async def names(commands: Commands) -> list[str]:
-        from trainjob.manifest import KEY, MANAGED_BY  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+        from trainjob.manifest import KEY, MANAGED_BY  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
         found = await commands.backend.find(commands.namespace, {MANAGED_BY: "trainjob"})
         return [(job["metadata"].get("annotations") or {}).get(KEY, "") for job in found]
@@ -91,13 +91,13 @@ async def _runtimes(commands: Commands) -> list[str]:
 
 
 def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequence[str]]]) -> list[str]:
-    """What comes within `SECONDS`; nothing where anything is wrong."""
+    """The names that arrive within `SECONDS`; none after an error."""
     target = ctx.find_object(Target) or Target()
     answers: list[str] = []
 
     def ask() -> None:
-        with suppress(Exception):  # nobody could read what is wrong
-            import anyio  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+        with suppress(Exception):  # a completion cannot show an error
+            import anyio  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
             from trainjob.cli.commands import Commands  # noqa: PLC0415 - the same
 
@@ -117,8 +117,8 @@ def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequen
 
 
 def _end_plugins() -> None:
-    """End credential plugins that have not answered: they would outlive this process."""
-    import psutil  # noqa: PLC0415 - not before it is needed, see `trainjob.cli`
+    """Terminate credential plugins that have not answered: they would outlive this process."""
+    import psutil  # noqa: PLC0415 - imported when needed, see `trainjob.cli`
 
     with suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""``trainjob data``: by hand what the steps around training do with datasets and models."""
+"""``trainjob data``: copies datasets and models as the steps before and after a training do."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Move datasets and models between stores, as the steps around training do."""
+    """Copy datasets and models between stores, as the steps before and after a training do."""
 
 
-@data.command(short_help="Copy a dataset or model, so that a copy which looks finished is finished.")
+@data.command(short_help="Copy a dataset or model, verified and resumable.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--include", multiple=True, metavar="PATTERN", help="Only paths that match, e.g. '*.csv'; repeatable.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Not these paths; repeatable, wins over --include.")
-@click.option("--digest", help="What it has to be: SHA-256 of the one file, or sha256:<root digest>.")
-@click.option("--quiet", "-q", is_flag=True, help="Say nothing before the end.")
+@click.option(
+    "--include", multiple=True, metavar="PATTERN", help="Copy only paths that match, e.g. '*.csv'; may be repeated."
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out paths that match, also of --include; may be repeated.",
+)
+@click.option("--digest", help="Require this digest: SHA-256 of the one file, or sha256:<root digest>.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing before the end.")
 @json_option
 @click.pass_obj
 def copy(
@@ -50,8 +57,8 @@ def copy(
     """Copy FROM, a file or a directory, into the directory TO.
 
     Both are locations: local paths, s3://, gs://, az://, abfss://, hf://, oci://, or https:// to read one file. Every
-    byte is hashed, and checked against FROM's MANIFEST.json if it has one; TO's own is written last. Run again, it
-    copies nothing that is there. Killed, the same command goes on where it was.
+    byte is hashed, and checked against the MANIFEST.json in FROM if there is one. The MANIFEST.json in TO is written
+    last. The same command again copies only what is missing; after a kill, it resumes.
     """
     from trainjob.cli import texts
     from trainjob.data import transfer
@@ -72,7 +79,7 @@ def _fields(target: str, manifest: ContentManifest) -> dict[str, Any]:
 
 @contextmanager
 def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
-    """How the user sees it go on, as arguments of `transfer.copy`: a bar on a terminal, else lines. All on stderr."""
+    """Arguments of `transfer.copy` that show its progress on stderr: a bar on a terminal, else lines."""
     if quiet:
         yield {}
         return
@@ -89,13 +96,13 @@ def _shown(quiet: bool, as_json: bool) -> Iterator[dict[str, Any]]:
 
 
 def lines(quiet: bool) -> Notify | None:
-    """Prints lines about progress on stderr."""
+    """A function that prints lines about progress on stderr."""
     return None if quiet else lambda line: echo(line, err=True)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end it as an error does, so that nothing of an upload stays behind."""
+    """Let SIGINT and SIGTERM raise SystemExit, so that an upload cleans up."""
 
     def end(number: int, frame: object) -> NoReturn:
         del frame

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from trainjob import serialization
 from trainjob.cli.output import echo
-from trainjob.cli.texts import PHASE_COLOURS, colour_of, joined, left_text, result_text
+from trainjob.cli.texts import PHASE_COLORS, color_of, joined, left_text, result_text
 from trainjob.cli.views import View
 from trainjob.diagnosis import Diagnosis
 from trainjob.logs import LogLine
@@ -28,21 +28,21 @@ from trainjob.waiting import TrainJobResult
 
 LOG_LINES = 10
 _FRAMES_PER_SECOND = 8
-_BRIEF = 0.1  # seconds; phases that were over sooner say nothing
+_BRIEF = 0.1  # seconds; shorter phases are not shown
 _BAR = 40
-_OTHER_LINES = 9  # of a frame, beside the log
+_OTHER_LINES = 9  # lines of a frame that are not log lines
 _LONGEST = 400  # characters of a log line that can be on a screen
 
 
 class Timeline:
-    """Which phases a job went through, and when each began; also those before it was looked at, as far as known."""
+    """The phases of a job and when each began, as far as known also before the first observation."""
 
     def __init__(self) -> None:
         self.phases: list[tuple[Phase, datetime]] = []
         self.ended: datetime | None = None
 
     def add(self, observation: Observation, now: datetime) -> None:
-        """Take in what was observed at `now`."""
+        """Add what was observed at `now`."""
         phase, created, admitted = observation.phase, observation.created, observation.admitted
         if not self.phases:
             if created and admitted and (admitted - created).total_seconds() > _BRIEF:
@@ -58,25 +58,25 @@ class Timeline:
 
     def spans(self, now: datetime) -> Iterator[tuple[Phase, float]]:
         """Each phase with its seconds."""
-        phases = [*self.phases]  # the one who adds is another thread
+        phases = [*self.phases]  # another thread adds to the list
         for i, (phase, start) in enumerate(phases):
             end = phases[i + 1][1] if i + 1 < len(phases) else self.ended or now
             yield phase, (end - start).total_seconds()
 
     def total(self, now: datetime) -> float:
-        """Seconds since the job began to exist."""
+        """Seconds since the job was created."""
         return ((self.ended or now) - self.phases[0][1]).total_seconds() if self.phases else 0.0
 
 
 class LiveView(View):
-    """The job in a few lines that are redrawn.
+    """Shows the job in a few lines that are redrawn.
 
     Args:
-        hint: What Ctrl-C would do.
+        hint: Text about what Ctrl-C does.
         logs: Whether log lines are shown.
     """
 
-    state_seconds = 0.0  # each one: it is drawn in place
+    state_seconds = 0.0  # each state, since it is drawn in place
 
     def __init__(self, hint: str, *, logs: bool = True) -> None:
         super().__init__(logs=logs)
@@ -89,7 +89,7 @@ class LiveView(View):
         self._lines: deque[LogLine] = deque(maxlen=LOG_LINES)
         self._notice = ""
         self._over = False
-        # Drawn by a thread: the clocks go on while the event loop has nothing to do. Draws once at once.
+        # A thread draws, so that the clocks run while the event loop is idle. Draws the first frame at once.
         self._live = Live(console=self._console, get_renderable=self._frame, refresh_per_second=_FRAMES_PER_SECOND)
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class LiveView(View):
         self._stop()
 
     def watching(self, ref: JobRef) -> None:
-        """See `View.watching`."""
+        """Begin to draw `ref`."""
         self._job = str(ref)
         self._live.start()
 
@@ -108,7 +108,7 @@ class LiveView(View):
         self._live.stop()
 
     def change(self, observation: Observation, notice: str) -> None:
-        """See `View.change`."""
+        """Take a new observation and its notice."""
         self._notice = plain(notice)
         self._timeline.add(observation, datetime.now(UTC))
         if observation.progress is not None or observation.metrics:
@@ -121,7 +121,7 @@ class LiveView(View):
         super().change(observation, "")
 
     def log(self, line: LogLine) -> None:
-        """See `View.log`."""
+        """Add a line; a new state of a progress bar replaces the last one."""
         for i in reversed(range(len(self._lines))):
             if self._lines[i].rank == line.rank:
                 if self._lines[i].transient:  # a progress bar moves in place
@@ -131,22 +131,22 @@ class LiveView(View):
         self._lines.append(line)
 
     def notice(self, text: str) -> None:
-        """See `View.notice`."""
+        """Show the notice below the log, instead of the hint."""
         self._notice = plain(text)
         self._hint = ""
 
     def crash(self, diagnosis: Diagnosis) -> None:
-        """See `View.crash`. Above what is redrawn, where it stays."""
+        """Print the crash above the redrawn lines, where it stays."""
         self._console.print(Text("\n".join(serialization.warning(diagnosis)), style="yellow"))
 
     def result(self, result: TrainJobResult) -> None:
-        """See `View.result`."""
+        """Stop drawing, and print metrics and outputs."""
         self._stop()
-        if text := result_text(result).partition("\n")[2]:  # the frame has said the rest
+        if text := result_text(result).partition("\n")[2]:  # the last frame shows the rest
             self.write(text)
 
     def interrupted(self, text: str) -> None:
-        """See `View.interrupted`."""
+        """Stop drawing, and print the message."""
         self._notice = ""
         self._stop()
         echo(text, err=True)
@@ -157,7 +157,7 @@ class LiveView(View):
         now = datetime.now(UTC)
         parts: list[RenderableType] = [self._header(now), *self._phases(now), *self._progress(now)]
         ended = self._latest is not None and self._latest.phase in (Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
-        if self._lines and not ended:  # the diagnosis shows the lines that matter
+        if self._lines and not ended:  # the diagnosis shows the relevant lines
             parts += ["", *self._log()]
         if self._notice:
             parts += ["", Text(self._notice, style="yellow")]
@@ -167,7 +167,7 @@ class LiveView(View):
 
     def _header(self, now: datetime) -> RenderableType:
         phase = self._latest.phase if self._latest else None
-        colour = PHASE_COLOURS.get(phase, "blue") if phase else "blue"
+        color = PHASE_COLORS.get(phase, "blue") if phase else "blue"
         mark: RenderableType = self._spinner
         if phase is Phase.COMPLETE:
             mark = Text("✓", style="bold green")
@@ -175,7 +175,7 @@ class LiveView(View):
             mark = Text("✗", style="bold red")
         elif self._over:
             mark = Text("•", style="yellow")
-        line = Text.assemble((self._job, "bold"), "  ", (str(phase or "…"), f"bold {colour}"))
+        line = Text.assemble((self._job, "bold"), "  ", (str(phase or "…"), f"bold {color}"))
         because = (self._latest.message or self._latest.reason) if self._latest else ""
         if because and phase and not phase.terminal:
             line.append(f"  {because}", style="dim")
@@ -190,7 +190,7 @@ class LiveView(View):
     def _phases(self, now: datetime) -> Iterator[RenderableType]:
         spans = [(phase, seconds) for phase, seconds in self._timeline.spans(now) if seconds >= _BRIEF]
         if spans:
-            parts = [Text(f"{phase} {short(seconds)}", PHASE_COLOURS.get(phase, "blue")) for phase, seconds in spans]
+            parts = [Text(f"{phase} {short(seconds)}", PHASE_COLORS.get(phase, "blue")) for phase, seconds in spans]
             yield Text("  ") + Text(" → ").join(parts)
 
     def _progress(self, now: datetime) -> Iterator[RenderableType]:
@@ -207,12 +207,12 @@ class LiveView(View):
                 left = left_text(remaining - (now - reported).total_seconds())
             row.add_row("", bar, f"{done:.0f}%", left)
             yield row
-        if self._latest.metrics and not self._latest.phase.terminal:  # the result shows them once more, in full
+        if self._latest.metrics and not self._latest.phase.terminal:  # the result shows them in full
             yield Text(f"  {plain(joined(self._latest.metrics))}", no_wrap=True, overflow="ellipsis")
 
     def _log(self) -> Iterator[RenderableType]:
         fitting = max(1, min(LOG_LINES, self._console.height - _OTHER_LINES))
         for line in list(self._lines)[-fitting:]:
             text = Text.from_ansi(colored(line.text[:_LONGEST]).expandtabs(4))
-            label = (f"[{line.rank}]", colour_of(line.rank))
+            label = (f"[{line.rank}]", color_of(line.rank))
             yield Text.assemble("  ", label, " ", text, no_wrap=True, overflow="ellipsis")

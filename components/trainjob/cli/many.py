@@ -1,4 +1,4 @@
-"""``trainjob wait --stdin``: any number of jobs in one process, a line for each as soon as it has ended."""
+"""``trainjob wait --stdin``: waits for many jobs in one process, and prints a line as soon as one has ended."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainjob.status import Observation, Phase
 from trainjob.wait_options import WaitOptions
 from trainjob.waiting import follow
 
-FAILED, BUDGET, NOT_FOUND = 1, 4, 5
-_SLICE = 100  # waits begun in one turn of the event loop, which has a connection to look after
+FAILED, TIMEOUT, NOT_FOUND = 1, 4, 5
+_SLICE = 100  # waits started in one turn of the event loop, which has to serve a connection meanwhile
 
 
 class ManyWaits:
-    """Waits for many jobs. `run` exits with the first that applies to any of them: failed, budget, not found.
+    """Waits for many jobs. The exit code is the first that applies to any of them: failed, timeout, not found.
 
     Args:
         commands: Backend and namespace.
-        names: Namespaces (empty: the usual one) and names of the jobs.
+        names: Namespaces (empty: the default one) and names of the jobs.
         options: When to stop waiting for each; `fail_on_first_crash` is not used.
     """
 
@@ -34,7 +34,7 @@ class ManyWaits:
         commands.many = True
         self._commands = commands
         self._options = options
-        # As they were written: that is how whoever asked knows them.
+        # The names as the caller wrote them, for the output.
         self._given = {
             (where or commands.namespace, name): f"{where}/{name}" if where else name for where, name in names
         }
@@ -45,8 +45,8 @@ class ManyWaits:
     async def run(self) -> int:
         """Wait for all of them and return the exit code."""
         with Interrupts() as interrupts, interrupts.stage():
-            # All that is made here stays to the end: to look through 10,000 waits for garbage, again and again, would
-            # hold up the event loop for 0.1 s each time.
+            # All objects that are created here stay until the end: each garbage collection over 10,000 waits would
+            # block the event loop for 0.1 s.
             gc.disable()
             refs = await self._find()
             try:
@@ -57,7 +57,7 @@ class ManyWaits:
                             await asyncio.sleep(0)
                     gc.freeze()
                     gc.enable()
-            except ExceptionGroup as group:  # so a task group wraps whatever happens inside it
+            except ExceptionGroup as group:  # a task group wraps every exception
                 raise group.exceptions[0] from None
         return interrupts.exit_code or min(self._codes, default=0)
 
@@ -80,11 +80,11 @@ class ManyWaits:
                     if now.phase.terminal:
                         self._ended(ref, now, time.time())
                         return
-                    if notice and notice != self._notice:  # all of them have the same outage
+                    if notice and notice != self._notice:  # an outage affects all jobs alike
                         self._notice = notice
                         self._show.notice(notice)
         except TimedOut as error:
-            self._bad(BUDGET, str(error))
+            self._bad(TIMEOUT, str(error))
 
     def _ended(self, ref: JobRef, final: Observation, seen: float) -> None:
         name = self._given[ref.namespace, ref.name]
@@ -94,7 +94,7 @@ class ManyWaits:
         else:
             self._show.write(f"{name}\t{seen:.6f}")
         if self._show.closed:
-            raise BrokenPipeError  # nobody is left to tell
+            raise BrokenPipeError  # the reader of stdout has closed it
         if final.phase is not Phase.COMPLETE:
             code = FAILED if final.phase is Phase.FAILED else NOT_FOUND
             self._bad(code, f"TrainJob {ref} is {final.phase}: {final.message}")

@@ -1,4 +1,4 @@
-"""Where all text for people leaves the command: without control sequences, with colors only on a terminal."""
+"""Prints all text for people: without control sequences, and with colors only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainjob.sanitizing import colored, plain
 
 
 def no_color() -> bool:
-    """Whether colors are not wanted (``NO_COLOR``) or not known to the terminal (``TERM=dumb``)."""
+    """Whether colors are turned off (``NO_COLOR``) or unknown to the terminal (``TERM=dumb``)."""
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
@@ -23,7 +23,7 @@ def echo(text: object = "", *, err: bool = False) -> None:
     """Print `text`, which may quote a job's log or a server.
 
     Args:
-        text: Lines; their own colors stay where there are colors.
+        text: Lines; their colors are kept if colors are on.
         err: To stderr.
     """
     stream = sys.stderr if err else sys.stdout
@@ -37,14 +37,14 @@ def redrawn(stream: TextIO) -> bool:
 
 
 def fitted(line: str) -> str:
-    """An indented line that is wider than the terminal, on several, under its own beginning; words are not broken.
+    """Wrap an indented line to the width of the terminal, aligned with its start; words are not broken.
 
-    Others are left to the terminal, which can copy them as one: advice has commands in it.
+    The terminal wraps other lines and copies them as one line, which matters for commands in advice.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 20
     if len(click.unstyle(line)) <= width or not line.startswith(" "):
         return line
-    # Of a quoted line of a log the bar, of a name with its value the name, else the blanks.
+    # The start is the bar of a quoted log line, the name of a value, or the indentation.
     begin = re.match(r" *(\| |\S+ {2,})?", line)
     start = begin[0] if begin else ""
     below = start if start.endswith("| ") else " " * len(start)

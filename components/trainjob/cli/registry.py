@@ -1,4 +1,4 @@
-"""``trainjob registry``: by hand what the steps around training do with a model registry. And ``trainjob export``."""
+"""``trainjob registry``: the model registry by hand. And ``trainjob export``: models that jobs wrote."""
 
 from __future__ import annotations
 
@@ -22,24 +22,30 @@ if TYPE_CHECKING:
 
 @click.group()
 def registry() -> None:
-    """Look into the model registry, and do by hand what the steps around training do.
+    """List, show, promote and register model versions by hand, as the steps after a training do.
 
     The registry is that of --registry or TRAINJOB_REGISTRY.
     """
 
 
 def _options(command: Callable[..., int]) -> Callable[..., int]:
-    where = "mlflow+sqlite:////abs.db, mlflow+https://host or kubeflow+https://host, instead of TRAINJOB_REGISTRY."
+    where = "Use this registry: mlflow+sqlite:////abs.db, mlflow+https://host or kubeflow+https://host."
     return json_option(click.option("--registry", "uri", metavar="URI", help=where)(click.pass_obj(command)))
 
 
 def _rule(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that decide over an alias, as the export steps have them."""
-    by = click.option("--metric", help="Metric that has to be better than that of the alias's present version.")
+    """The options that decide whether an alias moves, as in the export steps."""
+    by = click.option("--metric", help="Move the alias only if this metric is better than in its current version.")
     mode = click.option(
-        "--mode", type=click.Choice(["max", "min"]), default="max", show_default=True, help="What is better."
+        "--mode",
+        type=click.Choice(["max", "min"]),
+        default="max",
+        show_default=True,
+        help="Choose which value is better.",
     )
-    gain = click.option("--min-improvement", type=float, default=0.0, help="By how much, in units of the metric.")
+    gain = click.option(
+        "--min-improvement", type=float, default=0.0, help="Require this improvement, in units of the metric."
+    )
     return by(mode(gain(command)))
 
 
@@ -53,7 +59,7 @@ def list_(target: Target, /, *, name: str, uri: str | None) -> int:
 
     versions = connect(uri).list(name)
     if target.as_json:
-        return _say(texts.as_json({"versions": [_fields(version) for version in versions]}))
+        return _print(texts.as_json({"versions": [_fields(version) for version in versions]}))
     if not versions:
         echo(f"no versions of a model {name} in this registry", err=True)
     rows = [["VERSION", "ALIASES", "METRICS", "CREATED", "URI"]]
@@ -61,7 +67,7 @@ def list_(target: Target, /, *, name: str, uri: str | None) -> int:
         [each.version, ", ".join(each.aliases), texts.joined(each.metrics), _moment(each), each.uri]
         for each in versions
     ]
-    return _say("\n".join(texts.columns(rows)))
+    return _print("\n".join(texts.columns(rows)))
 
 
 @registry.command()
@@ -78,9 +84,9 @@ def show(target: Target, /, *, name: str, version: str, uri: str | None) -> int:
 @registry.command()
 @click.argument("name")
 @click.argument("version")
-@click.option("--alias", required=True, help="Name to give to the version, such as champion.")
+@click.option("--alias", required=True, help="Give the version this alias, e.g. champion.")
 @_rule
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would happen.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would happen.")
 @_options
 def promote(
     target: Target,
@@ -97,7 +103,7 @@ def promote(
 ) -> int:
     """Move an alias of model NAME to VERSION: always, or with --metric only if that is better.
 
-    VERSION is a number, an alias or `latest`. Exits with 0 whether the alias moved or not; which of the two is said.
+    VERSION is a number, an alias or `latest`. Prints whether the alias moved, and exits with 0 in both cases.
     """
     from trainjob.cli import texts
     from trainjob.registry import connect
@@ -106,17 +112,19 @@ def promote(
         name, version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement, dry_run=dry_run
     )
     if target.as_json:
-        return _say(texts.as_json({"name": name, "alias": alias, **vars(verdict), "dry_run": dry_run}))
-    return _say(f"{'dry run: ' if dry_run else ''}{verdict.reason}")
+        return _print(texts.as_json({"name": name, "alias": alias, **vars(verdict), "dry_run": dry_run}))
+    return _print(f"{'dry run: ' if dry_run else ''}{verdict.reason}")
 
 
 @registry.command()
 @click.argument("name")
 @click.argument("location")
-@click.option("--digest", help="sha256:<root digest> of its files; what its MANIFEST.json says if left out.")
-@click.option("--export-id", help="The same id is the same version, however often; the location if left out.")
-@click.option("--metric", "metrics", type=pair, multiple=True, metavar="NAME=NUMBER", help="May be repeated.")
-@click.option("--tag", "tags", type=pair, multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--digest", help="Set the digest, sha256:<root digest>; that in its MANIFEST.json if left out.")
+@click.option("--export-id", help="Identify the export: the same id is the same version. The location if left out.")
+@click.option(
+    "--metric", "metrics", type=pair, multiple=True, metavar="NAME=NUMBER", help="Add a metric; may be repeated."
+)
+@click.option("--tag", "tags", type=pair, multiple=True, metavar="NAME=VALUE", help="Add a tag; may be repeated.")
 @_options
 def register(
     target: Target,
@@ -130,9 +138,9 @@ def register(
     tags: Sequence[tuple[str, str]],
     uri: str | None,
 ) -> int:
-    """Register what is at LOCATION as a version of model NAME; nothing is copied.
+    """Register the files at LOCATION as a version of model NAME, without a copy.
 
-    It is registered once: the same command again shows the same version.
+    Idempotent: the same command again shows the same version.
     """
     from trainjob.data import content, transfer
     from trainjob.errors import ConfigurationError
@@ -144,9 +152,11 @@ def register(
     if known is None:
         manifest = transfer.read_manifest(place)
         if manifest is None:
-            raise ConfigurationError(f"{place} has no MANIFEST.json that tells its digest; give it with --digest")
+            raise ConfigurationError(
+                f"{place} has no MANIFEST.json with its digest; give --digest sha256:<root digest>"
+            )
         known = manifest.digest
-    measured = check_metrics(dict(metrics))  # type: ignore[arg-type] # text that is a number will do
+    measured = check_metrics(dict(metrics))  # type: ignore[arg-type] # accepts numbers as text
     known = f"sha256:{known.removeprefix('sha256:')}"
     made = connect(uri).register(
         name, place, export_id=export_id or place, digest=known, metrics=measured, tags=dict(tags)
@@ -154,25 +164,24 @@ def register(
     return _show(target, made)
 
 
-@click.command(short_help="Export a model that a job has made, and register it.")
+@click.command(short_help="Export a model that a job wrote, and register it.")
 @click.argument("job", type=job_name)
-@click.option("--name", required=True, help="Model in the registry.")
+@click.option("--name", required=True, help="Register the model under this name.")
 @click.option(
     "--target",
-    help="Directory of all models, e.g. s3://bucket/models; of jobs of this machine, TRAINJOB_HOME/models if left out.",
+    help="Write below this directory of models, e.g. s3://bucket/models; for jobs of this machine, the default is "
+    "TRAINJOB_HOME/models.",
 )
-@click.option(
-    "--output", default="model", show_default=True, metavar="NAME", help="Output of the job that is the model."
-)
-@click.option(
-    "--source", help="The model as this machine sees it, where the output is a path in the pods of a cluster."
-)
-@click.option("--export-id", help="To export the same output once more; that of the job and its output if left out.")
-@click.option("--alias", help="Name to give to the version, such as champion.")
+@click.option("--output", default="model", show_default=True, metavar="NAME", help="Export this output of the job.")
+@click.option("--source", help="Read the model here, if the output is a path in the pods of a cluster.")
+@click.option("--export-id", help="Identify the export, to export an output again; by job and output if left out.")
+@click.option("--alias", help="Give the version this alias, e.g. champion.")
 @_rule
-@click.option("--provenance", metavar="JSON", help="What the job does not record, as JSON or @FILE, e.g. its code.")
-@click.option("--allow-pickle", is_flag=True, help="Take weights that can run code when they are loaded.")
-@click.option("--sign", metavar="PATH", help="Private key to sign the model with (OpenSSF Model Signing).")
+@click.option(
+    "--provenance", metavar="JSON", help="Add provenance that the job does not record, as JSON or @FILE, e.g. its code."
+)
+@click.option("--allow-pickle", is_flag=True, help="Accept weights that can run code when they are loaded.")
+@click.option("--sign", metavar="PATH", help="Sign the model with this private key (OpenSSF Model Signing).")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing before the end.")
 @global_options
 @_options
@@ -187,11 +196,10 @@ def export(
     uri: str | None,
     **options: Any,
 ) -> int:
-    """Export a model that JOB has made, and register it as a version.
+    """Export a model that JOB wrote, and register it as a version.
 
-    Takes the job's own metrics, outputs, inputs, image and identity; needs a job that is Complete. The model is copied
-    from here, so its output has to be a location that this machine can read. The same command again shows the same
-    version.
+    Uses the job's metrics, outputs, inputs, image and identity. The job must be Complete. This machine copies the
+    model, so it must be able to read the output. Idempotent: the same command again shows the same version.
     """
     from trainjob.cli import texts
     from trainjob.client import TrainJobClient
@@ -202,13 +210,13 @@ def export(
         progress = lines(quiet)
         done = client.export(job[1], target, provenance=more, registry=uri, progress=progress, **options)
     if target_.as_json:
-        return _say(texts.as_json(vars(done)))
+        return _print(texts.as_json(vars(done)))
     shown = {"uri": done.uri, "digest": done.digest, "alias": done.reason}
-    return _say("\n".join([click.style(f"{done.name} {done.version}", bold=True), *_aligned(shown)]))
+    return _print("\n".join([click.style(f"{done.name} {done.version}", bold=True), *_aligned(shown)]))
 
 
 def _place(location: str) -> str:
-    """``location`` as the steps would register it. A place that only others can read is left as is."""
+    """``location`` as the steps register it. A location of an unsupported scheme is not changed."""
     from urllib.parse import urlsplit
 
     from trainjob.data.locations import SUPPORTED, parse_store
@@ -218,7 +226,9 @@ def _place(location: str) -> str:
     if not colon or scheme.lower() in SUPPORTED:
         return parse_store(location).uri
     if "@" in urlsplit(location).netloc:
-        raise ConfigurationError(f"this {scheme}:// location has credentials in it, which a registry would show")
+        raise ConfigurationError(
+            f"the {scheme}:// location contains credentials, which the registry would show; remove them"
+        )
     return location
 
 
@@ -226,7 +236,7 @@ def _show(target: Target, version: ModelVersion) -> int:
     from trainjob.cli import texts
 
     if target.as_json:
-        return _say(texts.as_json(_fields(version)))
+        return _print(texts.as_json(_fields(version)))
     shown = {
         "uri": version.uri,
         "digest": version.digest,
@@ -235,7 +245,7 @@ def _show(target: Target, version: ModelVersion) -> int:
         "created": _moment(version),
         **dict(sorted(version.tags.items())),
     }
-    return _say("\n".join([click.style(f"{version.name} {version.version}", bold=True), *_aligned(shown)]))
+    return _print("\n".join([click.style(f"{version.name} {version.version}", bold=True), *_aligned(shown)]))
 
 
 def _aligned(shown: Mapping[str, str]) -> list[str]:
@@ -251,6 +261,6 @@ def _moment(version: ModelVersion) -> str:
     return datetime.fromtimestamp(version.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if version.created else ""
 
 
-def _say(text: str) -> int:
+def _print(text: str) -> int:
     echo(text)
     return 0

@@ -1,4 +1,4 @@
-"""What the commands print: durations, numbers, tables, results, YAML and JSON."""
+"""Texts that the commands print: durations, numbers, tables, results, YAML and JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trainjob.sanitizing import escaped_json, is_safe, one_line
 from trainjob.status import Phase, observe
 from trainjob.waiting import TrainJobResult
 
-_RANKS, _EVENTS = 50, 20  # that fit on a screen or two
+_RANKS, _EVENTS = 50, 20  # fit on one or two screens
 _KEY = 500  # characters
 
-PHASE_COLOURS = {
+PHASE_COLORS = {
     Phase.COMPLETE: "green",
     Phase.FAILED: "red",
     Phase.CANCELLED: "red",
@@ -32,22 +32,22 @@ PHASE_COLOURS = {
     Phase.SUSPENDED: "yellow",
     Phase.RESTARTING: "magenta",
 }
-_RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_RANK_COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 def describe(trainjob: TrainJob) -> dict[str, Any]:
-    """What `list` says of a job, for JSON: no more than its TrainJob object does."""
+    """The fields of a job in `list`, for JSON: those that its TrainJob object has."""
     key = (trainjob["metadata"].get("annotations") or {}).get(KEY, "")
     return facts(JobRef.of(trainjob), key, observe(trainjob))
 
 
 def phase_styled(phase: Phase | str, width: int = 0) -> str:
-    """The phase, in its colour where there are colours."""
-    return click.style(f"{phase:<{width}}", fg=PHASE_COLOURS.get(Phase(phase), "blue"))
+    """The phase in its color."""
+    return click.style(f"{phase:<{width}}", fg=PHASE_COLORS.get(Phase(phase), "blue"))
 
 
 def table(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each of `describe`'s jobs, as wide as they need: a pipe must not cut names off."""
+    """A table of jobs, as wide as needed: names must not be cut in a pipe."""
     rows = [["NAME", "PHASE", "ATTEMPT", "AGE", "DURATION", "PROGRESS", "KEY"]]
     for job in jobs:
         seconds, progress = job["seconds"], job["progress"]
@@ -65,7 +65,7 @@ def table(jobs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def status_text(report: Report) -> str:
-    """Where a job stands, and why it does not get on, for people."""
+    """The state of a job, and why it failed or is blocked, for people."""
     now, spec = report.observation, report.spec
     seconds = seconds_of(now, report.taken)
     nodes = spec.get("nodes", "1")
@@ -87,7 +87,7 @@ def status_text(report: Report) -> str:
 
 
 def report_text(report: Report) -> str:
-    """All that is known of a job, for people."""
+    """Everything about a job, for people."""
     parts = [status_text(report)]
     if not report.troubled and report.diagnosis.summary:
         parts.append(_explanation(report))
@@ -110,7 +110,7 @@ def _aligned(values: Mapping[str, str]) -> list[str]:
 
 
 def _rank_lines(ranks: Sequence[Rank]) -> list[str]:
-    """A table of the ranks; of many, those in trouble first."""
+    """A table of the ranks; of many, the failing ones first."""
     chosen = ranks if len(ranks) <= _RANKS else sorted(ranks, key=lambda rank: not rank.bad)[:_RANKS]
     rows = [["RANK", "STATE", "EXIT", "RESTARTS", "STARTED", "ENDED", "NODE", "POD"]] if chosen else []
     for rank in chosen:
@@ -131,7 +131,7 @@ def _event_line(event: Event, now: datetime) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns as wide as they need."""
+    """Rows as lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return ["   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -141,14 +141,14 @@ def _moment(time: datetime | None) -> str:
 
 
 def progress_text(progress: float | None, remaining: float | None) -> str:
-    """``42%  about 1m10s left``, as far as known."""
+    """``42%  about 1m10s left``, as far as it is known."""
     done = "" if progress is None else f"{progress:.0f}%"
     left = "" if remaining is None or progress == 100 else left_text(remaining)
     return "  ".join(filter(None, (done, left)))
 
 
 def left_text(seconds: float) -> str:
-    """``about 1m10s left``: it is an estimate, by the script or by `trainjob.progress`."""
+    """``about 1m10s left``: an estimate of the script or of `trainjob.progress`."""
     return f"about {short(seconds)} left"
 
 
@@ -158,7 +158,7 @@ def joined(values: Mapping[str, float | str]) -> str:
 
 
 def result_text(result: TrainJobResult) -> str:
-    """A good result for people."""
+    """The result of a job that completed, for people."""
     seconds = result.seconds
     took = f" in {short(seconds['total'])}" if "total" in seconds else ""
     queued = f" ({short(seconds['queued'])} queued)" if seconds.get("queued") else ""
@@ -171,7 +171,7 @@ def result_text(result: TrainJobResult) -> str:
 
 
 def last_text(last: Mapping[str, Any]) -> str:
-    """What was saved of a job before it was deleted, for people."""
+    """The last state of a job that was deleted, for people."""
     shown = {
         "phase": last["phase"],
         "progress": progress_text(last["progress"], None),
@@ -184,7 +184,7 @@ def last_text(last: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block, so that a function's source can be read."""
+    """Writes text of several lines as a block, so that a function's source is readable."""
 
 
 _Dumper.add_representer(
@@ -194,7 +194,7 @@ _Dumper.add_representer(
 
 
 def as_yaml(manifest: Mapping[str, Any]) -> str:
-    """`manifest` in its own order, with escapes where it holds what is unsafe on a terminal."""
+    """`manifest` in its order of fields; escaped if it has characters that are unsafe on a terminal."""
     shown, escaped = (
         yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=readable, width=100).rstrip("\n")
         for readable in (True, False)
@@ -203,7 +203,7 @@ def as_yaml(manifest: Mapping[str, Any]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """`value` on one line; NaN and infinity as text, since JSON has neither."""
+    """`value` as JSON on one line; NaN and infinity as text, since JSON has neither."""
     return escaped_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
 
 
@@ -215,7 +215,7 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def colour_of(rank: str) -> str:
-    """The colour of ``node-1``; the same wherever that rank is shown."""
+def color_of(rank: str) -> str:
+    """The color of a rank such as ``node-1``, the same in all output."""
     index = rank.rpartition("-")[2]
-    return _RANK_COLOURS[int(index) % len(_RANK_COLOURS) if index.isdigit() else 0]
+    return _RANK_COLORS[int(index) % len(_RANK_COLORS) if index.isdigit() else 0]

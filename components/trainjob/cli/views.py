@@ -1,4 +1,4 @@
-"""What is seen while a job is waited for: plain lines, or JSON. On a terminal it is `trainjob.cli.live`."""
+"""Output of a command that waits: plain lines or JSON. `trainjob.cli.live` is the view on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from trainjob import serialization
 from trainjob.cli.output import echo
-from trainjob.cli.texts import as_json, colour_of, joined, phase_styled, progress_text, result_text
+from trainjob.cli.texts import as_json, color_of, joined, phase_styled, progress_text, result_text
 from trainjob.diagnosis import Diagnosis
 from trainjob.logs import STATE_SECONDS, LogLine
 from trainjob.manifest import JobRef
@@ -22,7 +22,7 @@ from trainjob.waiting import TrainJobResult
 
 
 def drop_stdout() -> None:
-    """Send the rest of stdout nowhere: its reader is gone, and Python would complain about that at exit."""
+    """Redirect stdout to /dev/null: its reader has closed it, which Python would report at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -32,13 +32,13 @@ def _now() -> str:
 
 
 class View:
-    """What all views have in common.
+    """Base of all views. Shows what its `ProgressLogger` chooses.
 
     Args:
         logs: Whether log lines are shown.
 
     Attributes:
-        closed: Whether the reader of stdout is gone (``| head``). The job is waited for all the same.
+        closed: Whether the reader has closed stdout (``| head``). The command keeps waiting.
     """
 
     state_seconds = STATE_SECONDS
@@ -53,7 +53,7 @@ class View:
         self._logger = ProgressLogger(self, progress_step=self.progress_step)
 
     def write(self, text: str) -> None:
-        """A line on stdout."""
+        """Write a line to stdout."""
         try:
             echo(text)
         except BrokenPipeError:
@@ -67,45 +67,45 @@ class View:
         pass
 
     def launched(self, ref: JobRef, key: str, *, adopted: bool, attach: str) -> None:
-        """A job was launched or adopted."""
+        """Show that a job was launched or adopted."""
         done = "adopted" if adopted else "launched"
         echo(f"{done} {ref} (attempt {ref.attempt}, key {key})\nto wait for it elsewhere: {attach}", err=True)
         self.watching(ref)
 
     def watching(self, ref: JobRef) -> None:
-        """From now on, it is about `ref`."""
+        """Begin to show `ref`."""
 
     def change(self, observation: Observation, notice: str) -> None:
-        """There is news of the job."""
+        """Take a new observation and its notice."""
         self._latest = observation
         self._logger.change(observation, notice)
 
     def phase(self, observation: Observation) -> None:
-        """Another phase, or another reason for it."""
+        """Show another phase, or another reason for it."""
 
     def progress(self, observation: Observation) -> None:
-        """The script reported progress or metrics."""
+        """Show progress or metrics that the script reported."""
 
     def log(self, line: LogLine) -> None:
-        """A rank wrote a line."""
+        """Show a line that a rank wrote."""
 
     def notice(self, text: str) -> None:
-        """Something that a person should know."""
+        """Show a notice for people."""
 
     def crash(self, diagnosis: Diagnosis) -> None:
-        """A rank crashed, and the job goes on."""
+        """Show that a rank crashed while the job keeps running."""
         self.notice("\n".join(serialization.warning(diagnosis)))
 
     def result(self, result: TrainJobResult) -> None:
-        """The job ended well."""
+        """Show the result of a job that completed."""
 
     def interrupted(self, text: str) -> None:
-        """It is over because of Ctrl-C."""
+        """Show how the command ends after Ctrl-C."""
         echo(text, err=True)
 
 
 class PlainView(View):
-    """A line for each thing that happens: ``<time> <phase>``, ``[node-0] text``.
+    """One line per change: ``<time> <phase>``, ``[node-0] text``.
 
     Args:
         logs: Whether log lines are shown.
@@ -124,7 +124,7 @@ class PlainView(View):
             self.write(self._last)
 
     def phase(self, observation: Observation) -> None:
-        """See `View.phase`. That the job has ended is said after what its ranks wrote last."""
+        """Print the phase; a final phase is printed after the last lines of the ranks."""
         message = f": {observation.message}" if observation.message else ""
         line = f"{_now()} {phase_styled(observation.phase)}{message}"
         if observation.phase.terminal:
@@ -133,64 +133,64 @@ class PlainView(View):
             self.write(line)
 
     def progress(self, observation: Observation) -> None:
-        """See `View.progress`."""
+        """Print progress and metrics."""
         text = progress_text(observation.progress, observation.remaining_seconds)
         self.write("  ".join(filter(None, (f"{_now()} progress {text}", joined(observation.metrics)))))
 
     def log(self, line: LogLine) -> None:
-        """See `View.log`."""
+        """Print the line with its rank."""
         time = f"{line.time} " if self._timestamps else ""
-        self.write(f"{time}{click.style(f'[{line.rank}]', fg=colour_of(line.rank))} {line.text}")
+        self.write(f"{time}{click.style(f'[{line.rank}]', fg=color_of(line.rank))} {line.text}")
 
     def notice(self, text: str) -> None:
-        """See `View.notice`."""
+        """Print the notice on stderr."""
         echo(f"{_now()} {text}", err=True)
 
     def result(self, result: TrainJobResult) -> None:
-        """See `View.result`."""
+        """Print the result."""
         self._last = ""
         self.write(f"{_now()} {result_text(result)}")
 
 
 class JsonView(View):
-    """One JSON object a line, each with its kind in ``event``."""
+    """One JSON object per line, with its kind in ``event``."""
 
     def _write(self, event: str, **fields: Any) -> None:
         self.write(as_json({"event": event, **fields}))
 
     def launched(self, ref: JobRef, key: str, *, adopted: bool, attach: str) -> None:  # noqa: ARG002
-        """See `View.launched`."""
+        """Print a ``launched`` event."""
         self._write("launched", **vars(ref), key=key, adopted=adopted)
 
     def phase(self, observation: Observation) -> None:
-        """See `View.phase`."""
+        """Print a ``phase`` event."""
         now = observation
         self._write("phase", time=_now(), phase=str(now.phase), reason=now.reason, message=now.message)
 
     def progress(self, observation: Observation) -> None:
-        """See `View.progress`."""
+        """Print a ``progress`` event."""
         now = observation
         self._write(
             "progress", time=_now(), progress=now.progress, remaining_seconds=now.remaining_seconds, metrics=now.metrics
         )
 
     def log(self, line: LogLine) -> None:
-        """See `View.log`."""
+        """Print a ``log`` event."""
         state = {"transient": True} if line.transient else {}
         self._write("log", time=line.time, rank=line.rank, text=line.text, **state)
 
     def notice(self, text: str) -> None:
-        """See `View.notice`."""
+        """Print a ``notice`` event."""
         self._write("notice", time=_now(), message=text)
 
     def crash(self, diagnosis: Diagnosis) -> None:
-        """See `View.crash`."""
+        """Print a ``crash`` event."""
         self._write("crash", time=_now(), **serialization.pack_diagnosis(diagnosis))
 
     def result(self, result: TrainJobResult) -> None:
-        """See `View.result`."""
+        """Print a ``result`` event."""
         self._write("result", phase=str(Phase.COMPLETE), **result.as_dict())
 
     def interrupted(self, text: str) -> None:
-        """See `View.interrupted`."""
+        """Print an ``interrupted`` event."""
         self._write("interrupted", message=text)
