@@ -15,9 +15,8 @@ from datetime import datetime, timedelta
 
 import anyio
 
-from trainjob.backends.base import TrainJob
+from trainjob.backends.base import Cluster, TrainJob
 from trainjob.backends.kubernetes.attendance import Waiter
-from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.errors import NotFound, Rejected
 from trainjob.lifecycle import cancelling
 from trainjob.manifest import JobRef
@@ -59,7 +58,7 @@ class Reaped:
 
 
 async def reap(
-    backend: KubernetesBackend,
+    backend: Cluster,
     namespace: str,
     *,
     grace: float = GRACE,
@@ -100,7 +99,7 @@ async def reap(
         await anyio.sleep(look)
 
 
-async def _look(backend: KubernetesBackend, namespace: str) -> tuple[list[Waiter], dict[str, TrainJob]]:
+async def _look(backend: Cluster, namespace: str) -> tuple[list[Waiter], dict[str, TrainJob]]:
     """Who waits for jobs, and the jobs for which nobody has waited for too long, by UID."""
     jobs = [job for action in ("suspend", "delete") for job in await backend.find(namespace, {LABEL: action})]
     # After the jobs: who has begun to wait for one of them meanwhile is seen.
@@ -118,7 +117,7 @@ def _overdue(job: TrainJob, waiters: list[Waiter], now: datetime) -> timedelta |
     return unattended if unattended > policy.after else None
 
 
-async def _end(backend: KubernetesBackend, job: TrainJob) -> Reaped | None:
+async def _end(backend: Cluster, job: TrainJob) -> Reaped | None:
     """End a job, unless somebody waits for it or has changed it since it was looked at."""
     ref = JobRef.of(job)
     latest = await backend.get(ref.namespace, ref.name)
@@ -144,7 +143,7 @@ async def _end(backend: KubernetesBackend, job: TrainJob) -> Reaped | None:
     return Reaped(str(ref), "deleted", unattended, why)
 
 
-async def _forget(backend: KubernetesBackend, namespace: str, waiters: list[Waiter]) -> None:
+async def _forget(backend: Cluster, namespace: str, waiters: list[Waiter]) -> None:
     """Remove the Leases of processes that have ended long ago, and whose jobs have ended, too."""
     old = [waiter for waiter in waiters if backend.now() - waiter.renewed > _OLD]
     if not old:

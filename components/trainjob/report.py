@@ -274,8 +274,7 @@ def _blocker(evidence: Evidence, phase: Phase) -> Any:
         return blockers.in_workload(evidence.workload or {})
     if phase is Phase.SUSPENDED:
         return None
-    hidden = any(line.startswith("pods:") for line in evidence.unseen)
-    finding = blockers.first(blockers.around(None if hidden else evidence.pods, evidence.events))
+    finding = blockers.first(blockers.around(evidence.pods if evidence.pods_visible else None, evidence.events))
     return finding.blocker if finding else None
 
 

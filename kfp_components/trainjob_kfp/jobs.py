@@ -107,18 +107,16 @@ def workflow_of_this_pod(client: TrainJobClient) -> OwnerReference:
     Raises:
         ConfigurationError: this is no pod of a KFP backend, or the job is to be in another namespace.
     """
-    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - an extra
-
-    backend, pod = client.backend, os.environ.get("KFP_POD_NAME", "")
-    if not pod or not isinstance(backend, KubernetesBackend):
+    cluster, pod = client.backend.cluster, os.environ.get("KFP_POD_NAME", "")
+    if not pod or cluster is None:
         raise ConfigurationError("owned_by_run is for steps on a KFP backend, and this is none of its pods")
-    where = backend.default_namespace
+    where = cluster.default_namespace
     if where != client.namespace:
         raise ConfigurationError(
             f"owned_by_run: the run is in namespace {where} and the job in {client.namespace}, and Kubernetes deletes "
             "at once what is owned from another one; leave namespace out, or use a cleanup task"
         )
-    for owner in client.call(lambda: backend.owners_of_pod(where, pod)):
+    for owner in client.call(lambda: cluster.owners_of_pod(where, pod)):
         if owner["kind"] == "Workflow":
             return OwnerReference.model_validate({name: owner[name] for name in ("apiVersion", "kind", "name", "uid")})
     raise ConfigurationError(f"owned_by_run: pod {where}/{pod} belongs to no Workflow")

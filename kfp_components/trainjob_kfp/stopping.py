@@ -67,17 +67,15 @@ class StopWithStep:
 
     async def keep_ready(self) -> None:
         """Have the requests ready, and their connections open, until the client is closed."""
-        from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - an extra
-
-        backend = self._client.backend
-        if self._action == "keep" or self.job is None or not isinstance(backend, KubernetesBackend):
+        cluster = self._client.backend.cluster
+        if self._action == "keep" or self.job is None or cluster is None:
             return
         ref, patch = JobRef.of(self.job), cancelling(self.job, self._how)
-        self._delete = await backend.prepared_request(ref, None)
+        self._delete = await cluster.prepared_request(ref, None)
         if patch is not None:
-            self._suspend = await backend.prepared_request(ref, patch)
+            self._suspend = await cluster.prepared_request(ref, patch)
         if pod := os.environ.get("KFP_POD_NAME", ""):
-            self._pod = await backend.prepared_pod_request(backend.default_namespace, pod)
+            self._pod = await cluster.prepared_pod_request(cluster.default_namespace, pod)
         requests = [each for each in (self._delete, self._suspend, self._pod) if each is not None]
         try:
             async with anyio.create_task_group() as tasks:

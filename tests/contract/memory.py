@@ -31,6 +31,7 @@ class MemoryBackend:
 
     default_namespace = "default"
     home: Path | None = None
+    cluster = None
 
     def __init__(self) -> None:
         self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -142,6 +143,10 @@ class MemoryBackend:
         return {
             name: JobRef.of(job) for (where, name), job in self.jobs.items() if where == namespace and name in names
         }
+
+    async def runtimes(self) -> list[str]:
+        await self._request("runtimes")
+        return ["trainjob-step"]
 
     async def has_run(self, ref: JobRef) -> bool:
         await self._request("has_run")

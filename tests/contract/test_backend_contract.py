@@ -95,6 +95,17 @@ async def test_no_such_runtime(harness: Harness) -> None:
     assert await harness.backend.find(harness.namespace, {}) == []
 
 
+async def test_runtimes_are_listed(harness: Harness) -> None:
+    assert harness.manifest()["spec"]["runtimeRef"]["name"] in await harness.backend.runtimes()
+
+
+async def test_a_backend_is_a_cluster_or_a_directory(harness: Harness) -> None:
+    """At most one of both: callers choose by it what only a cluster has, and what only this machine has."""
+    backend = harness.backend
+    assert backend.cluster is None or backend.home is None
+    assert backend.cluster in (None, backend)
+
+
 async def test_a_refused_job_leaves_nothing(harness: Harness) -> None:
     with pytest.raises(Rejected):
         await harness.create(**harness.refused)

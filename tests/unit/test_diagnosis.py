@@ -484,8 +484,7 @@ def test_an_event_about_a_pod_counts_while_that_pod_starts() -> None:
     ],
 )
 def test_without_the_right_to_see_pods_events_tell(event: dict[str, Any], category: str) -> None:
-    unseen = ["pods: pods is forbidden"]
-    assert diagnosed(job=GOES_ON, events=[event], unseen=unseen).category == category
+    assert diagnosed(job=GOES_ON, events=[event], pods_visible=False).category == category
     assert diagnosed(job=GOES_ON, events=[event]).category is Category.NONE, "pods were looked at: there is none"
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainjob.diagnosis import Evidence
 from trainjob.logs import LogLine
 from trainjob.manifest import JobRef
 from trainjob.status import Blocker
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from trainjob.backends.kubernetes.attendance import Waiter
+    from trainjob.backends.kubernetes.credentials import Credentials
+    from trainjob.backends.kubernetes.prepared import PreparedRequest
 
 TrainJob = Mapping[str, Any]
 """A TrainJob object as JSON."""
@@ -41,6 +48,13 @@ class Backend(Protocol):
     @property
     def home(self) -> Path | None:
         """Directory of the jobs, where they run on this machine and see its files; None for a cluster."""
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """This backend with the methods that only a cluster has; None where jobs run on this machine."""
+
+    async def runtimes(self) -> list[str]:
+        """Names of the runtimes that a job can name. One request, not retried."""
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """Create `trainjob` and return it as it was stored; with `dry_run`, as it would be stored.
@@ -131,3 +145,29 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections; jobs are not touched."""
+
+
+class Cluster(Backend, Protocol):
+    """A backend on a cluster: also what `trainjob.reaper`, `trainjob.doctor` and steps that run in a pod need."""
+
+    @property
+    def credentials(self) -> Credentials:
+        """Credentials of the API server."""
+
+    async def waiters(self, namespace: str) -> list[Waiter]:
+        """The processes that wait for jobs of a namespace, or waited for them, according to their Leases."""
+
+    async def forget(self, namespace: str, waiter: Waiter) -> None:
+        """Remove the Lease of a process that has ended."""
+
+    def now(self) -> datetime:
+        """The present time by the clock of the API server."""
+
+    async def prepared_request(self, ref: JobRef, patch: Mapping[str, Any] | None) -> PreparedRequest | None:
+        """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None behind a proxy."""
+
+    async def prepared_pod_request(self, namespace: str, name: str) -> PreparedRequest | None:
+        """A read of a pod that can be sent within milliseconds; None behind a proxy."""
+
+    async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
+        """``ownerReferences`` of a pod; none if the pod does not exist."""

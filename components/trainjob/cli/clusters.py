@@ -14,12 +14,11 @@ from typing import Any
 import click
 
 from trainjob import install as package
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import texts
 from trainjob.cli.commands import Commands
 from trainjob.cli.output import echo
 from trainjob.cli.target import Target
-from trainjob.doctor import Finding, Level, local
+from trainjob.doctor import Finding, Level, examine
 from trainjob.errors import ConfigurationError
 from trainjob.settings import Settings
 from trainjob.version import __version__
@@ -82,16 +81,15 @@ def _heading(only: package.Part | None, found: Sequence[Mapping[str, Any]]) -> s
 
 async def reap(commands: Commands) -> int:
     """Print each job that is suspended or deleted because nobody waits for it."""
-    if isinstance(commands.backend, LocalBackend):
+    cluster = commands.backend.cluster
+    if cluster is None:
         raise click.UsageError("on this machine each job ends by itself when nobody waits for it")
     from trainjob import reaper  # noqa: PLC0415 - needs httpx, which the local backend does without
-    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx as well
 
     def show(reaped: reaper.Reaped) -> None:
         echo(json.dumps(reaped.as_dict()) if commands.as_json else str(reaped))
 
-    if isinstance(commands.backend, KubernetesBackend):
-        await reaper.reap(commands.backend, commands.namespace, on_reaped=show)
+    await reaper.reap(cluster, commands.namespace, on_reaped=show)
     return 0
 
 
@@ -120,18 +118,9 @@ async def _examined(commands: Commands, runtimes: Sequence[str], queue: str) -> 
     except ConfigurationError as error:
         yield Finding("settings", Level.FAILURE, str(error))
         return
-    if isinstance(backend, LocalBackend):
-        for finding in local.examine(backend, runtimes, queue):
+    async with aclosing(examine(backend, namespace, runtimes, queue)) as found:
+        async for finding in found:
             yield finding
-        return
-    # httpx, which the local backend does without
-    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415
-    from trainjob.doctor import cluster  # noqa: PLC0415
-
-    if isinstance(backend, KubernetesBackend):
-        async with aclosing(cluster.examine(backend.credentials, namespace, runtimes, queue)) as found:
-            async for finding in found:
-                yield finding
 
 
 def _fields(finding: Finding) -> dict[str, Any]:

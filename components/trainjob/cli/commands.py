@@ -25,7 +25,6 @@ from trainjob import lifecycle as flow
 from trainjob import report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
-from trainjob.backends.local.backend import LocalBackend
 from trainjob.backends.local.store import leftovers
 from trainjob.cli import texts
 from trainjob.cli.output import echo, redrawn
@@ -467,7 +466,8 @@ class Commands:
 
     async def gc(self, older_than: timedelta, *, dry_run: bool) -> int:
         """Remove the jobs of this machine that ended longer ago than `older_than`."""
-        if not isinstance(self.backend, LocalBackend):
+        home = self.backend.home
+        if home is None:
             raise click.UsageError(
                 "gc removes jobs of this machine (--backend local); on a cluster: trainjob delete NAME"
             )
@@ -483,7 +483,7 @@ class Commands:
             if not self.as_json:
                 done = "would remove" if dry_run else "removed"
                 echo(f"{done} {ref}: {now.phase}, ended {short(ago.total_seconds())} ago")
-        left = leftovers(self.backend.home, self.namespace, time.time() - older_than.total_seconds())
+        left = leftovers(home, self.namespace, time.time() - older_than.total_seconds())
         for path in left:
             if not dry_run:
                 shutil.rmtree(path, ignore_errors=True)

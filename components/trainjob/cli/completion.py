@@ -75,19 +75,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 def runtimes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of runtimes."""
     del param
-    return _items(_answers(ctx, _runtimes), incomplete)
-
-
-async def _runtimes(commands: Commands) -> list[str]:
-    from trainjob.backends.local.backend import LocalBackend  # noqa: PLC0415 - not before it is needed
-
-    if isinstance(commands.backend, LocalBackend):
-        from trainjob.backends.local.runtimes import FRAMEWORKS  # noqa: PLC0415 - the same
-
-        return [*FRAMEWORKS]
-    from trainjob.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415 - needs httpx
-
-    return await commands.backend.runtimes() if isinstance(commands.backend, KubernetesBackend) else []
+    return _items(_answers(ctx, lambda commands: commands.backend.runtimes()), incomplete)
 
 
 def _answers(ctx: click.Context, question: Callable[[Commands], Awaitable[Sequence[str]]]) -> list[str]:

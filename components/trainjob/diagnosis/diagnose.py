@@ -35,6 +35,7 @@ class Evidence:
         workload: Kueue's object for it, where it is queued.
         unseen: What could not be looked at, a line each (rights, objects that are gone).
         missing: What the job needs and is not there, as ``ClusterTrainingRuntime x``.
+        pods_visible: Whether pods may be listed; if not, that `pods` is empty means nothing.
     """
 
     trainjob: Mapping[str, Any] | None
@@ -44,6 +45,7 @@ class Evidence:
     workload: Mapping[str, Any] | None = None
     unseen: Sequence[str] = ()
     missing: Sequence[str] = ()
+    pods_visible: bool = True
 
     def with_earlier(self, *earlier: Evidence) -> Evidence:
         """This evidence and what was taken of the same job before: pods that have crashed may be gone since."""
@@ -199,8 +201,7 @@ def _nothing(summary: str) -> Diagnosis:
 
 
 def _around(evidence: Evidence) -> list[blockers.Finding]:
-    hidden = any(str(line).startswith("pods:") for line in evidence.unseen)
-    return blockers.around(None if hidden else evidence.pods, evidence.events)
+    return blockers.around(evidence.pods if evidence.pods_visible else None, evidence.events)
 
 
 # ---------------------------------------------------------------- what conditions, pods and Events say

@@ -15,6 +15,40 @@
 Nothing is created or changed, and no secret is in what is said.
 """
 
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
 from trainjob.doctor.findings import Finding, Level
 
-__all__ = ["Finding", "Level"]
+if TYPE_CHECKING:
+    from trainjob.backends.base import Backend
+
+__all__ = ["Finding", "Level", "examine"]
+
+
+async def examine(
+    backend: Backend, namespace: str, runtimes: Sequence[str] = (), queue: str = ""
+) -> AsyncGenerator[Finding]:
+    """Check the cluster or the machine of a backend, and yield each finding as soon as it is known.
+
+    Args:
+        backend: The backend; on this machine, its directory and the settings count.
+        namespace: Where jobs are to run.
+        runtimes: Runtimes that jobs are to use.
+        queue: LocalQueue that jobs are to name.
+    """
+    if backend.home is not None:
+        from trainjob.backends.local.backend import LocalBackend  # noqa: PLC0415 - a cluster does without it
+        from trainjob.doctor import local  # noqa: PLC0415 - as above
+
+        for finding in local.examine(LocalBackend(backend.home), runtimes, queue):
+            yield finding
+    if backend.cluster is not None:
+        from trainjob.doctor import cluster  # noqa: PLC0415 - needs httpx, which the local backend does without
+
+        async with aclosing(cluster.examine(backend.cluster.credentials, namespace, runtimes, queue)) as found:
+            async for finding in found:
+                yield finding

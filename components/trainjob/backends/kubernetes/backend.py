@@ -90,6 +90,11 @@ class KubernetesBackend:
         """See `Backend.home`."""
         return
 
+    @property
+    def cluster(self) -> KubernetesBackend:
+        """See `Backend.cluster`."""
+        return self
+
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
         """See `Backend.create`. A reply that was lost is looked up."""
         if (size := len(json.dumps(trainjob))) > _LARGEST:
@@ -190,18 +195,19 @@ class KubernetesBackend:
         """See `Backend.evidence`."""
         trainjob = await self._confirm(ref)
         around = RelatedObjects(self._client, ref.namespace)
-        unseen = []
+        unseen, visible = [], True
         try:
             found = await self._insist(lambda: pods.list_pods(self._client, ref))
         except Forbidden as error:
-            found, unseen = [], [f"pods: {error.message}"]
+            found, unseen, visible = [], [f"pods: {error.message}"], False
         evidence = await self._insist(lambda: pods.gather(self._client, found, trainjob))
         events = await self._insist(lambda: around.events(ref))
         workloads = await self._insist(lambda: around.workloads(ref))
         missing = await self._insist(lambda: around.missing(trainjob)) if trainjob is not None else []
         unseen += [*evidence.unseen, *(f"{what}: {said}" for what, said in around.hidden.items())]
         workload = next(iter(workloads), None)
-        return replace(evidence, events=events, workload=workload, unseen=unseen, missing=missing)
+        seen = replace(evidence, events=events, workload=workload, missing=missing)
+        return replace(seen, unseen=unseen, pods_visible=visible)
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
         """See `Backend.crashes`. One more watch, on the job's pods, or on those of all jobs of the namespace."""

@@ -53,6 +53,7 @@ class LocalBackend:
     """
 
     default_namespace = "default"
+    cluster = None
 
     def __init__(self, home: Path | None = None, environments: Mapping[str, Path] | None = None) -> None:
         settings = Settings()
@@ -135,6 +136,10 @@ class LocalBackend:
         """See `Backend.refs`."""
         found = [await self.get(namespace, name) for name in names]
         return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
+
+    async def runtimes(self) -> list[str]:
+        """See `Backend.runtimes`."""
+        return [*runtimes.FRAMEWORKS]
 
     async def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """See `Backend.watch`."""
