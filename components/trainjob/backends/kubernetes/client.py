@@ -18,7 +18,6 @@ from typing import Any, TypedDict
 
 import anyio
 import anyio.to_thread
-import httpx
 import msgspec
 
 from trainjob.backends.kubernetes.credentials import Access, Credentials
@@ -30,6 +29,7 @@ from trainjob.backends.kubernetes.errors import (
     Unreachable,
     error_of,
 )
+from trainjob.backends.kubernetes.lean_httpx import httpx
 from trainjob.errors import ConfigurationError
 from trainjob.version import __version__
 

@@ -1,0 +1,37 @@
+"""What a process that waits for jobs on a cluster imports: each of these packages costs megabytes in every waiter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("rich", "pygments", "kubernetes", "jinja2", "mlflow", "obstore", "huggingface_hub", "requests")
+
+PROGRAM = f"""
+import sys
+import trainjob.cli.program, trainjob.cli.commands, trainjob.cli.many, trainjob.backends.kubernetes.backend
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+
+
+def printed(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_waiter_imports_no_heavy_package() -> None:
+    assert printed(PROGRAM) == "[]"
+
+
+def test_httpx_works_and_its_command_line_can_still_be_imported() -> None:
+    program = (
+        "import trainjob.backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
+    )
+    assert printed(program) == "yes"
+
+
+def test_an_httpx_that_is_imported_already_is_used() -> None:
+    program = (
+        "import httpx; main = httpx.main; from trainjob.backends.kubernetes.lean_httpx import httpx as ours; "
+        "print(ours is httpx and httpx.main is main)"
+    )
+    assert printed(program) == "True"
