@@ -33,7 +33,7 @@ EXAMPLES = "/opt/dags_examples"
 
 _ROOT = Path(__file__).parents[2]
 STEP_RUNTIME = _ROOT / "components" / "trainjob" / "install" / "trainjob-step.yaml"
-_EXTRAS = ("hf", "kubernetes", "mlflow", "storage", "examples")
+_EXTRAS = ("hf", "in-cluster", "mlflow", "storage", "examples")
 _SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python looks for what is not Debian's
 _PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
 _COMMAND = "#!/usr/bin/python3\nfrom trainjob.cli import main\n\nmain()\n"

@@ -42,7 +42,7 @@ def test_derived_lists_have_pins_of_the_main_list(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"), [("step-image", ["hf", "kubernetes", "mlflow", "storage"]), ("digits-image", ["examples"])]
+    ("name", "extras"), [("step-image", ["hf", "in-cluster", "mlflow", "storage"]), ("digits-image", ["examples"])]
 )
 def test_images_have_all_that_their_extras_require(name: str, extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

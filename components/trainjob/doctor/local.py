@@ -142,7 +142,8 @@ def _modules(python: str, path: str, names: Sequence[str]) -> dict[str, str]:
 
 
 EXTRAS = {
-    "kubernetes": (("httpx", "kubernetes", "msgspec"), "jobs on a cluster"),
+    "in-cluster": (("httpx", "msgspec"), "jobs on a cluster"),
+    "kubernetes": (("httpx", "kubernetes", "msgspec"), "kubeconfigs with an exec plugin or auth provider"),
     "storage": (("httpx", "obstore", "safetensors"), "s3://, gs://, az://, https:// and oci://"),
     "hf": (("httpx", "huggingface_hub"), "hf://"),
     "mlflow": (("mlflow", "sqlalchemy", "alembic"), "MLflow as the registry"),
