@@ -1,4 +1,4 @@
-"""Stop TrainJobs: that of a step with the step, those of a run after it."""
+"""Stops the TrainJob of a terminated step, and all TrainJobs of a run from its exit handler."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from trainjob.backends.kubernetes.prepared import PreparedRequest
 
 RUN = "pipeline/runid"
-"""Label of a run's TrainJobs: that which KFP gives to the run's pods."""
+"""Label of a run's TrainJobs; KFP sets the same label on the run's pods."""
 PIPELINE, TASK = "trainjob.dev/kfp-pipeline", "trainjob.dev/kfp-task"
 """Labels of a TrainJob: the names of its pipeline and of its task."""
 
 _LABEL_VALUE = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
-_CANCEL_SECONDS = 10.0  # kfp.local and plain pods leave that long; on a KFP backend it is 0.02 to 3 s
-_WARM_SECONDS = 20.0  # between two requests that keep a connection open: some load balancers cut what is idle for 30 s
-_FIRST_SECONDS = (1.0, 2.0)  # how long a PATCH takes is known sooner
-_POD_SECONDS = 0.02  # a read takes 6 ms, the longest of 110 was 22
+_CANCEL_SECONDS = 10.0  # kfp.local and plain pods wait that long before SIGKILL; a KFP backend waits 0.02 to 3 s
+_WARM_SECONDS = 20.0  # between two requests that keep a connection open: some load balancers close it after 30 idle s
+_FIRST_SECONDS = (1.0, 2.0)  # the first pauses, shorter, to measure early how long a PATCH takes
+_POD_SECONDS = 0.02  # a read takes 6 ms, the longest of 110 took 22 ms
 _SUSPEND_SECONDS = 0.03  # from SIGTERM on; on a quiet control plane a PATCH takes 8 to 26 ms, a DELETE 3 to 11 ms
 
-_DELETED = 'the TrainJob was deleted, and "Retry run" starts another one, from its checkpoints if it has any'
+_DELETED = 'the TrainJob was deleted; "Retry run" launches a new one, which resumes from checkpoints if there are any'
 
 
 class StopWithStep:
-    """While it is entered, SIGTERM and Ctrl-C stop the TrainJob before they end the process.
+    """Context manager: SIGTERM and Ctrl-C stop the TrainJob before they end the process.
 
-    Not where the cluster ends the step's pod, as by a drain: the job keeps running, and the next pod adopts it. SIGTERM
-    is all that a process hears of Terminate, of a drain and of the deletion of the run, so it reads its pod first.
+    If the cluster evicts the step's pod, for example in a drain, the job keeps running and the next pod adopts it.
+    Terminate, a drain and the deletion of the run all arrive as SIGTERM, so the process reads its pod first.
 
-    After Terminate, Python has 0.02 to 3 s on a KFP backend (its parent dies at once and takes the container along),
-    and the API server drops a request whose client is gone. So the requests are prepared beforehand, each on an open
-    connection, and are sent before anything else. A PATCH waits for the webhooks of TrainJobs, a DELETE has none: a
-    suspend that is not answered in time, or is known to take longer, becomes a deletion.
+    After Terminate, Python has 0.02 to 3 s on a KFP backend (its parent process exits at once, which ends the
+    container), and the API server drops a request whose client is gone. So the requests are prepared in advance, each
+    on an open connection, and are sent before anything else. A PATCH waits for the webhooks of TrainJobs; a DELETE has
+    none. A suspend that is not answered in time, or is expected to take longer, is replaced by a deletion.
     """
 
     def __init__(self, client: TrainJobClient, key: str, action: str) -> None:
@@ -66,7 +66,7 @@ class StopWithStep:
         return "suspend" if self._action == "suspend" else "delete"
 
     async def keep_ready(self) -> None:
-        """Have the requests ready, and their connections open, until the client is closed."""
+        """Keep the requests prepared, and their connections open, until the client is closed."""
         cluster = self._client.backend.cluster
         if self._action == "keep" or self.job is None or cluster is None:
             return
@@ -81,20 +81,20 @@ class StopWithStep:
             async with anyio.create_task_group() as tasks:
                 for each in requests:
                     tasks.start_soon(_keep_warm, each)
-                tasks.start_soon(self._say_what_a_drain_does, pod)
+                tasks.start_soon(self._warn_about_drains, pod)
         finally:
             self._delete = self._suspend = self._pod = None
             for each in requests:
                 each.close()
 
-    async def _say_what_a_drain_does(self, pod: str) -> None:
-        """Say so where this step may not read its pod."""
+    async def _warn_about_drains(self, pod: str) -> None:
+        """Log what a drain does if this step may not read its pod."""
         if self._pod is None:
             return
         with suppress(TrainJobError, OSError, HTTPException):
             await self._pod.warm()
         if self._pod.forbidden:
-            say(f"pods may not be listed, so a drain that evicts pod {pod} stops the TrainJob as Terminate does")
+            say(f"no permission to list pods, so a drain that evicts pod {pod} stops the TrainJob as Terminate does")
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -110,16 +110,19 @@ class StopWithStep:
         try:
             if self._action != "keep":
                 outcome = self._stop_job(time.monotonic() + _SUSPEND_SECONDS)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the process ends now
-            outcome = f"the TrainJob could not be asked to stop and may keep running: {error!r}"
+        except Exception as error:  # noqa: BLE001 - the process ends now, on any error
+            outcome = f"cannot stop the TrainJob, which may keep running: {error!r}"
         finally:
             end_process(f"{signal.Signals(number).name}: {outcome}", 128 + number)
 
     def _stop_job(self, suspended_by: float) -> str:
-        """Stop the job by a request that is ready, or in the usual way; what was done.
+        """Stop the job by a prepared request, otherwise by a new one.
 
         Args:
-            suspended_by: When a suspend has to be answered, by the monotonic clock.
+            suspended_by: Deadline for the answer to a suspend, by the monotonic clock.
+
+        Returns:
+            What was done, as text.
         """
         suspend, delete, pod = self._suspend, self._delete, self._pod
         if pod is not None:
@@ -130,25 +133,29 @@ class StopWithStep:
         if suspend is not None and delete is not None:
             sent = suspend.send_or(delete, max(0.0, suspended_by - time.monotonic()))
             if sent is not None:
-                return self._asked if sent is suspend else f"{_DELETED}: the API server takes too long to suspend one"
+                return (
+                    self._stop_outcome
+                    if sent is suspend
+                    else f"{_DELETED}: the API server takes too long to suspend it"
+                )
         elif delete is not None and delete.send():
-            return self._asked
+            return self._stop_outcome
         self._client.start(self.request).result(_CANCEL_SECONDS)
-        return self._asked
+        return self._stop_outcome
 
     @property
-    def _asked(self) -> str:
-        """What was done if nothing went wrong."""
+    def _stop_outcome(self) -> str:
+        """What was done if the request succeeded, as text."""
         if self._action == "suspend" and self.job is not None and cancelling(self.job, "suspend") is None:
-            return f"{_DELETED}: Kueue would start a suspended one again"
+            return f"{_DELETED}: Kueue would resume a suspended job"
         return f"the TrainJob was asked to stop ({self._action})"
 
     async def request(self) -> None:
-        """Ask the job to stop: one request, once it is known which job it is."""
+        """Request that the job stops: one request once the job is known."""
         if self.job is not None:
             await request_cancel(self._client.backend, self.job, self._how)
             return
-        # In the middle of launching: the request that creates the job may be on its way.
+        # SIGTERM during the launch: the request that creates the job may be in flight.
         for _ in range(20):
             jobs = await self._client.backend.find(self._client.namespace, labels_of(self._key))
             for job in jobs:
@@ -158,18 +165,21 @@ class StopWithStep:
             await anyio.sleep(0.05)
 
 
-async def _keep_warm(urgent: PreparedRequest) -> None:
+async def _keep_warm(request: PreparedRequest) -> None:
     for pause in chain(_FIRST_SECONDS, repeat(_WARM_SECONDS)):
-        with suppress(TrainJobError, OSError, HTTPException):  # the usual way is still there
-            await urgent.warm()
+        with suppress(TrainJobError, OSError, HTTPException):  # a new request remains possible
+            await request.warm()
         await anyio.sleep(pause)
 
 
 def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: float) -> list[str]:
-    """Stop the jobs of a run, those included that appear meanwhile; the names of those that were running.
+    """Stop the jobs of a run, including jobs that are created meanwhile.
+
+    Returns:
+        The names of the jobs that were running.
 
     Raises:
-        TimedOut: some were still ending after `seconds`.
+        TimedOut: pods of some jobs still exist after `seconds`.
     """
 
     async def stop() -> list[str]:
@@ -177,26 +187,26 @@ def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: fl
         deadline = time.monotonic() + seconds
         while True:
             found = await client.backend.find(client.namespace, run_label(run))
-            going = [job for job in found if _goes_on(job, action)]
-            for job in going:
+            active = [job for job in found if _must_stop(job, action)]
+            for job in active:
                 ref = JobRef.of(job)
                 if ref.uid not in stopped:
                     say(f"TrainJob {ref} is still {observe(job).phase}: {action}")
                     stopped[ref.uid] = ref
                 await request_cancel(client.backend, job, action)
-            left = [ref for ref in stopped.values() if not await client.backend.stopped(ref)]
-            if not left and not going:
+            remaining = [ref for ref in stopped.values() if not await client.backend.stopped(ref)]
+            if not remaining and not active:
                 return sorted(ref.name for ref in stopped.values())
             if time.monotonic() > deadline:
-                names = ", ".join(str(ref) for ref in left)
-                raise TimedOut(f"after {seconds:g} s pods of TrainJobs that were told to stop are still there: {names}")
+                names = ", ".join(str(ref) for ref in remaining)
+                raise TimedOut(f"{seconds:g} s after the stop request, pods of these TrainJobs still exist: {names}")
             await anyio.sleep(0.5)
 
     return client.call(stop)
 
 
-def _goes_on(trainjob: TrainJob, action: CancelAction) -> bool:
-    """Whether it runs, or will: one that is suspended does not, unless Kueue has suspended it."""
+def _must_stop(trainjob: TrainJob, action: CancelAction) -> bool:
+    """Whether `action` has to be applied: the job runs or waits to run, or is suspended and is to be deleted."""
     phase = observe(trainjob).phase
     if phase.terminal or "deletionTimestamp" in trainjob["metadata"]:
         return False
@@ -204,16 +214,16 @@ def _goes_on(trainjob: TrainJob, action: CancelAction) -> bool:
 
 
 def run_label(run: str) -> dict[str, str]:
-    """The label of a run's jobs."""
+    """The label that selects the jobs of a run."""
     return {RUN: label_value(run)}
 
 
 def origin_of(execution: Execution) -> dict[str, str]:
-    """Labels that say which task of which run of which pipeline a job is for."""
+    """Labels with the pipeline, the run and the task of a job."""
     values = {PIPELINE: execution.pipeline, TASK: execution.task}
     return run_label(execution.run) | {name: label_value(value) for name, value in values.items() if value}
 
 
 def label_value(text: str) -> str:
-    """`text` as a label's value; a hash where it is too long or has other characters."""
+    """`text` as a label's value; its hash if it is too long or has characters that are not allowed."""
     return text if _LABEL_VALUE.fullmatch(text) else key_hash(text)

@@ -123,7 +123,7 @@ def test_a_terminated_step_stops_its_job_and_retry_run_continues(
         assert ended.code == 143
         deleted = ended.message.startswith(DELETED)
         if deleted:
-            assert ended.message.endswith("the API server takes too long to suspend one")
+            assert ended.message.endswith("the API server takes too long to suspend it")
             assert kfp_steps.job(execution) is None
         else:
             assert ended.message == ASKED
@@ -181,7 +181,7 @@ def test_a_step_that_may_not_read_its_pod_says_what_a_drain_does(own_cluster: Cl
         parameters = {"runtime": "trainjob-step", "command": ["true"], "namespace": jobs}
         ended = Steps(own_cluster, namespace, step_image).run(Execution("train", parameters))
     assert ended.code == 0, ended.log
-    assert "pods may not be listed, so a drain that evicts pod " in ended.log
+    assert "no permission to list pods, so a drain that evicts pod " in ended.log
 
 
 def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: Steps) -> None:
