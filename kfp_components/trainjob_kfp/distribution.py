@@ -1,4 +1,4 @@
-"""The step of a `distributed` component: launches the TrainJob whose nodes run the component's function."""
+"""The step of a `distributed` component. It launches a TrainJob whose nodes run the component's function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WITHOUT_FILE = ("system.Metrics", "system.ClassificationMetrics", "system.Slice
 
 
 def main() -> None:
-    """Run the step; its arguments are those that `trainjob_kfp.distributed` has compiled."""
+    """Run the step; `trainjob_kfp.distributed` writes its arguments into the compiled component."""
     parser = argparse.ArgumentParser(prog="python -m trainjob_kfp.distribution")
     parser.add_argument("--executor_input", required=True)
     parser.add_argument("--options", required=True)
@@ -39,15 +39,15 @@ def main() -> None:
         }
         if execution.local:
             del fields["image"]
-        parameters = {**options, _CONFIG: execution.plain(_snake(config))}
+        parameters = {**options, _CONFIG: execution.plain(_snake_case(config))}
         result = run_job(execution, spec_of(execution, fields, parameters), parameters)
-        said = result.outputs.get("kfp")
-        if said is None:
+        reported = result.outputs.get("kfp")
+        if reported is None:
             raise ConfigurationError(
-                f"TrainJob {result.namespace}/{result.name} is complete, and rank 0 has left no outputs: its "
-                "termination message was overwritten, or its pod is gone"
+                f"TrainJob {result.namespace}/{result.name} is complete, but has no outputs of rank 0: its termination "
+                "message was overwritten, or its pod was deleted"
             )
-        _deliver(executor_input["outputs"], json.loads(str(said)))
+        _write_outputs(executor_input["outputs"], json.loads(str(reported)))
 
 
 def _command(options: Mapping[str, Any], executor_input: Mapping[str, Any]) -> list[str]:
@@ -55,14 +55,14 @@ def _command(options: Mapping[str, Any], executor_input: Mapping[str, Any]) -> l
         "function": options["function"],
         "source": options["source"],
         "executor_input": executor_input,
-        "inputs": dict(_elsewhere(executor_input, "inputs")),
-        "outputs": dict(_elsewhere(executor_input, "outputs")),
+        "inputs": dict(_remote_artifacts(executor_input, "inputs")),
+        "outputs": dict(_remote_artifacts(executor_input, "outputs")),
     }
     return [*options["before"], "python3", "-c", inspect.getsource(node), json.dumps(payload)]
 
 
-def _elsewhere(executor_input: Mapping[str, Any], side: str) -> Iterator[tuple[str, str]]:
-    """URI and location of artifacts that are files in a store."""
+def _remote_artifacts(executor_input: Mapping[str, Any], side: str) -> Iterator[tuple[str, str]]:
+    """URI and location of each artifact that is a file in a store."""
     for artifacts in (executor_input.get(side, {}).get("artifacts") or {}).values():
         for artifact in artifacts.get("artifacts") or []:
             file = artifact.get("type", {}).get("schemaTitle") not in _WITHOUT_FILE
@@ -70,22 +70,22 @@ def _elsewhere(executor_input: Mapping[str, Any], side: str) -> Iterator[tuple[s
                 yield artifact["uri"], location(artifact["uri"])
 
 
-def _snake(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A task config as KFP's executor would give it: the driver writes these two in camel case."""
+def _snake_case(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A task config with the names of KFP's executor: the driver writes these two in camel case."""
     names = {"nodeSelector": "node_selector", "volumeMounts": "volume_mounts"}
     return {names.get(name, name): value for name, value in config.items()}
 
 
-def _deliver(outputs: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """Give KFP what rank 0 has given, as if it had run here."""
+def _write_outputs(outputs: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
+    """Write the outputs of rank 0 where KFP expects the outputs of this step."""
     artifacts = {
         name: {"artifacts": [{**outputs["artifacts"][name]["artifacts"][i], "metadata": each}]}
-        for name, metadata in said["metadata"].items()
+        for name, metadata in reported["metadata"].items()
         for i, each in enumerate(metadata)
     }
-    for name, text in said["files"].items():
+    for name, text in reported["files"].items():
         _write(outputs["parameters"][name]["outputFile"], text)
-    given = {"parameterValues": said["parameterValues"], "artifacts": artifacts}
+    given = {"parameterValues": reported["parameterValues"], "artifacts": artifacts}
     _write(outputs["outputFile"], json.dumps(given))
 
 

@@ -1,11 +1,11 @@
-"""What each node of a `distributed` component runs: the component's function, under the runtime's launcher.
+"""The program of each node of a `distributed` component: runs the component's function under the runtime's launcher.
 
-Its source is the node's command (``python3 -c``), so that it needs nothing of the image but Python and KFP, as the
-component itself does; and this package where artifacts are elsewhere. Called with one argument, JSON:
+The node's command is this module's source (``python3 -c``), so the image needs only Python and KFP, as for the
+component itself. It also needs this package if artifacts are remote. The only argument is JSON:
 
-* ``function``, ``source``: the function's name, and the module that KFP has made of it;
-* ``executor_input``: as KFP's launcher gives it to a step;
-* ``inputs``, ``outputs``: of artifacts that are not on this machine, their locations, by their URIs in it.
+* ``function``, ``source``: the name of the function, and the module that KFP generated from it;
+* ``executor_input``: the executor input as KFP's launcher passes it to a step;
+* ``inputs``, ``outputs``: the locations of remote artifacts, by their URIs in the executor input.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-_ROOM = 4096  # bytes: kubelet, MaxContainerTerminationMessageLength
+_MAX_MESSAGE = 4096  # bytes: kubelet, MaxContainerTerminationMessageLength
 
-# One for each process that torchrun starts: of all ranks only rank 0 gives its outputs, or several would write the same
-# file. What KFP's executor looks at for that is Vertex' CLUSTER_SPEC.
+# Run by each process that torchrun starts. Only rank 0 writes the outputs; otherwise several processes would write the
+# same file. KFP's executor decides this by Vertex AI's variable CLUSTER_SPEC.
 _PROCESS = """\
 import json, os, runpy
 names = ("RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "DMLC_TASK_ID", "JOB_COMPLETION_INDEX")
@@ -34,7 +34,7 @@ runpy.run_module("kfp.dsl.executor_main", run_name="__main__")
 
 
 def main(payload: str) -> int:
-    """Run the function; the exit code."""
+    """Run the function; return the exit code."""
     if "OMPI_MCA_orte_default_hostfile" in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
         os.execvp("mpirun", ["mpirun", *sys.orig_argv])  # noqa: S606 - no shell is needed
     directory = Path(tempfile.mkdtemp(prefix="trainjob-"))
@@ -45,17 +45,17 @@ def main(payload: str) -> int:
 
 
 def _run(given: dict[str, Any], directory: Path) -> int:
-    places = {}
-    for i, (uri, where) in enumerate(given["inputs"].items()):
-        places[uri] = _bring(where, directory / "inputs" / str(i))
+    local_paths = {}
+    for i, (uri, location) in enumerate(given["inputs"].items()):
+        local_paths[uri] = _download(location, directory / "inputs" / str(i))
     for i, uri in enumerate(given["outputs"]):
-        places[uri] = str(directory / "outputs" / str(i))
+        local_paths[uri] = str(directory / "outputs" / str(i))
     executor_input = given["executor_input"]
     outputs = executor_input["outputs"]
     for side in (executor_input.get("inputs", {}), outputs):
         for artifacts in side.get("artifacts", {}).values():
             for artifact in artifacts.get("artifacts", []):
-                artifact["uri"] = places.get(artifact["uri"], artifact["uri"])
+                artifact["uri"] = local_paths.get(artifact["uri"], artifact["uri"])
     outputs["outputFile"] = str(directory / "executor_output.json")
     for name, parameter in outputs.get("parameters", {}).items():
         parameter["outputFile"] = str(directory / "parameters" / name)
@@ -70,26 +70,26 @@ def _run(given: dict[str, Any], directory: Path) -> int:
         signal.signal(number, lambda number, _: child.send_signal(number))
     code = child.wait()
     if code == 0 and int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("JOB_COMPLETION_INDEX") or 0) == 0:
-        for uri, where in given["outputs"].items():
-            _take(Path(places[uri]), where)
-        _tell(outputs, given["function"])
+        for uri, location in given["outputs"].items():
+            _upload(Path(local_paths[uri]), location)
+        _report_outputs(outputs, given["function"])
     return code if code >= 0 else 128 - code
 
 
-def _bring(where: str, place: Path) -> str:
+def _download(location: str, directory: Path) -> str:
     from trainjob.data.transfer import copy  # noqa: PLC0415 - not in every image
 
-    copy(where, str(place), progress=lambda line: print(line, flush=True))  # noqa: T201 - the node's log
-    single = place / where.rpartition("/")[2]
-    return str(single if single.is_file() else place)
+    copy(location, str(directory), progress=lambda line: print(line, flush=True))  # noqa: T201 - the node's log
+    single = directory / location.rpartition("/")[2]
+    return str(single if single.is_file() else directory)
 
 
-def _take(path: Path, where: str) -> None:
-    """Put a file, or all files of a directory, where KFP looks for the artifact: at its URI, or below it."""
+def _upload(path: Path, location: str) -> None:
+    """Upload a file, or all files of a directory, to the location of the artifact."""
     from trainjob.data.locations import parse_store  # noqa: PLC0415 - not in every image
     from trainjob.data.stores.opening import open_store  # noqa: PLC0415 - not in every image
 
-    parent, _, name = where.rpartition("/")
+    parent, _, name = location.rpartition("/")
     store = open_store(parse_store(parent + "/"))
     for each in [path] if path.is_file() else sorted(path.rglob("*")):
         if each.is_file():
@@ -99,14 +99,14 @@ def _take(path: Path, where: str) -> None:
                 store.write(target, iter(lambda: file.read(1 << 20), b""), each.stat().st_size)
 
 
-def _tell(outputs: dict[str, Any], function: str) -> None:
-    """Leave what the function gave to KFP in the termination message, beside what it reported itself."""
-    said = json.loads(Path(outputs["outputFile"]).read_text(encoding="utf-8"))
-    gave = {
-        "parameterValues": said.get("parameterValues", {}),
+def _report_outputs(outputs: dict[str, Any], function: str) -> None:
+    """Add the function's outputs to the termination message, which can have progress that the function reported."""
+    written = json.loads(Path(outputs["outputFile"]).read_text(encoding="utf-8"))
+    results = {
+        "parameterValues": written.get("parameterValues", {}),
         "metadata": {
             name: [each.get("metadata", {}) for each in value["artifacts"]]
-            for name, value in said.get("artifacts", {}).items()
+            for name, value in written.get("artifacts", {}).items()
         },
         "files": {
             name: Path(each["outputFile"]).read_text(encoding="utf-8")
@@ -121,12 +121,12 @@ def _tell(outputs: dict[str, Any], function: str) -> None:
         message = {}
     if not isinstance(message, dict) or message.get("trainjob") != 1:
         message = {"trainjob": 1}
-    message["outputs"] = {**message.get("outputs", {}), "kfp": json.dumps(gave, separators=(",", ":"))}
+    message["outputs"] = {**message.get("outputs", {}), "kfp": json.dumps(results, separators=(",", ":"))}
     text = json.dumps(message, separators=(",", ":"))
-    if len(text) > _ROOM:
+    if len(text) > _MAX_MESSAGE:
         sys.exit(
-            f"what {function} returns takes {len(text)} bytes, and a termination message has room for {_ROOM}: return "
-            "less, or write it to an artifact"
+            f"the outputs of {function} take {len(text)} bytes, but a termination message holds {_MAX_MESSAGE}: return "
+            "less, or write the data to an artifact"
         )
     log.write_text(text, encoding="utf-8")
 

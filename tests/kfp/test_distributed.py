@@ -110,5 +110,5 @@ def test_outputs_that_do_not_fit_are_refused(steps: "Steps", tmp_path: Path) -> 
     compiler.Compiler().compile(distributed(talk, runtime="jax-distributed"), str(path))
     ended = steps.end("talk", steps.start("talk", compiled=path))
     assert ended.code == 1
-    assert "what talk returns takes 5" in ended.log
-    assert "return less, or write it to an artifact" in json.dumps(ended.log)
+    assert "the outputs of talk take 5" in ended.log
+    assert "return less, or write the data to an artifact" in json.dumps(ended.log)
