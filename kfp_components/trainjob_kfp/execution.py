@@ -1,4 +1,4 @@
-"""What KFP tells a step about itself: the executor input, in the arguments of the step's own process."""
+"""The execution that a step's process belongs to, read from KFP's executor input in the process's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainjob.settings import Settings
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)
-_ADDED = "pipelinechannel--"  # name prefix of what a pipeline passes on into its step's constants
+_ADDED = "pipelinechannel--"  # name prefix of parameters that the compiler adds for values inside constants
 WORKSPACE = "/kfp-workspace"
 """Where KFP mounts a run's workspace (``component.WorkspaceMountPath``)."""
 
@@ -26,15 +26,15 @@ _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of one step of one run; the same for all its tries.
+    """One execution of one step of one run; all its tries share it.
 
     Attributes:
-        key: Names the step's piece of work at `trainjob.lifecycle.launch`.
+        key: The key that identifies the step's work in `trainjob.lifecycle.launch`.
         run: Id of the run; with kfp.local ``<pipeline>-<time>``.
         task: Name of the task in its pipeline.
         pipeline: Name of the pipeline.
-        parameters: All input parameters, also those that KFP's compiler added.
-        local: Run by kfp.local.
+        parameters: All input parameters, including those that KFP's compiler added.
+        local: Whether kfp.local runs the step.
     """
 
     key: str
@@ -46,21 +46,21 @@ class Execution:
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> Execution:
-        """The execution that the process with these arguments is for.
+        """Read the execution from the arguments of a step's process.
 
-        The driver draws a UUID per execution and puts it into the URIs of all outputs, ``<root>/<pipeline>/<run id>/
-        <task>/<uuid>/<output>``. These URIs stay the same when the pod is retried, deleted or started again by "Retry
-        run"; environment, pod name and task id do not (KFP 2.17). Only ``executor-logs-<n>`` counts the tries, so
-        what follows the UUID is cut off.
+        The driver generates a UUID per execution and puts it into the URIs of all outputs, ``<root>/<pipeline>/<run
+        id>/<task>/<uuid>/<output>``. These URIs stay the same when the pod is retried, deleted or restarted by "Retry
+        run"; environment, pod name and task id change (KFP 2.17). Only ``executor-logs-<n>`` counts the tries, so the
+        part after the UUID is ignored.
 
         Raises:
-            ConfigurationError: the process was not started by KFP, or in a way that is not known: a key that were
-                guessed could be that of another run.
+            ConfigurationError: KFP did not start the process, or the location of the outputs has an unknown form. The
+                key is not guessed: it could be the key of another run.
         """
         given = _executor_input(argv)
         outputs = (given.get("outputs") or {}).get("artifacts") or {}
         uris = [artifact["uri"] for artifacts in outputs.values() for artifact in artifacts.get("artifacts") or []]
-        # On a KFP backend every step has at least the executor's logs. With kfp.local, the file is where they would be.
+        # On a KFP backend every step has at least the artifact executor-logs; with kfp.local, use the output file.
         uris = uris or [(given.get("outputs") or {}).get("outputFile", "")]
         parts: list[str] = uris[0].rstrip("/").split("/")[:-1]
         pipeline, run, task, last = ["", "", "", "", *parts][-4:]
@@ -71,9 +71,9 @@ class Execution:
         local = _of_local_run(parts)
         if len(local) < 2:
             raise ConfigurationError(
-                f"the location of this step's outputs, {uris[0]}, is neither that of a run on a KFP backend "
-                "(…/<pipeline>/<run id>/<task>/<uuid>/<output>) nor that of kfp.local "
-                "(…/<pipeline>-<time>/<task>/<output>), so which run the step belongs to cannot be told"
+                f"cannot determine the run of this step: the location of its outputs, {uris[0]}, has neither the form "
+                "of a KFP backend (…/<pipeline>/<run id>/<task>/<uuid>/<output>) nor that of kfp.local "
+                "(…/<pipeline>-<time>/<task>/<output>)"
             )
         run, *loops, task = local
         iteration = "/".join([*loops, key_hash(json.dumps(parameters, sort_keys=True))])
@@ -81,31 +81,31 @@ class Execution:
         return cls(f"kfp/{run}/{iteration}/{task}", run, task, parameters, local=True, pipeline=pipeline)
 
     def after_failure(self, *, user_errors: bool) -> AfterFailure:
-        """What to do with an attempt that failed before.
+        """How to treat an earlier attempt that failed.
 
-        KFP retries whatever failed (``set_retry``), so on its retries the diagnosis decides. A first try that finds a
-        failed attempt was started by a person, by "Retry run", who will have changed something.
+        KFP retries every failure (``set_retry``), so on its retries the diagnosis decides. A first try that finds a
+        failed attempt was started by a person with "Retry run", probably after a change.
 
         Args:
-            user_errors: Whether failures of the training code that are not certain to come again are retried.
+            user_errors: Whether to retry failures of the training code that are not certain to repeat.
         """
         if int(os.environ.get("KFP_RETRY_INDEX") or 0) <= 0:
             return "retry"
         return "verdict" if user_errors else "infrastructure"
 
     def plain(self, value: Any) -> Any:
-        """`value` of a parameter as its author wrote it.
+        """The `value` of a parameter as it was written in the pipeline.
 
         KFP passes all numbers in lists and dicts as floats. Its launcher replaces placeholders in them in one pass over
-        a map in random order, so that some may be left; kfp.local writes ``2.0`` for a parameter where it writes ``2``.
-        Its driver replaces the placeholders of a run only where they are a whole text, and that of the workspace only
-        in texts, not in lists and dicts (driver/resolve.go, KFP 2.17).
+        a map in random order, so some can remain; kfp.local writes ``2.0`` for a parameter where the launcher writes
+        ``2``. KFP's driver replaces the placeholders of a run only where one is the complete text, and the placeholder
+        of the workspace only in texts, not in lists and dicts (driver/resolve.go, KFP 2.17).
         """
         if isinstance(value, str):
             value = _PLACEHOLDER.sub(lambda match: _text(self.parameters.get(match[1], match[0])), value)
-            for placeholder, known in self._known.items():
-                value = value.replace(placeholder, known)
-            for number in self._numbers_within():
+            for placeholder, replacement in self._placeholders.items():
+                value = value.replace(placeholder, replacement)
+            for number in self._whole_numbers():
                 value = re.sub(rf"(?<![\w.]){re.escape(str(number))}(?![\w.])", str(int(number)), value)
             return value
         if isinstance(value, float) and value.is_integer():
@@ -117,7 +117,7 @@ class Execution:
         return value
 
     @property
-    def _known(self) -> dict[str, str]:
+    def _placeholders(self) -> dict[str, str]:
         """KFP's placeholders for the workspace's path, the run's id and the task's name."""
         return {
             "{{$.workspace_path}}": WORKSPACE,
@@ -125,14 +125,14 @@ class Execution:
             "{{$.pipeline_task_name}}": self.task,
         }
 
-    def _numbers_within(self) -> set[float]:
-        """Integral numbers that kfp.local wrote into this step's other parameters."""
+    def _whole_numbers(self) -> set[float]:
+        """Integral numbers that kfp.local inserted into this step's other parameters."""
         added = [value for name, value in self.parameters.items() if name.startswith(_ADDED)] if self.local else []
         return {value for value in added if isinstance(value, float) and value.is_integer()}
 
 
 def _of_local_run(parts: Sequence[str]) -> list[str]:
-    """The last parts of a path of kfp.local, from the run's name on; none where there is no such name."""
+    """The parts of a kfp.local path from the run's name on; empty if no part has the form of a run's name."""
     runs = [number for number, part in enumerate(parts) if _LOCAL_RUN.fullmatch(part)]
     return list(parts[runs[-1] :]) if runs else []
 
@@ -145,8 +145,8 @@ def _executor_input(argv: Sequence[str]) -> dict[str, Any]:
             loaded: dict[str, Any] = json.loads(text)
             return loaded
     raise ConfigurationError(
-        "this is not a step of a pipeline: its process has no --executor_input; call the component in a pipeline, on a "
-        "KFP backend or with kfp.local"
+        "this process is not a step of a pipeline: its arguments have no --executor_input; call the component in a "
+        "pipeline, on a KFP backend or with kfp.local"
     )
 
 
@@ -157,10 +157,11 @@ def _text(value: Any) -> str:
 
 
 def artifact_location(uri: str) -> str:
-    """Where a job writes the artifact with this URI.
+    """The location where a job writes the artifact with this URI.
 
-    That of kfp.local is a path on the machine that runs the pipeline, which a cluster's nodes cannot reach: there it is
-    ``<TRAINJOB_WORKSPACE>/<pipeline>-<time>/<task>/<output>``, with the iteration of a loop before the task.
+    With kfp.local the URI is a path on the machine that runs the pipeline, which the nodes of a cluster cannot reach.
+    They write to ``<TRAINJOB_WORKSPACE>/<pipeline>-<time>/<task>/<output>`` instead; in a loop the iteration comes
+    before the task.
     """
     workspace = Settings().workspace or "file://"
     if uri.startswith("/") and not workspace.startswith("file://"):
@@ -169,14 +170,14 @@ def artifact_location(uri: str) -> str:
 
 
 def location(uri: str) -> str:
-    """A place as the jobs name it: with kfp.local, artifacts have plain paths; ``minio://`` is KFP's name for S3."""
+    """The location of a KFP URI: ``file://`` for a path of kfp.local, ``s3://`` for KFP's ``minio://``."""
     if uri.startswith("minio://"):
         return "s3" + uri.removeprefix("minio")
     return Path(uri).as_uri() if uri.startswith("/") else uri
 
 
 def as_text(value: Any) -> Any:
-    """A number or truth value as the text that command lines and environments are made of."""
+    """A number or boolean as text for a command line or an environment variable; other values unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():

@@ -86,7 +86,7 @@ def test_kfp_local_gives_a_step_without_artifacts_its_output_file_only() -> None
 )
 def test_a_location_that_names_no_run_is_refused(root: str) -> None:
     """A key that were guessed could be that of another run, whose job would be adopted."""
-    with pytest.raises(ConfigurationError, match="cannot be told"):
+    with pytest.raises(ConfigurationError, match="cannot determine the run"):
         Execution.of(argv(root, "model"))
 
 
