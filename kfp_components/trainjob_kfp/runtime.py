@@ -178,7 +178,7 @@ def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) ->
     if problems:
         raise InvalidSpec(problems)
     config = parameters["task_config"] or {}
-    if not execution.local and (problems := task_config.lost(config, execution.plain(execution.parameters))):
+    if not execution.local and (problems := task_config.lost_resources(config, execution.plain(execution.parameters))):
         raise InvalidSpec(problems)
     if not execution.local and _workspace_is_missing(given, added, config):
         raise InvalidSpec([_NO_WORKSPACE])

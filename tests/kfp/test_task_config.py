@@ -71,7 +71,7 @@ def test_resources_that_kfp_has_lost_are_missed(
     asked: dict[str, Any], arrived: dict[str, Any], names: list[str]
 ) -> None:
     """An `int` parameter of a pipeline in `set_accelerator_limit`: the run succeeded without a GPU (KFP 2.17.0)."""
-    problems = task_config.lost({"resources": arrived}, asked)
+    problems = task_config.lost_resources({"resources": arrived}, asked)
     assert [problem.path for problem in problems] == names
     assert all("a pipeline parameter of type str" in str(InvalidSpec([problem])) for problem in problems)
 
