@@ -12,7 +12,7 @@
 
 import os
 
-# In a step's own process KFP leaves its authoring half out, and with it `dsl.component` (kfp/dsl/__init__.py).
+# In a step's process KFP does not define its authoring API, such as `dsl.component` (kfp/dsl/__init__.py).
 if os.environ.get("_KFP_RUNTIME") != "true":
     from trainjob_kfp.cleanup import cleanup
     from trainjob_kfp.component import LostByKfp, UnseenByCache

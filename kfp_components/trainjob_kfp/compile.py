@@ -1,7 +1,7 @@
-"""``python -m trainjob_kfp.compile``: write what follows from the components, ``compiled/*.yaml`` and their READMEs.
+"""``python -m trainjob_kfp.compile``: generate ``compiled/*.yaml`` and the READMEs of the components.
 
-The YAML is for those who load components from it: ``python -m trainjob_kfp.compile DIRECTORY`` writes it elsewhere, and
-no README.
+``python -m trainjob_kfp.compile DIRECTORY`` writes only the YAML, into that directory, for users who load components
+from YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMPILED = PACKAGE / "compiled"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile all components; the exit code."""
+    """Compile all components; return the exit code."""
     directory = Path(arguments[0]) if arguments else COMPILED
     directory.mkdir(parents=True, exist_ok=True)
     for name in COMPONENTS:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kfp.dsl import python_component
 
-from trainjob_kfp.component import noticing, passthroughs
+from trainjob_kfp.component import passthroughs, with_warnings
 from trainjob_kfp.image import STEP_IMAGE
 from trainjob_kfp.train import train
 
@@ -97,5 +97,5 @@ def distributed(
     container.command = ["env", "_KFP_RUNTIME=true", "python3", "-m", "trainjob_kfp.distribution"]
     container.args = ["--executor_input", "{{$}}", "--options", json.dumps(options)]
     made.inputs = {**(made.inputs or {}), _CONFIG: copy.deepcopy(train.component_spec.inputs[_CONFIG])}
-    made.task_config_passthroughs = passthroughs(alone=True)
-    return noticing(python_component.PythonComponent(made, component.python_func))
+    made.task_config_passthroughs = passthroughs(job_only=True)
+    return with_warnings(python_component.PythonComponent(made, component.python_func))

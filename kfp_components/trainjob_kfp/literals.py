@@ -1,4 +1,4 @@
-"""What is certain to be wrong with the arguments of a component, found when the pipeline is compiled."""
+"""Checks the literal arguments of a component when the pipeline is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainjob.spec.reading import check_limits
 from trainjob_kfp.execution import as_text, location
 from trainjob_kfp.jobs import ACTIONS
 
-_PLACEHOLDERS = ("{{channel:", "{{$.")  # of other steps' outputs and of parameters inside a text; of the run
+_PLACEHOLDERS = ("{{channel:", "{{$.")  # the first: parameters and step outputs inside a text; the second: of the run
 _STEPS: dict[str, Step] = {
     "initialize-dataset": "initialize-dataset",
     "initialize-model": "initialize-model",
@@ -55,46 +55,50 @@ def check_arguments(component: str, arguments: Mapping[str, Any]) -> None:
     """Check the literals among the arguments of a component.
 
     Args:
-        component: Its name, as ``export-model``.
-        arguments: As a pipeline's author gives them.
+        component: Name of the component, such as ``export-model``.
+        arguments: The arguments in the pipeline.
 
     Raises:
-        TrainJobError: with what is wrong, and what to write instead.
+        TrainJobError: an argument is invalid; the message has the valid form.
     """
     for name, value in arguments.items():
         check_limits(value, name)
-    # A channel must not be compared: `==` makes a condition of it, which is true.
-    given = {name: value for name, value in arguments.items() if is_open(value) or value not in (None, "", 0, [], {})}
+    # Do not compare a channel: `==` returns a condition object, which is true.
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if is_runtime_value(value) or value not in (None, "", 0, [], {})
+    }
     for name in _REQUIRED.get(component, ()):
         if name in arguments and name not in given:
-            raise ConfigurationError(f"{component}: {name} is empty")
+            raise ConfigurationError(f"{component}: {name} is empty; give it a value")
     for name, value in given.items():
-        if not is_open(value):
+        if not is_runtime_value(value):
             _check(name, value)
-    if component == "wait" and not is_open(given["name"]):
+    if component == "wait" and not is_runtime_value(given["name"]):
         names.job(str(given["name"]))
     if component == "train" or component in _STEPS:
         _check_spec(component, given)
     if component in _STEPS:
         options = {name: given.get(name) for name in (*_OPTIONS, "metrics")}
-        known = {name: value for name, value in options.items() if not has_open(value, is_open)}
+        known = {name: value for name, value in options.items() if not has_open(value, is_runtime_value)}
         if "metrics" in (known.get("metrics") or {}):  # the result of `train`
             del known["metrics"]
         check_options(_STEPS[component], known)
 
 
 def _check(name: str, value: object) -> None:
-    """Check an argument that means the same in all components."""
+    """Check an argument that has the same meaning in all components."""
     if name in _ALLOWED and value not in _ALLOWED[name]:
-        raise ConfigurationError(f"{name} is {' or '.join(map(repr, _ALLOWED[name]))}, not {value!r}")
+        raise ConfigurationError(f"{name} must be {' or '.join(map(repr, _ALLOWED[name]))}, not {value!r}")
     if name.endswith("timeout") and isinstance(value, int) and value < 0:
-        raise ConfigurationError(f"{name} is a number of seconds, not {value!r}")
+        raise ConfigurationError(f"{name} is {value!r}; give a number of seconds, 0 or more")
     if name == "namespace":
         names.namespace(str(value))
 
 
-def is_open(value: object) -> bool:
-    """Whether a value is decided in the run: a parameter of the pipeline, an output of a step, a placeholder."""
+def is_runtime_value(value: object) -> bool:
+    """Whether a value is known only in the run: a pipeline parameter, an output of a step, or a placeholder."""
     if isinstance(value, PipelineChannel):
         return True
     return isinstance(value, str) and any(placeholder in value for placeholder in _PLACEHOLDERS)
@@ -109,9 +113,9 @@ def _check_spec(component: str, given: Mapping[str, Any]) -> None:
         fields["env"] = {name: as_text(value) for name, value in given["env"].items()}
     for name in ("inputs", "outputs"):
         if isinstance(given.get(name), Mapping):
-            fields[name] = {key: uri if is_open(uri) else location(uri) for key, uri in given[name].items()}
+            fields[name] = {key: uri if is_runtime_value(uri) else location(uri) for key, uri in given[name].items()}
     if component != "train":
         fields.setdefault("runtime", STEP_RUNTIME)
     if isinstance(given.get("spec"), Mapping):
         fields |= {field_name(name): value for name, value in given["spec"].items()}
-    check_literals(fields, is_open)
+    check_literals(fields, is_runtime_value)

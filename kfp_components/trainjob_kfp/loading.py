@@ -1,4 +1,4 @@
-"""Load components from YAML with what KFP's own loader leaves out."""
+"""Load components from YAML with their task-config passthroughs, which KFP's loader drops."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import yaml
 from kfp import components
 from kfp.dsl.component_task_config import TaskConfigField, TaskConfigPassthrough
 
-from trainjob_kfp.component import noticing
+from trainjob_kfp.component import with_warnings
 
-_OWN = "trainjob_kfp.runtime"  # which the source of each of this package's components imports
+_IMPORT = "trainjob_kfp.runtime"  # the source of every component of this package imports it
 
 
 def load(source: str | Path) -> Any:
-    """A component from compiled YAML, its task-config passthroughs included.
+    """Load a component from compiled YAML, including its task-config passthroughs.
 
-    ``kfp.components.load_component_from_text`` and ``_from_file`` of kfp 2.15 to 2.17 do not read them back, so that
-    GPUs, tolerations and volumes that are set on the component's tasks stay with the pod of the step, without a word,
-    and the TrainJob gets none.
+    ``kfp.components.load_component_from_text`` and ``_from_file`` of kfp 2.15 to 2.17 drop the passthroughs. GPUs,
+    tolerations and volumes that are set on the component's tasks then silently apply to the step's pod only, and the
+    TrainJob gets none.
 
     Args:
         source: A path, or the YAML itself.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no compiled component.
+        ValueError: the YAML is not a compiled component.
     """
     text = source if isinstance(source, str) and "\n" in source else Path(source).read_text(encoding="utf-8")
-    component = noticing(components.load_component_from_text(text), own=_OWN in text)
+    component = with_warnings(components.load_component_from_text(text), from_this_package=_IMPORT in text)
     component.component_spec.task_config_passthroughs = _passthroughs(text)
     return component
 

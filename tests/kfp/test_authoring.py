@@ -96,7 +96,7 @@ def test_a_retried_training_may_take_a_month(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"times": -1}, {"times": 1, "pause": -1}, {"times": 1, "pause": 60, "seconds": 60}])
 def test_retry_policies_that_cannot_be(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="do not fit each other"):
+    with pytest.raises(ValueError, match="seconds greater than pause"):
         retry(None, **wrong)
 
 
@@ -113,7 +113,7 @@ def test_what_the_cache_does_not_see_is_said(component: Any, name: str, argument
 
     @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
-        with pytest.warns(UnseenByCache, match=rf"train\.{name}\(…\) is no part of the key of KFP's cache"):
+        with pytest.warns(UnseenByCache, match=rf"train\.{name}\(…\) is not part of the key of KFP's cache"):
             getattr(component(runtime="torch-distributed").set_caching_options(True), name)(*arguments)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -131,7 +131,7 @@ def test_a_resource_from_a_parameter_that_is_no_text_is_warned_of(name: str) -> 
 
     @dsl.pipeline(name="lost")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline(number: int, text: str) -> None:
-        with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP does not pass on .* declare number as str"):
+        with pytest.warns(LostByKfp, match=rf"train\.{name}\(number\): KFP passes on only .* declare number as str"):
             getattr(train(runtime="x"), name)(number)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
