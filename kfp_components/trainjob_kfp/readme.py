@@ -1,4 +1,4 @@
-"""The README of a component, with the sections that kubeflow/pipelines-components has."""
+"""Generates the README of a component, with the sections of kubeflow/pipelines-components."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _TYPES = {
 
 
 def readme(component: Any, directory: Path, compiled: Path) -> str:
-    """The text of ``README.md``: names and texts from the docstring, types and defaults from the YAML.
+    """The text of ``README.md``: names and descriptions from the docstring, types and defaults from the YAML.
 
     Args:
         component: The component.
-        directory: Its directory, with ``metadata.yaml`` and ``example_pipelines.py``.
-        compiled: Its YAML.
+        directory: Directory of the component, with ``metadata.yaml`` and ``example_pipelines.py``.
+        compiled: The compiled YAML of the component.
     """
     metadata = yaml.safe_load((directory / "metadata.yaml").read_text(encoding="utf-8"))
     (definition,) = yaml.safe_load(compiled.read_text(encoding="utf-8"))["components"].values()
-    said = docstring_parser.parse(component.python_func.__doc__)
+    docstring = docstring_parser.parse(component.python_func.__doc__)
     example = (directory / "example_pipelines.py").read_text(encoding="utf-8").rstrip()
     parts = [
         "<!-- Written by `python -m trainjob_kfp.compile`. -->",
         f"# {metadata['name']}",
         f"> Stability: {metadata['stability']}",
         "## Overview",
-        _plain(f"{said.short_description} {said.long_description or ''}"),
+        _plain(f"{docstring.short_description} {docstring.long_description or ''}"),
         "## Inputs",
-        _table(["Parameter", "Type", "Default", "Description"], _inputs(said, definition)),
+        _table(["Parameter", "Type", "Default", "Description"], _inputs(docstring, definition)),
         "## Outputs",
-        _table(["Name", "Type", "Description"], _outputs(said, definition)),
+        _table(["Name", "Type", "Description"], _outputs(docstring, definition)),
         "## Usage Examples",
         f"```python\n{example}\n```",
         "## Metadata",
@@ -53,21 +53,21 @@ def readme(component: Any, directory: Path, compiled: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _inputs(said: docstring_parser.Docstring, definition: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+def _inputs(docstring: docstring_parser.Docstring, definition: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     parameters = definition["inputDefinitions"]["parameters"]
-    for each in said.params:
+    for each in docstring.params:
         if parameter := parameters.get(each.arg_name):
             kind, default = _TYPES[parameter["parameterType"]], "Required"
             if kind == "dsl.TaskConfig":
-                default = "given by KFP"
+                default = "set by KFP"
             elif "defaultValue" in parameter:
                 default = f"`{json.dumps(_integral(parameter['defaultValue']))}`"
             yield f"`{each.arg_name}`", f"`{kind}`", default, _plain(each.description or "")
 
 
-def _outputs(said: docstring_parser.Docstring, definition: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+def _outputs(docstring: docstring_parser.Docstring, definition: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     outputs = definition["outputDefinitions"]
-    for each in said.params:
+    for each in docstring.params:
         if artifact := outputs.get("artifacts", {}).get(each.arg_name):
             yield f"`{each.arg_name}`", f"`{artifact['artifactType']['schemaTitle']}`", _plain(each.description or "")
     for name, parameter in outputs.get("parameters", {}).items():
@@ -91,7 +91,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line, in which nothing means something to Markdown."""
+    """The text on one line, with Markdown's special characters escaped."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "\\<")
 
 
@@ -100,5 +100,5 @@ def _title(name: str) -> str:
 
 
 def _integral(value: Any) -> Any:
-    """YAML of KFP has all numbers as floats."""
+    """`value` as int where it is integral: KFP's YAML has all numbers as floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

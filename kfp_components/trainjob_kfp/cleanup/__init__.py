@@ -1,4 +1,4 @@
-"""``cleanup``: stop what a run has left running, as its exit handler."""
+"""``cleanup``: an exit handler that stops the jobs that a run has left running."""
 
 from trainjob_kfp.cleanup.component import cleanup
 

@@ -1,7 +1,7 @@
-"""``cleanup``: stop what a run has left running, as its exit handler."""
+"""``cleanup``: an exit handler that stops the jobs that a run has left running."""
 
-# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
-# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# KFP requires annotations that are real objects (no `from __future__ import annotations`), constants as defaults, and
+# imports in the body. It copies the source of the function, comments included, so the suppressions are here instead:
 # ruff: noqa: PLC0415
 # mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
 from typing import NamedTuple
@@ -18,16 +18,16 @@ def cleanup(
     backend: str = "",
     namespace: str = "",
 ) -> NamedTuple("Outputs", [("stopped", list)]):
-    """Stop the TrainJobs that a run has left running. As exit handler it does so after Terminate, too.
+    """Stop the TrainJobs that a run has left running. As an exit handler it also runs after Terminate.
 
     Args:
-        run_id: Id of the run, dsl.PIPELINE_JOB_ID_PLACEHOLDER. No two runs have the same, so that KFP's cache never
-            takes the cleaning up of an earlier run for that of this one.
-        action: suspend, so that "Retry run" goes on with them, or cancel, which deletes them, suspended ones, too. What
-            waits in a Kueue queue is deleted in either case: Kueue would start it again.
-        timeout: Seconds until the last pod has to be gone.
-        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
-        namespace: Kubernetes namespace of the jobs; what TRAINJOB_NAMESPACE says if empty.
+        run_id: Id of the run, dsl.PIPELINE_JOB_ID_PLACEHOLDER. It is different in every run, so KFP's cache never skips
+            this step.
+        action: suspend, so that "Retry run" resumes the jobs, or cancel, which deletes them, including suspended ones.
+            Jobs in a Kueue queue are deleted in both cases, because Kueue would resume them.
+        timeout: Maximum seconds until all pods of the jobs are gone.
+        backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
+        namespace: Kubernetes namespace of the jobs; the value of TRAINJOB_NAMESPACE if empty.
 
     Returns:
         stopped: Names of the TrainJobs that were still running.

@@ -1,4 +1,4 @@
-"""``export_model``: store, register and promote what was trained."""
+"""``export_model``: store, register and promote a trained model."""
 
 from trainjob_kfp.export_model.component import export_model
 

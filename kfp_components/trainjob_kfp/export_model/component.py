@@ -1,7 +1,7 @@
-"""``export_model``: store, register and promote what was trained."""
+"""``export_model``: store, register and promote a trained model."""
 
-# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
-# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# KFP requires annotations that are real objects (no `from __future__ import annotations`), constants as defaults, and
+# imports in the body. It copies the source of the function, comments included, so the suppressions are here instead:
 # ruff: noqa: B006, PLC0415
 # mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
 from typing import NamedTuple
@@ -42,50 +42,53 @@ def export_model(
     owned_by_run: bool = False,
     task_config: dsl.TaskConfig = None,
 ) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("promoted", bool), ("reason", str)]):
-    """Store a trained model, register it as a version, and give it an alias if it is better. Done twice, done once.
+    """Store a trained model, register it as a version, and move an alias to it if it is better.
+
+    Idempotent: a retry registers the same version.
 
     Args:
-        source: The model: a file or a directory; model_uri of train.
-        name: Model in the registry.
-        exported: The stored model; its metadata has uri, digest, name, version, promoted, bytes and files.
-        target: Directory of all models, this one goes below it; the artifact's own URI if empty.
-        metrics: What the model was measured to reach: numbers by name, or the result of train, whose numeric metrics
-            are taken, and whose job is noted as the model's origin.
-        alias: Name such as champion to give to the version; none if empty.
-        metric: Metric that has to be better than that of the version which holds the alias; the alias moves always if
-            empty.
-        mode: max or min: whether more of the metric is better, or less.
-        min_improvement: By how much, in units of the metric.
-        datasets: What it was trained on, each as {"uri": ..., "digest": ...}.
-        base_model: What its training started from, likewise; with an empty uri or digest, none.
-        provenance: Written beside the model: whatever else tells where it came from.
-        registry: As mlflow+https://host; what TRAINJOB_REGISTRY says if empty.
-        allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
-        in_pod: Work in this step's own pod instead of a TrainJob of one node.
-        env: Environment of the TrainJob.
-        spec: Everything else of its TrainJobSpec; its runtime is trainjob-step unless given here.
-        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
-        start_timeout: Seconds from admission to running; 0 for no limit.
-        run_timeout: Seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail at once where something is in the job's way that only a person can remove: a queue that does not
-            exist, an image that is not there, more than the queue will ever have.
-        on_kill_action: What becomes of the job when this step is terminated: suspend, so that the next try or "Retry
-            run" continues with it (or deletion, where a suspend takes too long), cancel, which deletes it, or keep. A
-            step whose pod is drained always keeps it.
-        cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
-        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
-        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+        source: The model, a file or a directory; usually the output model_uri of train.
+        name: Name of the model in the registry.
+        exported: The stored model. Its metadata has uri, digest, name, version, promoted, bytes and files.
+        target: Directory of all models, below which this model is stored; the artifact's URI if empty.
+        metrics: Measured metrics: numbers by name, or the result of train, whose numeric metrics are used and whose job
+            is recorded as the model's origin.
+        alias: Alias to move to the version, such as champion; none if empty.
+        metric: Metric that must be better than that of the version that holds the alias; if empty, the alias always
+            moves.
+        mode: max if a higher value of the metric is better, min if a lower one is.
+        min_improvement: Minimum improvement, in units of the metric.
+        datasets: Datasets of the training, each as {"uri": ..., "digest": ...}.
+        base_model: Base model of the training, in the same form; ignored if its uri or digest is empty.
+        provenance: Other facts about the model's origin, stored beside the model.
+        registry: Registry, such as mlflow+https://host; the value of TRAINJOB_REGISTRY if empty.
+        allow_pickle: Accept all file formats, including pickle and others that can run code when they are loaded.
+        in_pod: Do the work in this step's pod instead of in a TrainJob of one node.
+        env: Environment variables of the TrainJob.
+        spec: Other fields of the TrainJobSpec. The runtime is trainjob-step unless it is set here.
+        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
+        start_timeout: Maximum seconds from admission to running; 0 for no limit.
+        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue or an image that
+            does not exist, or a request for more than the queue can ever admit.
+        on_kill_action: What happens to the job when this step is terminated. suspend: the next try or "Retry run"
+            resumes it (it is deleted if suspending takes too long). cancel: the job is deleted. keep: the job keeps
+            running, as it always does when the step's pod is drained.
+        cancel_on_timeout: Delete the job when one of the timeouts expires. Otherwise the job keeps running and the next
+            try adopts it.
+        backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
+        namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
         owned_by_run: Let Kubernetes delete the job together with the run's Workflow, which KFP keeps for a day or less.
-            The job has to be in the run's own namespace.
-        task_config: What is set on the task, by KFP itself: resources, environment, node selector, tolerations,
-            affinity and volumes are the job's.
+            The job must be in the run's namespace.
+        task_config: Set by KFP from the settings of the task: resources, environment, node selector, tolerations,
+            affinity and volumes apply to the job.
 
     Returns:
-        uri: Where the model is stored.
+        uri: Location of the stored model.
         digest: sha256:<root digest>.
-        version: Its version in the registry.
-        promoted: Whether the alias points to it.
-        reason: Why, or why not.
+        version: Version in the registry.
+        promoted: Whether the alias points to the version.
+        reason: Why the alias was moved, or why not.
     """
     given = dict(locals())
     from trainjob_kfp.runtime import run_export

@@ -1,4 +1,4 @@
-"""Register what was trained; it becomes the champion if it is better."""
+"""Register the trained model; it becomes the champion if it is better."""
 
 from kfp import dsl
 
@@ -7,7 +7,7 @@ from trainjob_kfp import export_model, train
 
 @dsl.pipeline(name="export-model-example")
 def example_pipeline(models: str, registry: str) -> None:
-    """The metrics are those that the training reports with `trainjob.progress`."""
+    """The training reports the metrics with `trainjob.progress`."""
     trained = train(runtime="torch-distributed", command=["trainjob", "exec", "--", "torchrun", "train.py"])
     export_model(
         source=trained.outputs["model_uri"],

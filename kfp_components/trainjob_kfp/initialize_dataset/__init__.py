@@ -1,4 +1,4 @@
-"""``initialize_dataset``: bring a dataset to where training finds it."""
+"""``initialize_dataset``: download a dataset for the training."""
 
 from trainjob_kfp.initialize_dataset.component import initialize_dataset
 

@@ -1,4 +1,4 @@
-"""Bring a dataset to the store of the pipeline, once and checked."""
+"""Download a dataset to the pipeline's store, once, and verify it."""
 
 from kfp import dsl
 
@@ -7,7 +7,7 @@ from trainjob_kfp import initialize_dataset, train
 
 @dsl.pipeline(name="initialize-dataset-example")
 def example_pipeline(source: str, digest: str = "") -> None:
-    """The training finds it as TRAINJOB_INPUT_DATASET."""
+    """TRAINJOB_INPUT_DATASET has the location for the training."""
     data = initialize_dataset(source=source, digest=digest, include=["*.parquet"])
     train(
         runtime="torch-distributed",

@@ -1,4 +1,4 @@
-"""``initialize_model``: bring a base model to where training finds it."""
+"""``initialize_model``: download a base model for the training."""
 
 from trainjob_kfp.initialize_model.component import initialize_model
 

@@ -1,7 +1,7 @@
-"""``initialize_model``: bring a base model to where training finds it."""
+"""``initialize_model``: download a base model for the training."""
 
-# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
-# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# KFP requires annotations that are real objects (no `from __future__ import annotations`), constants as defaults, and
+# imports in the body. It copies the source of the function, comments included, so the suppressions are here instead:
 # ruff: noqa: B006, PLC0415
 # mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
 from typing import NamedTuple
@@ -36,41 +36,42 @@ def initialize_model(
     owned_by_run: bool = False,
     task_config: dsl.TaskConfig = None,
 ) -> NamedTuple("Outputs", [("uri", str), ("digest", str), ("version", str), ("fresh", bool)]):
-    """Bring a model to where training finds it, whole and checked.
+    """Download a base model to where the training reads it, complete and verified.
 
     Args:
-        source: Where it is: models:/name@alias, models:/name/version, or a location as for datasets.
-        model: The model; its metadata has uri, digest, version, bytes and files.
-        target: Directory to bring it to; the artifact's own URI if empty.
-        digest: SHA-256 of the one file, or sha256:<root digest> of a directory. Registered models are always checked.
-        include: Patterns of the only files to bring.
-        exclude: Patterns of files not to bring.
-        registry: Where to look for models:/..., as mlflow+https://host; what TRAINJOB_REGISTRY says if empty.
-        if_missing: fail, or fresh: that the model is not registered yet is no error, uri is then empty.
-        in_pod: Work in this step's own pod instead of a TrainJob of one node.
-        env: Environment of the TrainJob.
-        spec: Everything else of its TrainJobSpec; its runtime is trainjob-step unless given here.
-        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
-        start_timeout: Seconds from admission to running; 0 for no limit.
-        run_timeout: Seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail at once where something is in the job's way that only a person can remove: a queue that does not
-            exist, an image that is not there, more than the queue will ever have.
-        on_kill_action: What becomes of the job when this step is terminated: suspend, so that the next try or "Retry
-            run" continues with it (or deletion, where a suspend takes too long), cancel, which deletes it, or keep. A
-            step whose pod is drained always keeps it.
-        cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
-        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
-        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+        source: models:/name@alias, models:/name/version, or a location as for datasets.
+        model: The model. Its metadata has uri, digest, version, bytes and files.
+        target: Directory to download to; the artifact's URI if empty.
+        digest: SHA-256 of a single file, or sha256:<root digest> of a directory. Registered models are always verified.
+        include: Patterns of the files to download; all files if empty.
+        exclude: Patterns of files that are not downloaded.
+        registry: Registry of models:/..., such as mlflow+https://host; the value of TRAINJOB_REGISTRY if empty.
+        if_missing: fail, or fresh: if the model is not registered yet, succeed with an empty uri.
+        in_pod: Do the work in this step's pod instead of in a TrainJob of one node.
+        env: Environment variables of the TrainJob.
+        spec: Other fields of the TrainJobSpec. The runtime is trainjob-step unless it is set here.
+        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
+        start_timeout: Maximum seconds from admission to running; 0 for no limit.
+        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue or an image that
+            does not exist, or a request for more than the queue can ever admit.
+        on_kill_action: What happens to the job when this step is terminated. suspend: the next try or "Retry run"
+            resumes it (it is deleted if suspending takes too long). cancel: the job is deleted. keep: the job keeps
+            running, as it always does when the step's pod is drained.
+        cancel_on_timeout: Delete the job when one of the timeouts expires. Otherwise the job keeps running and the next
+            try adopts it.
+        backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
+        namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
         owned_by_run: Let Kubernetes delete the job together with the run's Workflow, which KFP keeps for a day or less.
-            The job has to be in the run's own namespace.
-        task_config: What is set on the task, by KFP itself: resources, environment, node selector, tolerations,
-            affinity and volumes are the job's.
+            The job must be in the run's namespace.
+        task_config: Set by KFP from the settings of the task: resources, environment, node selector, tolerations,
+            affinity and volumes apply to the job.
 
     Returns:
-        uri: Where the model is now; empty for a fresh start.
+        uri: Location of the downloaded model; empty for a fresh start.
         digest: sha256:<root digest>.
-        version: Its version in the registry, if it is registered.
-        fresh: Whether there is no model yet, and if_missing says so: training starts without one.
+        version: Version in the registry, if the model is registered.
+        fresh: Whether the model is not registered yet and if_missing is fresh: the training starts without a model.
     """
     given = dict(locals())
     from trainjob_kfp.runtime import run_initialize

@@ -7,7 +7,7 @@ from trainjob_kfp import train
 
 @dsl.pipeline(name="train-example")
 def example_pipeline(dataset: str, epochs: int = 3) -> None:
-    """The script reads and writes where the variables say; what it writes is the artifact `model`."""
+    """The variables have the locations of the input and of the output, which becomes the artifact `model`."""
     train(
         runtime="torch-distributed",
         image="registry.example/digits:1",

@@ -1,4 +1,4 @@
-"""Wait for a TrainJob that another system launches, and take its metrics."""
+"""Wait for a TrainJob that another system launches, and use its metrics."""
 
 from kfp import dsl
 
@@ -7,5 +7,5 @@ from trainjob_kfp import wait
 
 @dsl.pipeline(name="wait-example")
 def example_pipeline(name: str) -> None:
-    """Its failure fails the step, and the step changes nothing about it."""
+    """If the job fails, the step fails. The step never changes the job."""
     wait(name=name, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, run_timeout=24 * 3600)
