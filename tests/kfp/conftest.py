@@ -1,4 +1,4 @@
-"""Steps run as KFP's launcher runs them: the compiled component's own command, with an executor input."""
+"""Runs steps as KFP's launcher does: the command of the compiled component, with an executor input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "dags_examples" / "kfp"
 COMPILED = ROOT / "kfp_components" / "trainjob_kfp" / "compiled"
 STEP_PYTHON = os.environ.get("TRAINJOB_STEP_PYTHON", sys.executable)
-"""Of an environment like the step image's: this package, and KFP without what it depends on."""
+"""Python of an environment like that of the step image: this package, and KFP without its dependencies."""
 
 RUN = "0d9f8a9e-6c1d-4a53-9f0e-2f1d5b1c7a11"
 TASK_UUID = "5f7c1a52-58f0-4d0e-8a0e-6c2f4c9b7d33"
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            # kfp.local, of every image without "python" in its name.
+            # kfp.local warns about every image without "python" in its name.
             item.add_marker(pytest.mark.filterwarnings("ignore:.*non-Python base image:RuntimeWarning"))
 
 
@@ -43,13 +43,13 @@ class Ended:
     code: int
     log: str
     output: dict[str, Any]
-    """What the component gave to KFP: parameterValues and artifacts; empty if it gave nothing."""
+    """Outputs that the component wrote for KFP: parameterValues and artifacts; empty if there are none."""
     termination_message: str
 
 
 @dataclass
 class Steps:
-    """Runs components in processes of their own, on the local backend in a directory of the test's own."""
+    """Runs each component in a separate process, on the local backend in a directory of the test."""
 
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -70,11 +70,11 @@ class Steps:
         artifacts: Mapping[str, list[Any]] | None = None,
         **parameters: Any,
     ) -> subprocess.Popen[str]:
-        """As the launcher does: ``{{$}}`` is the executor input, and defaults are filled in.
+        """Start a component as the launcher does: ``{{$}}`` is the executor input, with defaults filled in.
 
         Args:
-            component: Its name.
-            compiled: Its YAML, if it is none of ours.
+            component: Name of the component.
+            compiled: Its YAML, if it is not a component of this package.
             artifacts: Its input artifacts.
             parameters: Its input parameters.
         """
@@ -92,7 +92,7 @@ class Steps:
             name: {"artifacts": [{"name": name, "type": each["artifactType"], "uri": str(root / name)}]}
             for name, each in defined.get("artifacts", {}).items()
         }
-        logs = {  # of every step, and the one URI that differs from try to try
+        logs = {  # every step has it; its URI is the only one that changes between tries
             "name": "executor-logs",
             "type": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"},
             "uri": str(root / f"executor-logs-{self.environment.get('KFP_RETRY_INDEX', '0')}"),
@@ -124,7 +124,7 @@ class Steps:
 
     def variables(self) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINJOB_", "KFP_", "KUBERNETES_"))}
-        # KFP's command leaves its program where `mktemp` makes it: with a pod it goes, here it would stay.
+        # KFP's command does not delete the program that it writes to a `mktemp` directory; a pod's end deletes it.
         temporary = self.directory / "tmp"
         temporary.mkdir(exist_ok=True)
         return {
@@ -156,11 +156,11 @@ class Steps:
 
     @staticmethod
     def signal(process: subprocess.Popen[str], number: int) -> None:
-        """To the whole process group, as Argo does it."""
+        """Send a signal to the process group, as Argo does."""
         os.killpg(process.pid, number)
 
     def run_example(self, name: str, *arguments: str) -> str:
-        """What a script of dags_examples/kfp prints, run with kfp.local."""
+        """Run a script of dags_examples/kfp with kfp.local; return its output."""
         ended = subprocess.run(
             [sys.executable, "-W", "error", str(EXAMPLES / name), "--local", *arguments],
             cwd=self.directory,

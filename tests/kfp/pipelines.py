@@ -1,4 +1,4 @@
-"""Compiled pipelines, as a KFP backend reads them: unknown fields are refused."""
+"""Reads compiled pipelines as a KFP backend does: unknown fields are an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 
 def validated(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline spec of a compiled file, and what it asks of Kubernetes by executor."""
+    """The pipeline spec of a compiled file, and its Kubernetes settings by executor."""
     spec, *platforms = yaml.safe_load_all(path.read_text())
     json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
     executors: dict[str, Any] = {}
@@ -25,9 +25,9 @@ def validated(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def dangling(spec: dict[str, Any]) -> list[str]:
-    """Parameters that a task takes from the DAG around it, which has not got them: the driver would fail the task.
+    """Parameters that a task reads from its DAG but that the DAG does not have; the driver would fail the task.
 
-    The compiler (kfp 2.17) forgets to pass on what is used for nothing but a task's resources.
+    The compiler (kfp 2.17) does not pass on parameters that are used only for a task's resources.
     """
     definitions = {**spec["components"], "root": spec["root"]}
     found = []

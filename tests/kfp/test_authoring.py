@@ -1,4 +1,4 @@
-"""What a pipeline's author calls, besides the components: load, retry, distributed, and what warns of the cache."""
+"""The functions for pipeline authors besides the components: load, retry, distributed, and the warnings of tasks."""
 
 # No `from __future__ import annotations`: KFP reads those of components as objects.
 import warnings
@@ -35,8 +35,8 @@ def fields(definition: dict[str, Any]) -> set[str]:
 # ---------------------------------------------------------------- load
 
 
-def test_kfps_own_loader_loses_what_ours_keeps(tmp_path: Path) -> None:
-    """If this fails because KFP's loader keeps it, `load` can go."""
+def test_kfps_loader_drops_passthroughs_that_load_keeps(tmp_path: Path) -> None:
+    """If this fails because KFP's loader keeps them, `load` can be removed."""
     path = COMPILED / "train.yaml"
 
     def passed_on(component: Any) -> set[str]:
@@ -56,12 +56,12 @@ def test_kfps_own_loader_loses_what_ours_keeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cleanup", "wait"])
-def test_a_component_without_a_job_keeps_its_settings(name: str) -> None:
+def test_a_component_without_a_job_has_no_passthroughs(name: str) -> None:
     assert load(COMPILED / f"{name}.yaml").component_spec.task_config_passthroughs is None
     assert getattr(trainjob_kfp, name).component_spec.task_config_passthroughs is None
 
 
-def test_everything_set_on_a_task_of_train_compiles(tmp_path: Path) -> None:
+def test_all_task_settings_of_train_compile(tmp_path: Path) -> None:
     @dsl.pipeline(name="gpus")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         task = train(runtime="torch-distributed", num_nodes=2).set_caching_options(False)
@@ -80,12 +80,12 @@ def test_everything_set_on_a_task_of_train_compiles(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- retry
 
 
-def test_a_retried_training_may_take_a_month(tmp_path: Path) -> None:
-    @dsl.pipeline(name="patient")  # type: ignore[untyped-decorator]  # KFP has no types
+def test_retries_have_a_time_limit_of_a_month(tmp_path: Path) -> None:
+    @dsl.pipeline(name="retried")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         retry(train(runtime="torch-distributed"), 3, pause=30)
 
-    (spec,) = compiled(pipeline, tmp_path / "patient.yaml")
+    (spec,) = compiled(pipeline, tmp_path / "retried.yaml")
     assert spec["root"]["dag"]["tasks"]["train"]["retryPolicy"] == {
         "maxRetryCount": 3,
         "backoffDuration": "30s",
@@ -95,7 +95,7 @@ def test_a_retried_training_may_take_a_month(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"times": -1}, {"times": 1, "pause": -1}, {"times": 1, "pause": 60, "seconds": 60}])
-def test_retry_policies_that_cannot_be(wrong: dict[str, int]) -> None:
+def test_invalid_retry_policies_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="seconds greater than pause"):
         retry(None, **wrong)
 
@@ -108,7 +108,9 @@ def test_retry_policies_that_cannot_be(wrong: dict[str, int]) -> None:
     [("set_env_variable", ("SEED", "1")), ("set_accelerator_limit", (2,)), ("set_accelerator_type", ("x",))],
 )
 @pytest.mark.parametrize("component", [train, load(COMPILED / "train.yaml")], ids=["imported", "loaded"])
-def test_what_the_cache_does_not_see_is_said(component: Any, name: str, arguments: tuple[Any, ...]) -> None:
+def test_tasks_warn_about_settings_that_the_cache_ignores(
+    component: Any, name: str, arguments: tuple[Any, ...]
+) -> None:
     called = []
 
     @dsl.pipeline(name="cached")  # type: ignore[untyped-decorator]  # KFP has no types
@@ -120,13 +122,13 @@ def test_what_the_cache_does_not_see_is_said(component: Any, name: str, argument
             getattr(component(runtime="torch-distributed"), name)(*arguments)
         called.append(name)
 
-    assert called, "or nothing of it was looked at"
+    assert called, "the pipeline was not built, so nothing was checked"
 
 
 @pytest.mark.parametrize(
     "name", ["set_accelerator_limit", "set_cpu_limit", "set_cpu_request", "set_memory_limit", "set_memory_request"]
 )
-def test_a_resource_from_a_parameter_that_is_no_text_is_warned_of(name: str) -> None:
+def test_tasks_warn_about_resources_from_parameters_other_than_str(name: str) -> None:
     called = []
 
     @dsl.pipeline(name="lost")  # type: ignore[untyped-decorator]  # KFP has no types
@@ -143,8 +145,8 @@ def test_a_resource_from_a_parameter_that_is_no_text_is_warned_of(name: str) -> 
 
 
 @pytest.mark.parametrize("origin", ["imported", "loaded"])
-def test_nothing_is_taken_from_the_cache_unless_asked(origin: str, tmp_path: Path) -> None:
-    """A second retraining would take all its steps from the cache, and train nothing."""
+def test_the_cache_is_off_unless_a_task_turns_it_on(origin: str, tmp_path: Path) -> None:
+    """Otherwise a second retraining would reuse all cached steps and train nothing."""
     names = ("initialize_dataset", "initialize_model", "train", "export_model", "wait", "cleanup")
     given = {name: getattr(trainjob_kfp, name) for name in names}
     if origin == "loaded":
@@ -174,29 +176,29 @@ def fit(epochs: int, data: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model])
     return float(epochs)
 
 
-def test_a_distributed_component_looks_the_same_and_runs_elsewhere(tmp_path: Path) -> None:
+def test_a_distributed_component_keeps_its_interface_and_runs_in_the_step_image(tmp_path: Path) -> None:
     made = distributed(fit, runtime="torch-distributed", num_nodes=2, resources_per_node={"gpu": 4})
 
-    @dsl.pipeline(name="around")  # type: ignore[untyped-decorator]  # KFP has no types
+    @dsl.pipeline(name="wrapper")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         data = dsl.importer(artifact_uri="s3://data", artifact_class=dsl.Dataset)
         retry(made(epochs=3, data=data.output), 2)
         fit(epochs=3, data=data.output)
 
-    (spec,) = compiled(pipeline, tmp_path / "around.yaml")
-    there, plain = spec["components"]["comp-fit"], spec["components"]["comp-fit-2"]
-    assert there["outputDefinitions"] == plain["outputDefinitions"]
-    assert set(there["inputDefinitions"]["parameters"]) == {"epochs", "task_config"}
-    assert there["inputDefinitions"]["artifacts"] == plain["inputDefinitions"]["artifacts"]
-    assert fields(there) >= FIELDS
+    (spec,) = compiled(pipeline, tmp_path / "wrapper.yaml")
+    step, plain = spec["components"]["comp-fit"], spec["components"]["comp-fit-2"]
+    assert step["outputDefinitions"] == plain["outputDefinitions"]
+    assert set(step["inputDefinitions"]["parameters"]) == {"epochs", "task_config"}
+    assert step["inputDefinitions"]["artifacts"] == plain["inputDefinitions"]["artifacts"]
+    assert fields(step) >= FIELDS
     container = spec["deploymentSpec"]["executors"]["exec-fit"]["container"]
     assert container["image"] == STEP_IMAGE
     assert not [word for word in container["command"] if "pip install" in word], "the nodes install it, not the step"
     assert "numpy==2.0.0" in container["args"][-1]
-    assert fit.component_spec.implementation.container.image == "trainer:1", "the component itself stays as it is"
+    assert fit.component_spec.implementation.container.image == "trainer:1", "the original component is not changed"
 
 
-def test_what_cannot_be_distributed() -> None:
+def test_only_lightweight_components_can_be_distributed() -> None:
     @dsl.container_component  # type: ignore[untyped-decorator]  # KFP has no types
     def container() -> dsl.ContainerSpec:
         return dsl.ContainerSpec(image="x", command=["y"])
@@ -211,7 +213,7 @@ def test_what_cannot_be_distributed() -> None:
         distributed(configured, runtime="torch-distributed")
 
 
-def test_cleanup_is_never_taken_from_the_cache(tmp_path: Path) -> None:
+def test_cleanup_has_a_run_id_and_so_is_never_cached(tmp_path: Path) -> None:
     @dsl.pipeline(name="exits")  # type: ignore[untyped-decorator]  # KFP has no types
     def pipeline() -> None:
         with dsl.ExitHandler(cleanup(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)):

@@ -1,4 +1,4 @@
-"""What the compiler makes of the components and of the example pipeline."""
+"""The compiled components and the compiled example pipeline."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ each_component = pytest.mark.parametrize("name", COMPONENTS)
 
 def load(path: Path) -> dict[str, Any]:
     specs = list(yaml.safe_load_all(path.read_text()))
-    assert len(specs) == 1, "a platform spec: none of the components asks for one"
+    assert len(specs) == 1, "a platform spec, which no component needs"
     specs[0].pop("sdkVersion")
     return dict(specs[0])
 
@@ -35,7 +35,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @each_component
-def test_the_compiled_components_are_those_of_this_source(name: str, fresh: Path) -> None:
+def test_compiled_components_match_their_source(name: str, fresh: Path) -> None:
     assert load(COMPILED / f"{name}.yaml") == load(fresh / f"{name}.yaml"), "run: python -m trainjob_kfp.compile"
 
 
@@ -45,7 +45,7 @@ def test_compiled_components_are_valid_pipeline_specs(name: str, fresh: Path) ->
 
 
 @each_component
-def test_a_step_starts_without_pip_in_the_image_of_this_version(name: str) -> None:
+def test_a_step_runs_no_pip_and_uses_the_image_of_this_version(name: str) -> None:
     executor = load(COMPILED / f"{name}.yaml")["deploymentSpec"]["executors"][f"exec-{name.replace('_', '-')}"]
     container = executor["container"]
     assert container["image"] == trainjob_kfp.STEP_IMAGE
@@ -54,7 +54,7 @@ def test_a_step_starts_without_pip_in_the_image_of_this_version(name: str) -> No
 
 
 @each_component
-def test_every_input_is_explained(name: str) -> None:
+def test_every_input_and_output_has_a_description(name: str) -> None:
     component = load(COMPILED / f"{name}.yaml")["components"][f"comp-{name.replace('_', '-')}"]
     inputs = component["inputDefinitions"]["parameters"]
     outputs = component["outputDefinitions"]["parameters"]
@@ -62,7 +62,7 @@ def test_every_input_is_explained(name: str) -> None:
 
 
 @each_component
-def test_a_component_that_was_loaded_from_yaml_compiles_to_the_same(name: str, tmp_path: Path) -> None:
+def test_loaded_and_imported_components_compile_to_the_same(name: str, tmp_path: Path) -> None:
     specs = {}
     for how, component in {
         "loaded": trainjob_kfp.load(COMPILED / f"{name}.yaml"),
@@ -80,11 +80,11 @@ def test_a_component_that_was_loaded_from_yaml_compiles_to_the_same(name: str, t
 
 
 def pipeline_of(component: Any, required: list[str]) -> Any:
-    @dsl.pipeline(name="around")  # type: ignore[untyped-decorator]
-    def around() -> None:
+    @dsl.pipeline(name="wrapper")  # type: ignore[untyped-decorator]
+    def wrapper() -> None:
         component(**dict.fromkeys(required, "x"))
 
-    return around
+    return wrapper
 
 
 def test_the_example_compiles_to_a_valid_pipeline(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`distributed` components as KFP's launcher runs them: all ranks run the function, and rank 0 gives the outputs."""
+"""`distributed` components as KFP's launcher runs them: all ranks run the function, and rank 0 writes the outputs."""
 
 # No `from __future__ import annotations`: KFP reads those of components as objects.
 import json
@@ -49,7 +49,7 @@ def fit(
 
 @pytest.fixture(scope="module")
 def component(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled."""
+    """The YAML of the compiled component."""
     path = tmp_path_factory.mktemp("compiled") / "fit.yaml"
     made = distributed(fit, runtime="jax-distributed", num_nodes=2, spec={"labels": {"team": "a"}})
     compiler.Compiler().compile(made, str(path))
@@ -62,7 +62,7 @@ def start(steps: "Steps", component: Path, **parameters: Any) -> Any:
     return steps.start("fit", compiled=component, artifacts={"data": [data]}, epochs=4, **parameters)
 
 
-def test_all_ranks_run_it_and_rank_0_gives_the_outputs(steps: "Steps", component: Path) -> None:
+def test_all_ranks_run_the_function_and_rank_0_writes_the_outputs(steps: "Steps", component: Path) -> None:
     ended = steps.end("fit", start(steps, component))
     assert ended.code == 0, ended.log
     for rank in (0, 1):
@@ -70,7 +70,7 @@ def test_all_ranks_run_it_and_rank_0_gives_the_outputs(steps: "Steps", component
     assert ended.output["parameterValues"] == {"loss": 0.25, "names": ["a", "b"]}
     (model,) = ended.output["artifacts"]["model"]["artifacts"]
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
-    assert model["uri"] == str(steps.artifact_root("fit") / "model"), "the URI stays KFP's"
+    assert model["uri"] == str(steps.artifact_root("fit") / "model"), "KFP's URI is kept"
     assert Path(model["uri"]).read_text() == "weights"
     assert (model["metadata"], metrics["metadata"]) == ({"framework": "none"}, {"loss": 0.25})
     assert (steps.artifact_root("fit") / "note").read_text() == "noted"
@@ -79,7 +79,7 @@ def test_all_ranks_run_it_and_rank_0_gives_the_outputs(steps: "Steps", component
 
     again = steps.end("fit", start(steps, component))
     assert again.output == ended.output
-    assert len(steps.jobs()) == 1, "the same execution again is no second job"
+    assert len(steps.jobs()) == 1, "running the execution again creates no second job"
 
 
 def test_a_rank_that_fails_is_named(steps: "Steps", component: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_rank_that_fails_is_named(steps: "Steps", component: Path) -> None:
     assert ended.output == {}
 
 
-def test_the_step_needs_no_authoring_half(component: Path, tmp_path: Path) -> None:
-    """It would take a second of the step's start, and modules that a step image without KFP's dependencies lacks."""
+def test_the_step_does_not_import_kfps_authoring_api(component: Path, tmp_path: Path) -> None:
+    """The import takes a second, and needs modules that a step image without KFP's dependencies does not have."""
     spec = yaml.safe_load(component.read_text())
     container = spec["deploymentSpec"]["executors"]["exec-fit"]["container"]
     *before, python, _, module = container["command"]
@@ -101,7 +101,7 @@ def test_the_step_needs_no_authoring_half(component: Path, tmp_path: Path) -> No
     assert done.stdout.strip() == "[]"
 
 
-def test_outputs_that_do_not_fit_are_refused(steps: "Steps", tmp_path: Path) -> None:
+def test_outputs_longer_than_the_termination_message_are_refused(steps: "Steps", tmp_path: Path) -> None:
     @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
     def talk() -> str:
         return "x" * 5000

@@ -1,5 +1,5 @@
-"""The examples of dags_examples/kfp: each compiles to what a KFP backend can read and run, and asks for a TrainJob that
-can be; those that need no cluster run here, with kfp.local and real trainings."""
+"""The examples of dags_examples/kfp: each compiles to a pipeline that a KFP backend can run, and requests a valid
+TrainJob. Those that need no cluster run here, with kfp.local and real trainings."""
 
 import ast
 import json
@@ -34,7 +34,7 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: pat
 
 
 def compiled(example: Path, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As its user compiles it; a warning is an error."""
+    """Compile an example as a user does; a warning is an error."""
     path = directory / f"{example.stem}.yaml"
     command = [sys.executable, "-W", "error", str(example), "--compile", str(path)]
     subprocess.run(command, check=True, cwd=directory)
@@ -42,13 +42,13 @@ def compiled(example: Path, directory: Path) -> tuple[dict[str, Any], dict[str, 
 
 
 def tasks(spec: dict[str, Any]) -> dict[str, Any]:
-    """All tasks, whatever is around them."""
+    """All tasks, including those in loops, conditions and exit handlers."""
     dags = [spec["root"], *spec["components"].values()]
     return {name: task for each in dags for name, task in each.get("dag", {}).get("tasks", {}).items()}
 
 
-def asked(spec: dict[str, Any], task: str, parameters: dict[str, Any], config: dict[str, Any]) -> TrainJobSpec:
-    """What a task of `train` would launch; `parameters` are those that KFP puts into its constants."""
+def rendered_spec(spec: dict[str, Any], task: str, parameters: dict[str, Any], config: dict[str, Any]) -> TrainJobSpec:
+    """The spec that a task of `train` launches; `parameters` are the values that KFP inserts into its constants."""
     component = tasks(spec)[task]["componentRef"]["name"]
     definitions = spec["components"][component]["inputDefinitions"]["parameters"]
     given = {name: each["defaultValue"] for name, each in definitions.items() if "defaultValue" in each}
@@ -61,7 +61,7 @@ def asked(spec: dict[str, Any], task: str, parameters: dict[str, Any], config: d
 
 
 @each_example
-def test_each_compiles_to_what_a_backend_can_run(example: Path, tmp_path: Path) -> None:
+def test_each_example_compiles_for_a_backend(example: Path, tmp_path: Path) -> None:
     spec, _ = compiled(example, tmp_path)
     assert spec["pipelineInfo"]["name"] == example.stem.replace("_", "-")
     assert spec["pipelineInfo"]["description"]
@@ -69,39 +69,39 @@ def test_each_compiles_to_what_a_backend_can_run(example: Path, tmp_path: Path) 
 
 
 @each_example
-def test_each_says_how_to_run_it(example: Path) -> None:
+def test_each_example_documents_how_to_run_it(example: Path) -> None:
     text = ast.get_docstring(ast.parse(example.read_text()))
     assert text
     assert f"python dags_examples/kfp/{example.name} --compile {example.stem}.yaml" in text
     assert ("--local" in text) == ('"--local"' in example.read_text())
 
 
-def test_the_documentation_knows_all_of_them() -> None:
+def test_the_documentation_lists_all_examples() -> None:
     linked = re.findall(r"\(\.\./dags_examples/kfp/(\w+)\.py\)", (ROOT / "docs" / "kfp.md").read_text())
     assert set(linked) == {example.stem for example in EXAMPLES}
 
 
-def test_what_the_compiler_forgets_to_pass_on_is_found(tmp_path: Path) -> None:
+def test_a_parameter_that_the_compiler_drops_is_found(tmp_path: Path) -> None:
     @dsl.pipeline  # type: ignore[untyped-decorator]  # KFP has no types
-    def around(gpus: str = "2"):  # type: ignore[no-untyped-def]  # KFP has no types
+    def wrapper(gpus: str = "2"):  # type: ignore[no-untyped-def]  # KFP has no types
         with dsl.ExitHandler(cleanup(run_id="x")):
             task = train(runtime="torch-distributed")
             task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
 
-    compiler.Compiler().compile(around, str(tmp_path / "around.yaml"))
-    spec, _ = validated(tmp_path / "around.yaml")
+    compiler.Compiler().compile(wrapper, str(tmp_path / "wrapper.yaml"))
+    spec, _ = validated(tmp_path / "wrapper.yaml")
     assert dangling(spec) == ["comp-exit-handler-1: train takes pipelinechannel--gpus"]
 
 
-def test_finetune_llm_asks_for_lora(tmp_path: Path) -> None:
+def test_finetune_llm_requests_lora(tmp_path: Path) -> None:
     spec, _ = compiled(ROOT / "dags_examples" / "kfp" / "finetune_llm.py", tmp_path)
-    # KFP gives numbers as floats, and what is in a text as text.
+    # KFP passes numbers as floats, and values inside a text as text.
     values = {
         "pipelinechannel--dataset": "hf://me/data",
         "pipelinechannel--epochs": 3.0,
         "pipelinechannel--lora_rank": 16.0,
     }
-    job = asked(spec, "train", values, {})
+    job = rendered_spec(spec, "train", values, {})
     assert job.torchtune is not None
     assert job.torchtune.epochs == 3
     assert job.torchtune.peft_config is not None
@@ -112,7 +112,7 @@ def test_finetune_llm_asks_for_lora(tmp_path: Path) -> None:
     assert tasks(spec)["train"]["retryPolicy"]["backoffMaxDuration"] == f"{30 * 24 * 3600}s"
 
 
-def test_train_torch_gives_the_job_what_is_set_on_the_task(tmp_path: Path) -> None:
+def test_train_torch_passes_the_task_settings_to_the_job(tmp_path: Path) -> None:
     spec, kubernetes = compiled(ROOT / "dags_examples" / "kfp" / "train_torch.py", tmp_path)
     container = spec["deploymentSpec"]["executors"]["exec-train"]["container"]
     assert container["resources"]["accelerator"]["resourceCount"] == "8"
@@ -124,11 +124,11 @@ def test_train_torch_gives_the_job_what_is_set_on_the_task(tmp_path: Path) -> No
         "pipelinechannel--initialize-dataset-uri": "file:///kfp-workspace/dataset",
         "pipelinechannel--epochs": 20.0,
     }
-    job = asked(spec, "train", values, {**MOUNTED, "resources": {"limits": {"nvidia.com/gpu": "8"}}})
+    job = rendered_spec(spec, "train", values, {**MOUNTED, "resources": {"limits": {"nvidia.com/gpu": "8"}}})
     assert job.inputs == {"dataset": "file:///kfp-workspace/dataset"}
     assert job.checkpoints == "file:///kfp-workspace/checkpoints"
     assert "/kfp-workspace" in json.dumps([patch.model_dump() for patch in job.runtime_patches])
-    # KFP mounts the workspace of a step where this text names it, and nowhere else.
+    # KFP mounts the workspace only for a step that has its path in a text parameter.
     target = tasks(spec)["initialize-dataset"]["inputs"]["parameters"]["target"]["runtimeValue"]["constant"]
     assert target == f"file://{dsl.WORKSPACE_PATH_PLACEHOLDER}/dataset"
     assert tasks(spec)["cleanup"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -159,7 +159,7 @@ def test_distributed_component_runs_on_all_ranks(steps: "Steps") -> None:
     log = steps.run_example("distributed_component.py")
     ended = re.findall(r"\[node-(\d)\] rank (\d) of 2 ends with accuracy ([\d.]+)", log)
     assert sorted((node, rank) for node, rank, _ in ended) == [("0", "0"), ("1", "1")]
-    assert len({accuracy for *_, accuracy in ended}) == 1, "the ranks have the same weights"
+    assert len({accuracy for *_, accuracy in ended}) == 1, "all ranks have the same weights"
 
     (output,) = steps.directory.glob("local_outputs/distributed-component-*/fit/executor_output.json")
     given = json.loads(output.read_text())

@@ -1,4 +1,4 @@
-"""The executor input: which piece of work a process is for, and what its parameters mean."""
+"""The executor input: which execution a process belongs to, and the values of its parameters."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_kfp_local_has_no_uuid() -> None:
     assert execution.key.endswith("/train")
     assert (execution.run, execution.task, execution.local, same.key) == (run, "train", True, execution.key)
     other = Execution.of(argv(LOCAL, "model", parameters={"lr": 0.2}))
-    assert other.key != execution.key, "iterations of a ParallelFor differ in nothing else there"
+    assert other.key != execution.key, "with kfp.local, iterations of a ParallelFor differ only in their parameters"
 
 
-def test_iterations_of_kfp_local_belong_to_their_run() -> None:
+def test_iterations_of_kfp_local_have_the_run_and_task_of_their_loop() -> None:
     loops = [LOCAL.replace("/train", f"/for-loop-1-iteration-{number}/train") for number in (0, 1)]
     executions = [Execution.of(argv(root, "model")) for root in loops]
     assert {each.run for each in executions} == {"retrain-2026-11-21-10-10-10-123456"}
@@ -68,7 +68,7 @@ def test_iterations_of_kfp_local_write_into_the_directory_of_their_run(monkeypat
     assert artifact_location(f"{root}/model") == f"s3://work/{run}/for-loop-1-iteration-0/train/model"
 
 
-def test_kfp_local_gives_a_step_without_artifacts_its_output_file_only() -> None:
+def test_with_kfp_local_the_output_file_identifies_a_step_without_artifacts() -> None:
     given = {"outputs": {"outputFile": f"{LOCAL}/executor_output.json"}}
     execution = Execution.of(["x", "--executor_input", json.dumps(given)])
     assert (execution.run, execution.task) == ("retrain-2026-11-21-10-10-10-123456", "train")
@@ -84,13 +84,13 @@ def test_kfp_local_gives_a_step_without_artifacts_its_output_file_only() -> None
         "",
     ],
 )
-def test_a_location_that_names_no_run_is_refused(root: str) -> None:
-    """A key that were guessed could be that of another run, whose job would be adopted."""
+def test_a_location_without_a_run_is_refused(root: str) -> None:
+    """A guessed key could be that of another run, and the step would adopt the job of that run."""
     with pytest.raises(ConfigurationError, match="cannot determine the run"):
         Execution.of(argv(root, "model"))
 
 
-def test_the_pipeline() -> None:
+def test_the_name_of_the_pipeline() -> None:
     assert [Execution.of(argv(root, "model")).pipeline for root in (REMOTE, LOCAL)] == ["retrain", "retrain"]
 
 
@@ -98,13 +98,13 @@ def test_jobs_are_named_after_their_task() -> None:
     assert job_name(Execution.of(argv(REMOTE, "model")).key, 1).startswith("train-")
 
 
-def test_outside_a_pipeline_the_message_says_so() -> None:
+def test_a_process_outside_a_pipeline_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a step of a pipeline"):
         Execution.of(["python"])
 
 
 @pytest.mark.parametrize(("index", "verdict"), [(None, "retry"), ("0", "retry"), ("1", "verdict"), ("2", "verdict")])
-def test_only_kfps_own_retries_leave_the_decision_to_the_diagnosis(
+def test_only_on_retries_of_kfp_the_diagnosis_decides(
     index: str | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if index is None:
@@ -127,7 +127,7 @@ def test_only_kfps_own_retries_leave_the_decision_to_the_diagnosis(
         ({"a": "{{$.inputs.parameters['unknown']}}"}, {"a": "{{$.inputs.parameters['unknown']}}"}),
     ],
 )
-def test_values_mean_what_their_author_wrote(given: Any, meant: Any) -> None:
+def test_values_are_restored_as_written_in_the_pipeline(given: Any, meant: Any) -> None:
     parameters = {"pipelinechannel--data-uri": "s3://data/x", "pipelinechannel--epochs": 8.0}
     got = Execution.of(argv(REMOTE, "model", parameters=parameters)).plain(given)
     assert got == meant
@@ -138,7 +138,7 @@ def test_values_mean_what_their_author_wrote(given: Any, meant: Any) -> None:
     ("given", "meant"),
     [("--epochs=8.0", "--epochs=8"), ("8.0", "8"), ("18.0", "18.0"), ("8.05", "8.05"), ("v8.0.1", "v8.0.1")],
 )
-def test_kfp_local_writes_whole_numbers_as_floats_into_texts(given: str, meant: str) -> None:
+def test_whole_numbers_that_kfp_local_inserts_as_floats_are_restored(given: str, meant: str) -> None:
     execution = Execution.of(argv(LOCAL, "model", parameters={"pipelinechannel--epochs": 8.0}))
     assert execution.plain(given) == meant
 
@@ -166,7 +166,7 @@ def test_locations(given: str, meant: str) -> None:
         ("", LOCAL, f"file://{LOCAL}/model"),
     ],
 )
-def test_what_kfp_local_keeps_on_its_machine_goes_to_the_workspace(
+def test_artifacts_of_kfp_local_are_located_in_the_workspace(
     workspace: str, root: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINJOB_WORKSPACE", workspace)

@@ -1,4 +1,4 @@
-"""A rank that crashes while its job goes on; on a real cluster: tests/cluster/test_first_crash.py."""
+"""A rank crashes while its job keeps running; on a real cluster: tests/cluster/test_first_crash.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CRASHED = {
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    """Where every job runs, and its second rank has crashed."""
+    """Runs every job, and crashes its second rank."""
     backend = MemoryBackend()
 
     def crash(request: str) -> None:
@@ -54,7 +54,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
 
 
 @pytest.mark.parametrize(
-    ("action", "phase", "told"),
+    ("action", "phase", "outcome"),
     [
         ("suspend", Phase.SUSPENDED, "was suspended"),
         ("cancel", None, "was deleted"),
@@ -62,16 +62,16 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     ],
 )
 def test_the_first_crash_fails_the_step(
-    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], action: str, phase: Phase | None, told: str
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str], action: str, phase: Phase | None, outcome: str
 ) -> None:
     with pytest.raises(RankCrashed, match="exited with code 3"):
         jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": action})
-    assert told in capsys.readouterr().out
+    assert outcome in capsys.readouterr().out
     assert [observe(job).phase for job in backend.jobs.values()] == ([phase] if phase else [])
     assert all(given_up(job) for job in backend.jobs.values() if phase is Phase.SUSPENDED)
 
 
-def test_a_crash_is_told_with_its_last_lines(
+def test_a_crash_is_logged_with_the_last_lines_of_its_rank(
     backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say = steplog.say
@@ -88,20 +88,20 @@ def test_a_crash_is_told_with_its_last_lines(
     assert "  | ValueError: no" in out
 
 
-def test_actions_that_there_are_not(backend: MemoryBackend) -> None:
+def test_unknown_crash_actions_are_refused(backend: MemoryBackend) -> None:
     with pytest.raises(InvalidSpec, match=r"on_crash_action: is 'delete' .give one of suspend, cancel, keep"):
         jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "on_crash_action": "delete"})
     assert backend.jobs == {}
 
 
-def test_steps_that_have_no_such_parameter_wait_as_ever(backend: MemoryBackend) -> None:
+def test_steps_without_crash_parameters_wait_for_the_end(backend: MemoryBackend) -> None:
     """Initializers and exporters on a cluster."""
     parameters = {name: value for name, value in PARAMETERS.items() if "crash" not in name}
     backend.after = lambda _: backend.end(JobRef.of(next(iter(backend.jobs.values()))))
     assert jobs.run_job(EXECUTION, SPEC, parameters).attempt == 1
 
 
-def test_no_control_sequence_reaches_the_log_of_a_step(
+def test_the_log_of_a_step_has_no_control_sequences(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     message = tmp_path / "message"

@@ -1,4 +1,4 @@
-"""A component's directory is as kubeflow/pipelines-components wants it, but for the owners, who are people there."""
+"""The directory of each component has the layout of kubeflow/pipelines-components, except for the list of owners."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def metadata(name: str) -> dict[str, Any]:
     return dict(yaml.safe_load((PACKAGE / name / "metadata.yaml").read_text()))
 
 
-def oldest(extra: str, package: str) -> str:
-    """The oldest version of a package that an extra of ours takes, in three parts."""
+def oldest_version(extra: str, package: str) -> str:
+    """The oldest version of a package that an extra of this project allows, in three parts."""
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     (wanted,) = [r for r in map(Requirement, extras[extra]) if r.name == package]
     (version,) = [each.version for each in wanted.specifier if each.operator == ">="]
@@ -41,7 +41,7 @@ def test_every_component_has_a_directory() -> None:
 
 
 @each_component
-def test_the_readme_is_that_of_this_source(name: str) -> None:
+def test_the_readme_matches_the_source(name: str) -> None:
     written = (PACKAGE / name / "README.md").read_text()
     component = getattr(trainjob_kfp, name)
     assert written == readme(component, PACKAGE / name, COMPILED / f"{name}.yaml"), (
@@ -52,8 +52,8 @@ def test_the_readme_is_that_of_this_source(name: str) -> None:
 
 
 @each_component
-def test_the_metadata_are_those_of_the_schema(name: str) -> None:
-    """Fields and their order: scripts/validate_metadata of kubeflow/pipelines-components."""
+def test_the_metadata_follow_the_schema(name: str) -> None:
+    """The schema is scripts/validate_metadata of kubeflow/pipelines-components, including the order of fields."""
     given = metadata(name)
     assert list(given) == ["name", "stability", "dependencies", "tags", "lastVerified", "ci", "links"]
     assert given["name"] == name
@@ -67,14 +67,14 @@ def test_the_metadata_are_those_of_the_schema(name: str) -> None:
 
 
 @each_component
-def test_the_versions_are_those_that_we_support(name: str) -> None:
+def test_the_metadata_name_the_oldest_supported_versions(name: str) -> None:
     given = metadata(name)["dependencies"]
     wanted = {each["name"]: each["version"] for each in [*given["kubeflow"], *given["external_services"]]}
     (trainer,) = [option for option in install.params if option.name == "trainer"]
     supported = {
-        "Pipelines": f">={oldest('kfp', 'kfp')}",
+        "Pipelines": f">={oldest_version('kfp', 'kfp')}",
         "Trainer": f">={min(trainer.type.choices)}.0",  # type: ignore[attr-defined]
-        "MLflow": f">={oldest('mlflow', 'mlflow-skinny')}",
+        "MLflow": f">={oldest_version('mlflow', 'mlflow-skinny')}",
     }
     assert {"Pipelines", "Trainer"} <= set(wanted)
     assert wanted == {service: supported[service] for service in wanted}

@@ -1,4 +1,4 @@
-"""What is refused when a pipeline is compiled, and what waits for the run."""
+"""Which arguments are refused when a pipeline is compiled, and which are checked only in the run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_wrong_literal_is_refused_when_the_pipeline_is_compiled(use: str, tmp_
     assert TOKEN not in str(raised.value)
 
 
-def test_values_of_the_run_wait_for_it(tmp_path: Path) -> None:
+def test_values_known_only_in_the_run_compile(tmp_path: Path) -> None:
     @dsl.pipeline  # type: ignore[untyped-decorator]  # KFP has no types
     def right(runtime: str, nodes: int, data: str, command: list, env: dict, spec: dict, alias: str) -> None:  # type: ignore[type-arg]  # as KFP has it
         dataset = initialize_dataset(source=data, digest=data)

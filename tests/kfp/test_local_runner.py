@@ -20,7 +20,7 @@ def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> Non
     steps.environment |= {
         "TRAINJOB_REGISTRY": uri,
         "TRAINJOB_WORKSPACE": (steps.directory / "workspace").as_uri(),
-        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),  # the steps' own has no JAX
+        "TRAINJOB_LOCAL_ENVIRONMENTS": json.dumps({"jax-distributed": sys.prefix}),  # that of the steps has no JAX
     }
     logs = [steps.run_example("retrain_digits.py", "--epochs", epochs) for epochs in ("2", "4")]
 

@@ -1,4 +1,4 @@
-"""Each component in a process of its own, as KFP's launcher runs it, with real jobs on the local backend."""
+"""Each component in a separate process, as KFP's launcher runs it, with real jobs on the local backend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if rank == "0":
     progress.report(progress=50, metrics={"loss": 0.5, "epoch": 2, "gap": float("nan")}, remaining_seconds=5)
 time.sleep(1)
 """
-# The last line: a waiter sees states and no history, so a state that shall be seen has to last.
+# The sleep at the end: waiting reads the current state, not its history, so the reported state has to last.
 SLEEPING = [
     "sh",
     "-c",
@@ -51,8 +51,8 @@ def phases(steps: Steps) -> list[Phase]:
     return [observe(job).phase for job in steps.jobs()]
 
 
-def test_train_gives_model_metrics_and_result(steps: Steps) -> None:
-    # Numbers within lists and dicts come as floats from a real KFP.
+def test_train_outputs_model_metrics_and_result(steps: Steps) -> None:
+    # A real KFP passes numbers inside lists and dicts as floats.
     ended = steps.run(
         "train",
         **script(TRAINING, "$(TRAINJOB_INPUT_DATASET)", "$(TRAINJOB_OUTPUT_MODEL)", "--epochs"),
@@ -76,11 +76,11 @@ def test_train_gives_model_metrics_and_result(steps: Steps) -> None:
     assert ended.output["parameterValues"]["model_uri"] == own.as_uri()
     assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
     assert result["metrics"] == {"loss": 0.5, "epoch": 2.0, "gap": "nan"}
-    assert "NaN" not in json.dumps(ended.output), "KFP's launcher cannot read it"
+    assert "NaN" not in json.dumps(ended.output), "KFP's launcher cannot parse NaN"
 
     (model,) = ended.output["artifacts"]["model"]["artifacts"]
     (metrics,) = ended.output["artifacts"]["metrics"]["artifacts"]
-    assert model["uri"] == str(own), "the URI is KFP's and stays so"
+    assert model["uri"] == str(own), "KFP's URI is kept"
     assert model["metadata"] == {
         "uri": own.as_uri(),
         "trainjob": result["name"],
@@ -92,7 +92,7 @@ def test_train_gives_model_metrics_and_result(steps: Steps) -> None:
     assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
 
 
-def test_the_same_execution_twice_is_one_job(steps: Steps) -> None:
+def test_running_an_execution_twice_creates_one_job(steps: Steps) -> None:
     first, second = (steps.run("train", **script("print('trained')")) for _ in range(2))
     assert (first.code, second.code) == (0, 0), second.log
     assert len(steps.jobs()) == 1
@@ -100,7 +100,7 @@ def test_the_same_execution_twice_is_one_job(steps: Steps) -> None:
     assert "[node-0] trained" in second.log
 
 
-def test_a_model_elsewhere_leaves_a_reference_in_the_artifacts_place(steps: Steps) -> None:
+def test_a_model_at_another_location_leaves_a_reference_in_the_artifact(steps: Steps) -> None:
     ended = steps.run("train", **script("pass"), outputs={"model": "s3://models/digits"})
     assert ended.output["parameterValues"]["model_uri"] == "s3://models/digits"
     (model,) = ended.output["artifacts"]["model"]["artifacts"]
@@ -115,7 +115,7 @@ sys.exit(7 if os.environ["JAX_PROCESS_ID"] == "1" else 0)
 """
 
 
-def test_a_failure_is_explained_where_people_look(steps: Steps) -> None:
+def test_a_failure_is_explained_in_log_and_termination_message(steps: Steps) -> None:
     ended = steps.run("train", **script(FAILING), num_nodes=2)
     assert ended.code == 1
     assert ended.output == {}
@@ -132,14 +132,14 @@ def test_a_failure_is_explained_where_people_look(steps: Steps) -> None:
     assert last.rstrip() == ended.termination_message
 
 
-def test_the_termination_message_is_cut_behind_its_summary(steps: Steps) -> None:
+def test_a_long_termination_message_keeps_its_summary(steps: Steps) -> None:
     ended = steps.run("train", **script("import sys\nfor _ in range(30): print('ä' * 300)\nsys.exit(3)"))
     assert ended.code == 1
     assert 4000 < len(ended.termination_message.encode()) <= 4096
     assert "failed: node-0 exited with code 3" in ended.termination_message.splitlines()[0]
 
 
-def test_who_tries_a_failed_step_again(steps: Steps) -> None:
+def test_kfps_retries_and_retry_run_start_new_attempts(steps: Steps) -> None:
     failing = {**script(FAILING), "num_nodes": 2}
     assert steps.run("train", **failing).code == 1
     steps.environment["KFP_RETRY_INDEX"] = "1"  # set_retry
@@ -148,14 +148,14 @@ def test_who_tries_a_failed_step_again(steps: Steps) -> None:
     assert "node-1 exited with code 7" in again.log
     assert len(steps.jobs()) == 1
     assert steps.run("train", **failing).code == 1
-    assert len(steps.jobs()) == 2, "nothing proves that it would fail again"
+    assert len(steps.jobs()) == 2, "the failure is not certain to repeat"
 
     del steps.environment["KFP_RETRY_INDEX"]  # "Retry run": a person has changed something
     assert steps.run("train", **failing, retry_user_errors=False).code == 1
     assert len(steps.jobs()) == 3
 
 
-def test_what_is_certain_to_fail_again_is_not_tried_again(steps: Steps) -> None:
+def test_a_failure_that_is_certain_to_repeat_is_not_retried(steps: Steps) -> None:
     for index in ("", "1"):
         steps.environment["KFP_RETRY_INDEX"] = index
         ended = steps.run("train", **script("import no_such_module"))
@@ -164,7 +164,7 @@ def test_what_is_certain_to_fail_again_is_not_tried_again(steps: Steps) -> None:
     assert len(steps.jobs()) == 1
 
 
-def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:
+def test_a_step_adopts_its_job_after_it_was_killed(steps: Steps) -> None:
     first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
     read_until(first, "[node-0] started")
     steps.signal(first, signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_a_killed_step_finds_its_job_again(steps: Steps) -> None:
     assert phases(steps) == [Phase.COMPLETE]
 
 
-def test_a_terminated_step_suspends_its_job_and_the_next_try_goes_on_with_it(steps: Steps) -> None:
+def test_a_terminated_step_suspends_its_job_and_the_next_try_resumes_it(steps: Steps) -> None:
     first = steps.start("train", runtime="trainjob-step", command=SLEEPING)
     read_until(first, "[node-0] started")
     steps.signal(first, signal.SIGTERM)
@@ -194,8 +194,8 @@ def test_a_terminated_step_suspends_its_job_and_the_next_try_goes_on_with_it(ste
     assert same["metadata"]["uid"] == job["metadata"]["uid"]
 
 
-def test_a_terminated_step_leaves_its_last_line_as_its_message(steps: Steps) -> None:
-    """On a KFP backend the launcher, which reads stdout, is dead by then."""
+def test_a_terminated_step_writes_its_last_line_as_termination_message(steps: Steps) -> None:
+    """On a KFP backend the launcher, which reads stdout, has already exited."""
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING)
     read_until(step, "[node-0] started")
     assert step.stdout
@@ -208,7 +208,7 @@ def test_a_terminated_step_leaves_its_last_line_as_its_message(steps: Steps) -> 
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_process_ends_though_nobody_reads_its_last_line(tmp_path: Path, writable: bool) -> None:
+def test_a_process_ends_if_its_stdout_is_closed(tmp_path: Path, writable: bool) -> None:
     program = "from trainjob_kfp.steplog import end_process\nend_process('the end', 143)"
     place = tmp_path / "message" if writable else tmp_path  # a directory cannot be written to
     environment = {**os.environ, "TRAINJOB_TERMINATION_LOG": str(place)}
@@ -222,7 +222,7 @@ def test_a_process_ends_though_nobody_reads_its_last_line(tmp_path: Path, writab
     assert not writable or place.read_text() == "the end"
 
 
-def test_a_step_that_is_terminated_in_the_middle_of_launching_stops_what_it_launched(steps: Steps) -> None:
+def test_a_step_terminated_while_launching_stops_its_job(steps: Steps) -> None:
     spec = {"runtime": "trainjob-step", "command": SLEEPING}
     with steps.client() as client, StopWithStep(client, "kfp/run/train", "cancel") as stop:
         client.launch(spec, "kfp/run/train")
@@ -237,7 +237,7 @@ def test_a_step_that_is_terminated_in_the_middle_of_launching_stops_what_it_laun
 
 
 @pytest.mark.parametrize(("on_kill_action", "left"), [("cancel", [Phase.CANCELLED]), ("keep", [Phase.RUNNING])])
-def test_what_a_terminated_step_does_with_its_job_can_be_chosen(
+def test_on_kill_action_decides_what_a_terminated_step_does(
     steps: Steps, on_kill_action: str, left: list[Phase]
 ) -> None:
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action=on_kill_action)
@@ -281,7 +281,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"backend": "kubernetes"}, "TRAINJOB_BACKEND=local"),
     ],
 )
-def test_what_is_wrong_with_the_parameters_is_said(steps: Steps, parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_explained(steps: Steps, parameters: dict[str, Any], message: str) -> None:
     ended = steps.run("train", **{**script("pass"), **parameters})
     assert ended.code == 1
     assert message in ended.log
@@ -320,7 +320,7 @@ def test_a_wrong_digest_fails_the_step(steps: Steps) -> None:
 
 
 def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dict[str, Any]]:
-    """An export in the pod, and the predicate of the provenance that it has written."""
+    """Export a model in the pod; return also the predicate of the provenance that the step wrote."""
     model = steps.directory / "trained"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}")
@@ -350,12 +350,12 @@ def exported_model(steps: Steps, base_model: dict[str, str]) -> tuple[Ended, dic
     return ended, json.loads(record.read_text())["predicate"]
 
 
-def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) -> None:
+def test_repeated_exports_register_one_version(steps: Steps) -> None:
     steps.environment["TRAINJOB_REGISTRY"] = f"mlflow+sqlite:///{steps.directory / 'registry.db'}"
     fresh = steps.run("initialize_model", source="models:/m@champion", if_missing="fresh", in_pod=True)
     assert fresh.code == 0, fresh.log
     assert fresh.output["parameterValues"] == {"uri": "", "digest": "", "version": "", "fresh": True}
-    for _ in range(2):  # with what `initialize_model` gives after a fresh start
+    for _ in range(2):  # with the outputs of `initialize_model` after a fresh start
         ended, predicate = exported_model(steps, {"uri": "models:/m@champion", "digest": ""})
     assert predicate["buildDefinition"]["resolvedDependencies"] == []
     assert predicate["buildDefinition"]["internalParameters"]["trainjob"]["name"] == "j"
@@ -367,7 +367,7 @@ def test_a_first_model_is_exported_as_one_version_however_often(steps: Steps) ->
     assert json.loads(Path(exported["uri"]).read_text())["uri"] == ended.output["parameterValues"]["uri"]
 
 
-def test_a_base_model_is_noted(steps: Steps) -> None:
+def test_a_base_model_is_recorded_in_the_provenance(steps: Steps) -> None:
     with FakeRegistry() as fake:
         steps.environment["TRAINJOB_REGISTRY"] = f"kubeflow+{fake.url}"
         _, predicate = exported_model(steps, {"uri": "hf://team/base"})
@@ -378,7 +378,7 @@ def test_a_base_model_is_noted(steps: Steps) -> None:
 # ---------------------------------------------------------------- wait, cleanup
 
 
-def test_wait_gives_the_result_of_a_job_that_something_else_has_launched(steps: Steps) -> None:
+def test_wait_outputs_the_result_of_a_job_launched_elsewhere(steps: Steps) -> None:
     with steps.client() as client:
         ref = client.launch({"runtime": "jax-distributed", "command": ["python", "-c", TRAINING]}, "mine")
     ended = steps.run("wait", name=ref.name, run_id=RUN)
@@ -392,7 +392,7 @@ def test_wait_gives_the_result_of_a_job_that_something_else_has_launched(steps: 
     assert metrics["metadata"] == {"loss": 0.5, "epoch": 2.0}
 
 
-def test_wait_leaves_the_job_alone(steps: Steps) -> None:
+def test_wait_never_changes_the_job(steps: Steps) -> None:
     with steps.client() as client:
         ref = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "mine")
         step = steps.start("wait", name=ref.name, run_id=RUN)
@@ -407,7 +407,7 @@ def test_wait_leaves_the_job_alone(steps: Steps) -> None:
     assert missing.termination_message == "error: there is no TrainJob default/nosuch"
 
 
-def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> None:
+def test_cleanup_stops_only_the_jobs_of_its_run(steps: Steps) -> None:
     step = steps.start("train", runtime="trainjob-step", command=SLEEPING, on_kill_action="keep")
     read_until(step, "[node-0] started")
     steps.signal(step, signal.SIGKILL)
@@ -415,7 +415,7 @@ def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> N
     with steps.client() as client:
         other = client.launch({"runtime": "trainjob-step", "command": SLEEPING}, "of another run")
     (mine,) = [job for job in steps.jobs() if job["metadata"]["name"] != other.name]
-    assert "trainjob.dev/unattended" not in mine["metadata"]["labels"], "it is to be left alone"
+    assert "trainjob.dev/unattended" not in mine["metadata"]["labels"], "the reaper must not stop it"
     labels = {"pipeline/runid": RUN, "trainjob.dev/kfp-pipeline": "pipeline", "trainjob.dev/kfp-task": "train"}
     assert labels.items() <= mine["metadata"]["labels"].items()
 
@@ -430,7 +430,7 @@ def test_cleanup_stops_what_the_run_has_left_and_nothing_else(steps: Steps) -> N
     again = steps.run("cleanup", run_id=RUN)
     assert again.output["parameterValues"]["stopped"] == []
     (steps.directory / "done").touch()
-    assert steps.run("train", runtime="trainjob-step", command=SLEEPING).code == 0, '"Retry run" goes on with it'
+    assert steps.run("train", runtime="trainjob-step", command=SLEEPING).code == 0, '"Retry run" resumes the job'
 
 
 def test_cleanup_can_delete(steps: Steps) -> None:
@@ -444,10 +444,10 @@ def test_cleanup_can_delete(steps: Steps) -> None:
     assert "give one of suspend, cancel" in steps.run("cleanup", run_id=RUN, action="stop").termination_message
 
 
-# ---------------------------------------------------------------- what a person sees
+# ---------------------------------------------------------------- report, deadline, links
 
 
-def test_a_report_and_a_deadline(steps: Steps) -> None:
+def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
     steps.environment["ARGO_DEADLINE"] = "2026-11-21T10:32:34Z"
     ended = steps.run("train", **script("print('trained')"))
     assert "KFP ends this step at 2026-11-21T10:32:34Z" in ended.log
@@ -473,7 +473,7 @@ def test_a_step_links_to_its_job(steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("template", ["https://x/{nmae}", "https://x/{", "https://x/{}", "https://x/{name.x}"])
-def test_a_link_that_cannot_be_made_is_reported(
+def test_an_invalid_link_template_is_reported(
     template: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRAINJOB_JOB_URL", template)

@@ -1,4 +1,4 @@
-"""What is set on a KFP task becomes the TrainJob's; the task config is one that a KFP 2.17.0 backend gave to a step."""
+"""Settings of a KFP task apply to the TrainJob. The task config was recorded from a KFP 2.17.0 backend."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rendered(fields: dict[str, Any], added: dict[str, Any], config: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("asked", "arrived", "names"),
+    ("requested", "arrived", "names"),
     [
         ({"accelerator_count": 2.0, "accelerator_type": "nvidia.com/gpu"}, {}, ["accelerator_count"]),
         ({"accelerator_count": 2.0}, {"limits": {"cpu": "4", "memory": "8Gi"}}, ["accelerator_count"]),
@@ -67,16 +67,16 @@ def rendered(fields: dict[str, Any], added: dict[str, Any], config: dict[str, An
         ({"runtime": "x", "pipelinechannel--gpus": 2.0}, {}, []),
     ],
 )
-def test_resources_that_kfp_has_lost_are_missed(
-    asked: dict[str, Any], arrived: dict[str, Any], names: list[str]
+def test_resources_that_kfp_drops_are_reported(
+    requested: dict[str, Any], arrived: dict[str, Any], names: list[str]
 ) -> None:
     """An `int` parameter of a pipeline in `set_accelerator_limit`: the run succeeded without a GPU (KFP 2.17.0)."""
-    problems = task_config.lost_resources({"resources": arrived}, asked)
+    problems = task_config.lost_resources({"resources": arrived}, requested)
     assert [problem.path for problem in problems] == names
     assert all("a pipeline parameter of type str" in str(InvalidSpec([problem])) for problem in problems)
 
 
-def test_everything_reaches_the_nodes() -> None:
+def test_all_task_settings_reach_the_nodes() -> None:
     trainjob = rendered(FIELDS, {})
     trainer = trainjob["spec"]["trainer"]
     assert trainer["resourcesPerNode"] == RECORDED["resources"]
@@ -86,7 +86,7 @@ def test_everything_reaches_the_nodes() -> None:
         "SECRET_TOKEN": {"secretKeyRef": {"key": "token", "name": "mysecret", "optional": False}},
         "CM_K": {"configMapKeyRef": {"key": "k", "name": "mycm", "optional": False}},
         "MY_POD": {"fieldRef": {"fieldPath": "metadata.name"}},
-    }, "the component's own env wins, and settings of the step stay with the step"
+    }, "the component's env wins, and variables of the step are not passed on"
     (patch,) = trainjob["spec"]["runtimePatches"]
     assert patch["manager"] == task_config.MANAGER
     (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
@@ -106,10 +106,10 @@ def test_everything_reaches_the_nodes() -> None:
             }
         },
     }
-    assert '"tolerationSeconds": 300}' in json.dumps(trainjob), "KFP passes whole numbers as floats"
+    assert '"tolerationSeconds": 300}' in json.dumps(trainjob), "KFP passes 300 as a float"
 
 
-def test_the_launcher_of_mpi_trains_too() -> None:
+def test_the_launcher_of_mpi_runtimes_gets_the_patch() -> None:
     for runtime, jobs in (("deepspeed-distributed", ["node", "launcher"]), ("my-mpi", ["node"])):
         (patch,) = rendered({**FIELDS, "runtime": runtime}, {})["spec"]["runtimePatches"]
         assert [job["name"] for job in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]] == jobs
@@ -119,17 +119,17 @@ def test_the_launcher_of_mpi_trains_too() -> None:
     "config",
     [{}, dict.fromkeys(RECORDED), {**dict.fromkeys(RECORDED), "env": [], "resources": {}}],
 )
-def test_nothing_set_changes_nothing(config: dict[str, Any]) -> None:
+def test_an_empty_task_config_changes_nothing(config: dict[str, Any]) -> None:
     assert task_config.apply(config, FIELDS, {"labels": {"a": "b"}}) == (FIELDS, {"labels": {"a": "b"}})
 
 
-def test_patches_of_the_author_stay() -> None:
+def test_patches_of_the_spec_are_kept() -> None:
     own = {"manager": "example.com/team", "trainingRuntimeSpec": {}}
     patches = rendered(FIELDS, {"runtime_patches": [own]})["spec"]["runtimePatches"]
     assert [patch["manager"] for patch in patches] == [task_config.MANAGER, "example.com/team"]
 
 
-def test_what_is_given_twice_is_refused() -> None:
+def test_settings_given_twice_are_refused() -> None:
     twice = {"manager": task_config.MANAGER, "trainingRuntimeSpec": {}}
     with pytest.raises(InvalidSpec) as caught:
         task_config.apply(RECORDED, {**FIELDS, "resources_per_node": {"gpu": 1}}, {"runtime_patches": [twice]})
