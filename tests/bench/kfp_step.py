@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.cluster.kfp_steps import Execution, Steps, Try, admit, processes
+from tests.cluster.kfp_steps import Execution, Steps, Try, create_account, processes
 from tests.processes import wait_until
 from tests.testcluster import image_store
 from tests.testcluster import step_image as images
@@ -55,7 +55,7 @@ def once(steps: Steps, jobs: str) -> dict[str, float]:
         "until the job is created": named,
     }
     ends = [when(steps, tried, text) for text in parts.values()]
-    steps.vanish(tried)
+    steps.force_delete(tried)
     steps.cluster.api.delete("trainer.kubeflow.org/v1alpha1", "TrainJob", jobs, execution.job)
     return {TOTAL: ends[-1] - began} | dict(
         zip(parts, (end - start for start, end in pairwise([began, *ends])), strict=True)
@@ -88,7 +88,7 @@ def main(number: int) -> None:
         archive.unlink()
         cluster.add_runtime(images.runtime(images.STEP_RUNTIME, images.IMAGE))
         with cluster.namespace("pipeline", real=True) as namespace, cluster.namespace("jobs") as jobs:
-            admit(cluster, namespace, jobs)
+            create_account(cluster, namespace, jobs)
             steps = Steps(cluster, namespace, images.IMAGE)
             found = []
             for _ in range(number + 1):

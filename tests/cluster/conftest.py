@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.certificates import Authority
-from tests.cluster.kfp_steps import Steps, admit
+from tests.cluster.kfp_steps import Steps, create_account
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.wires import Wires
 from tests.testcluster import build, image_store, kueue
@@ -188,7 +188,7 @@ def step_image(real_node: Access, own_cluster: Cluster) -> str:
 def kfp_steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
     """Steps of pipelines, in a namespace of their own whose pods are real, those of their jobs as well."""
     with own_cluster.namespace("pipeline", real=True) as namespace:
-        admit(own_cluster, namespace)
+        create_account(own_cluster, namespace)
         yield Steps(own_cluster, namespace, step_image)
 
 

@@ -1,7 +1,7 @@
-"""Steps of a pipeline on the real node: pods that run a compiled component's own command, as a KFP backend starts them.
+"""Runs pipeline steps on the real node: pods with the command of a compiled component, as a KFP backend starts them.
 
-What a backend does there was measured on one (KFP 2.17.0, Argo Workflows 4.0.5): the executor input, the pod's account,
-which processes are above Python, and what becomes of them after Terminate.
+The behavior of a backend was measured (KFP 2.17.0, Argo Workflows 4.0.5): the executor input, the pod's service
+account, the parent processes of Python, and when they end after Terminate.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ WORKFLOWS: dict[str, Any] = {
         ],
     },
 }
-"""The definition of Argo's Workflows, as far as owners go."""
+"""A minimal CustomResourceDefinition of Argo's Workflows, enough for owner references."""
 
-# The processes of a step's container: Argo's wrapper is the first one of its PID namespace; below it, in a group of
-# their own, are KFP's launcher, sh and Python. The wrapper passes a signal on to that group. The launcher, which has no
-# handler, is dead at once; the wrapper polls for that once a second, ends, and with it the kernel ends whatever is left
-# in the namespace. How long that takes is an argument here.
+# The processes of a step's container: Argo's wrapper is the first in its PID namespace; below it, in a separate process
+# group, are KFP's launcher, sh and Python. The wrapper forwards a signal to that group. The launcher has no handler and
+# exits at once; the wrapper polls for that once a second and exits, and then the kernel kills all other processes of
+# the namespace. The first argument of this replacement is the time until then.
 _WRAPPER = """
 import os, signal, sys, time
 seconds, command = float(sys.argv[1]), sys.argv[2:]
@@ -68,33 +68,33 @@ if not launcher:
     os.execvp("sh", ["sh", "-c", '"$@"; exit $?', "launcher", *command])
 def stop(number, frame):
     os.killpg(launcher, number)
-    os.write(1, b"the wrapper has passed SIGTERM on\\n")
+    os.write(1, b"the wrapper has forwarded SIGTERM\\n")
     time.sleep(seconds)
     os._exit(143)
 signal.signal(signal.SIGTERM, stop)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) & 255)
 """
-PASSED_ON = "the wrapper has passed SIGTERM on"
-ASKED = "SIGTERM: the TrainJob was asked to stop (suspend)"
+FORWARDED = "the wrapper has forwarded SIGTERM"
+SUSPEND_REQUESTED = "SIGTERM: the TrainJob was asked to stop (suspend)"
 
 KEPT = "SIGTERM: the TrainJob keeps running: its step's next pod waits for it (EvictionByEvictionAPI)"
 DELETED = "SIGTERM: the TrainJob was deleted"
 
-# Seconds from SIGTERM to the last sign of life of Python after Terminate: what is known of 48 trials on a KFP backend.
+# Seconds from SIGTERM to the last output of Python after Terminate, from 48 trials on a KFP backend.
 _TRIALS = 48
-_BELOW = {3: 0.1, 19: 0.3, 24: 0.4, 40: 1.0}  # number of trials -> seconds that they did not reach
+_BELOW = {3: 0.1, 19: 0.3, 24: 0.4, 40: 1.0}  # number of trials -> seconds that all of them stayed below
 _SHORTEST, _LONGEST = 0.021, 2.97
-_KNOWN = [(0.5 / _TRIALS, _SHORTEST), *((n / _TRIALS, seconds) for n, seconds in _BELOW.items())]
-_KNOWN.append((1 - 0.5 / _TRIALS, _LONGEST))
+_MEASURED = [(0.5 / _TRIALS, _SHORTEST), *((n / _TRIALS, seconds) for n, seconds in _BELOW.items())]
+_MEASURED.append((1 - 0.5 / _TRIALS, _LONGEST))
 
 
 def time_left(share: float) -> float:
-    """The seconds that `share` of the measured trials did not exceed; linear between those that are known.
+    """The seconds that `share` of the measured trials did not exceed, linearly interpolated.
 
-    That is the inverse of their distribution: with evenly spread shares from 0 to 1 as arguments it gives as many short
-    ones as were measured.
+    This is the inverse of the measured distribution: evenly spaced shares from 0 to 1 give the same portion of short
+    times as the measurement.
     """
-    for (below, shorter), (above, longer) in pairwise(_KNOWN):
+    for (below, shorter), (above, longer) in pairwise(_MEASURED):
         if share <= above:
             return shorter + (longer - shorter) * max(0.0, share - below) / (above - below)
     return _LONGEST
@@ -102,13 +102,13 @@ def time_left(share: float) -> float:
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a task of a run, as KFP's driver draws it up; all tries of it are the same.
+    """One execution of a task of a run, as KFP's driver creates it; all its tries share it.
 
     Attributes:
-        component: Which of our components it runs, e.g. ``train``.
-        parameters: What the pipeline gives to it; the rest are its defaults.
+        component: Name of the component, such as ``train``.
+        parameters: Parameters set by the pipeline; the others have their defaults.
         run: Id of the run.
-        uuid: What the driver draws for the execution.
+        uuid: The UUID that the driver generates for the execution.
     """
 
     component: str
@@ -127,8 +127,8 @@ class Execution:
         return job_name(f"kfp/{self.run}/{self.uuid}/{self.task}", 1)
 
     @property
-    def place(self) -> str:
-        """What is below an artifact's bucket, up to the artifact's name."""
+    def path(self) -> str:
+        """The path of artifacts in the bucket, without their names."""
         return f"mlpipeline/v2/artifacts/nightly/{self.run}/{self.task}/{self.uuid}"
 
     def command(self, retry: int = 0) -> list[str]:
@@ -138,21 +138,21 @@ class Execution:
         defaults = {name: each["defaultValue"] for name, each in inputs.items() if "defaultValue" in each}
         outputs = definition.get("outputDefinitions") or {}
         types = {name: each["artifactType"] for name, each in (outputs.get("artifacts") or {}).items()}
-        names = {name: name for name in types} | {"executor-logs": f"executor-logs-{retry}"}  # of every step
+        names = {name: name for name in types} | {"executor-logs": f"executor-logs-{retry}"}  # every step has it
         types["executor-logs"] = {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}
         artifacts = {
-            name: {"artifacts": [{"name": name, "type": types[name], "uri": f"minio://{self.place}/{last}"}]}
+            name: {"artifacts": [{"name": name, "type": types[name], "uri": f"minio://{self.path}/{last}"}]}
             for name, last in names.items()
         }
         parameters = {
-            name: {"outputFile": f"{_OUTPUTS}/{self.place}/{name}"} for name in outputs.get("parameters") or {}
+            name: {"outputFile": f"{_OUTPUTS}/{self.path}/{name}"} for name in outputs.get("parameters") or {}
         }
         executor_input = {
             "inputs": {"parameterValues": {**defaults, **self.parameters}},
             "outputs": {
                 "artifacts": artifacts,
                 "parameters": parameters,
-                "outputFile": f"{_OUTPUTS}/{self.place}/output_metadata.json",
+                "outputFile": f"{_OUTPUTS}/{self.path}/output_metadata.json",
             },
         }
         words: list[str] = [*container["command"], *container["args"]]
@@ -177,14 +177,14 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What is left of a try.
+class Result:
+    """The result of a try.
 
     Attributes:
         code: Exit code.
-        log: All of it.
+        log: The complete log.
         message: The container's termination message.
-        output: What it gave to KFP, parameterValues and artifacts; empty if it gave nothing.
+        output: Outputs for KFP, parameterValues and artifacts; empty if there are none.
     """
 
     code: int
@@ -193,14 +193,14 @@ class Ended:
     output: dict[str, Any]
 
 
-def admit(cluster: Access, namespace: str, *others: str, grant: bool = True) -> None:
-    """Make the account of a pipeline's pods, with the rights that `trainjob install` gives it.
+def create_account(cluster: Access, namespace: str, *others: str, grant: bool = True) -> None:
+    """Create the service account of a pipeline's pods, with the permissions that `trainjob install` grants.
 
     Args:
-        cluster: Where.
-        namespace: Of the pods.
-        others: More namespaces in which they may launch jobs.
-        grant: Whether it gets the rights at all.
+        cluster: The cluster.
+        namespace: Namespace of the pods.
+        others: Further namespaces in which the account may launch jobs.
+        grant: Whether to grant the permissions.
     """
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}}
     cluster.api.apply(account)
@@ -215,8 +215,8 @@ class Steps:
     """Runs steps as pods of a namespace.
 
     Args:
-        cluster: With the real node and the step image.
-        namespace: Of the pods; see `admit`.
+        cluster: A cluster with the real node and the step image.
+        namespace: Namespace of the pods; see `create_account`.
         image: The step image.
     """
 
@@ -239,11 +239,11 @@ class Steps:
         """Create the pod of one try.
 
         Args:
-            execution: What it is a try of.
-            retry: Ordinal of the try where the task has ``set_retry``, from 0.
-            seconds_left: For a try that is going to be terminated: how long Python lives on after SIGTERM.
-            workflow: The object that owns the pod, as the run's Workflow does.
-            named: Whether the step knows the name of its pod, so that it can watch it.
+            execution: The execution that the try belongs to.
+            retry: Number of the try, from 0, if the task has ``set_retry``.
+            seconds_left: Seconds that Python keeps running after SIGTERM, for a try that the test terminates.
+            workflow: Owner of the pod, such as the run's Workflow.
+            named: Whether the step has the name of its pod in its environment, so that it can read the pod.
         """
         name = f"{execution.task}-{secrets.token_hex(4)}"
         command = execution.command(retry or 0)
@@ -276,16 +276,16 @@ class Steps:
         self.cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
         return Try(execution, name)
 
-    def run(self, execution: Execution, *, retry: int | None = None) -> Ended:
-        """One try, to its end."""
+    def run(self, execution: Execution, *, retry: int | None = None) -> Result:
+        """Run one try to its end."""
         return self.end(self.start(execution, retry=retry))
 
-    def end(self, tried: Try, timeout: float = 120) -> Ended:
+    def end(self, tried: Try, timeout: float = 120) -> Result:
         """Wait for the end of a try."""
         state = lambda: (self._status(tried).get("state") or {}).get("terminated")  # noqa: E731
         terminated = wait_until(f"{tried.pod} ends", state, timeout, poll=0.2)
-        written = self._outputs(tried.pod) / tried.execution.place / "output_metadata.json"
-        return Ended(
+        written = self._outputs(tried.pod) / tried.execution.path / "output_metadata.json"
+        return Result(
             int(terminated["exitCode"]),
             self.log(tried),
             str(terminated.get("message") or ""),
@@ -293,11 +293,11 @@ class Steps:
         )
 
     def log(self, tried: Try, **params: str) -> str:
-        """The log of a try so far; empty as long as its container has not started."""
+        """The current log of a try; empty until its container has started."""
         try:
             return self.cluster.pod_log(self.namespace, tried.pod, **params)
         except ApiError as error:
-            if error.status not in (400, 404):  # the latter where its kubelet has not heard of a new pod yet
+            if error.status not in (400, 404):  # 404: the kubelet does not have the new pod yet
                 raise
             return ""
 
@@ -305,8 +305,8 @@ class Steps:
         """Send a signal to the first process of a try's container, as Argo does for Terminate."""
         self.node.kill_container(self._status(tried)["containerID"], how)
 
-    def evict(self, tried: Try) -> tuple[Ended, str]:
-        """Evict a try's pod, as ``kubectl drain`` does, and wait for its end; what is left, and its log with times."""
+    def evict(self, tried: Try) -> tuple[Result, str]:
+        """Evict a try's pod, as ``kubectl drain`` does, and wait for its end; return the result and the timed log."""
         pods = f"{self.cluster.api.path('v1', 'Pod', self.namespace, tried.pod)}"
         hold: dict[str, Any] = {
             "metadata": {"finalizers": ["tests.trainjob.dev/hold"]}
@@ -320,8 +320,8 @@ class Steps:
         finally:
             self.cluster.api.patch("v1", "Pod", self.namespace, tried.pod, {"metadata": {"finalizers": None}})
 
-    def vanish(self, tried: Try) -> None:
-        """Delete a pod without any notice, as where its node is lost."""
+    def force_delete(self, tried: Try) -> None:
+        """Delete a pod without a grace period, as after the loss of its node."""
         self.cluster.api.delete("v1", "Pod", self.namespace, tried.pod, grace=0)
 
     def job(self, execution: Execution, namespace: str = "") -> dict[str, Any] | None:
@@ -338,7 +338,7 @@ class Steps:
 
 
 def owner_reference(owner: Mapping[str, Any]) -> dict[str, str]:
-    """How `owner` stands in the metadata of what belongs to it."""
+    """The owner reference to `owner` for the metadata of a dependent object."""
     metadata = owner["metadata"]
     return {**{name: owner[name] for name in ("apiVersion", "kind")}, "name": metadata["name"], "uid": metadata["uid"]}
 
@@ -354,13 +354,13 @@ def processes(tried: Try) -> dict[int, list[str]]:
 
 
 def kill_python(tried: Try) -> None:
-    """SIGKILL for the Python that runs the component, as the kernel does where memory runs out."""
+    """Send SIGKILL to the Python that runs the component, as the kernel does when memory runs out."""
     (python,) = [pid for pid, words in processes(tried).items() if "kfp.dsl.executor_main" in words]
     os.kill(python, signal.SIGKILL)
 
 
 def suspended(trainjob: dict[str, Any] | None) -> bool:
-    """Whether a step has suspended its job, so that the next try continues with it."""
+    """Whether a step has suspended the job, so that the next try resumes it."""
     if trainjob is None:
         return False
     return CANCELLED in (trainjob["metadata"].get("annotations") or {}) and trainjob["spec"].get("suspend") is True

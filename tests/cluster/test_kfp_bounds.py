@@ -1,11 +1,11 @@
-"""KFP steps that can get nowhere say so and what to do about it; jobs that belong to a run go with it."""
+"""KFP steps whose job cannot run report why; jobs that are owned by a run are deleted with it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from tests.cluster.kfp_steps import ARGO, WORKFLOWS, Execution, Steps, admit, owner_reference
+from tests.cluster.kfp_steps import ARGO, WORKFLOWS, Execution, Steps, create_account, owner_reference
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER
 from tests.testcluster.control_plane import Cluster
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said", "advice"),
+    ("parameters", "reason", "advice"),
     [
         ({"runtime": "nosuch"}, "there is no ClusterTrainingRuntime 'nosuch'", ""),
         (
@@ -31,21 +31,21 @@ pytestmark = pytest.mark.timeout(300)
     ],
     ids=["runtime", "image-name", "image"],
 )
-def test_what_cannot_run_is_refused_or_given_up(
-    kfp_steps: Steps, parameters: dict[str, Any], said: str, advice: str
+def test_a_job_that_cannot_run_fails_the_step(
+    kfp_steps: Steps, parameters: dict[str, Any], reason: str, advice: str
 ) -> None:
     ended = kfp_steps.run(Execution("train", {**parameters, "command": ["train"]}))
     assert (ended.code, ended.output) == (1, {}), ended.log
-    assert said in ended.message
+    assert reason in ended.message
     assert advice in ended.message
     if "127.0.0.1" in str(parameters):
-        assert "ImagePull" in ended.message, "what is in its way"
+        assert "ImagePull" in ended.message, "the blocker"
     assert "Traceback" not in ended.log
 
 
-def test_a_quota_is_named(own_cluster: Cluster, step_image: str) -> None:
+def test_an_exceeded_quota_is_named(own_cluster: Cluster, step_image: str) -> None:
     with own_cluster.namespace("pipeline", real=True) as namespace:
-        admit(own_cluster, namespace)
+        create_account(own_cluster, namespace)
         own_cluster.forbid_trainjobs(namespace)
         execution = Execution("train", {"runtime": "trainjob-step", "command": ["train"]})
         ended = Steps(own_cluster, namespace, step_image).run(execution)
@@ -55,11 +55,11 @@ def test_a_quota_is_named(own_cluster: Cluster, step_image: str) -> None:
 
 @pytest.fixture(scope="module")
 def workflows(own_cluster: Cluster) -> None:
-    """The definition of Argo's Workflows, as far as owners go."""
+    """A minimal definition of Argo's Workflows, enough for owner references."""
     own_cluster.define([WORKFLOWS])
 
 
-def test_a_job_that_belongs_to_its_run_goes_with_it(kfp_steps: Steps, workflows: None) -> None:
+def test_a_job_owned_by_its_run_is_deleted_with_it(kfp_steps: Steps, workflows: None) -> None:
     cluster, namespace = kfp_steps.cluster, kfp_steps.namespace
     metadata = {"name": "nightly", "namespace": namespace}
     workflow = cluster.api.create({"apiVersion": ARGO, "kind": "Workflow", "metadata": metadata, "spec": {}})
@@ -74,18 +74,18 @@ def test_a_job_that_belongs_to_its_run_goes_with_it(kfp_steps: Steps, workflows:
         },
     )
     tried = kfp_steps.start(execution, workflow=workflow)
-    job = wait_until("its job is there", lambda: kfp_steps.job(execution), 60, poll=0.2)
+    job = wait_until("the job exists", lambda: kfp_steps.job(execution), 60, poll=0.2)
     assert job["metadata"]["ownerReferences"] == [owner_reference(workflow)]
 
     cluster.api.delete(ARGO, "Workflow", namespace, "nightly")
-    # The garbage collector looks for new kinds of objects every 30 s.
-    wait_until("its job is gone", lambda: kfp_steps.job(execution) is None, 90, poll=0.5)
-    kfp_steps.vanish(tried)
+    # The garbage collector discovers new kinds of objects every 30 s.
+    wait_until("the job is deleted", lambda: kfp_steps.job(execution) is None, 90, poll=0.5)
+    kfp_steps.force_delete(tried)
 
 
-def test_a_job_in_another_namespace_belongs_to_no_run(kfp_steps: Steps, workflows: None) -> None:
+def test_a_job_in_another_namespace_cannot_be_owned_by_its_run(kfp_steps: Steps, workflows: None) -> None:
     with kfp_steps.cluster.namespace("jobs") as other:
-        admit(kfp_steps.cluster, kfp_steps.namespace, other)
+        create_account(kfp_steps.cluster, kfp_steps.namespace, other)
         parameters = {"runtime": "trainjob-step", "command": ["x"], "owned_by_run": True, "namespace": other}
         ended = kfp_steps.run(Execution("train", parameters))
         assert kfp_steps.cluster.api.find(TRAINER, "TrainJob", other) == []

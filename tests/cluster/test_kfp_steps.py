@@ -1,7 +1,7 @@
-"""KFP components in pods of the real node, with the rights that `trainjob install` gives: killed, retried, terminated.
+"""KFP components in pods of the real node, with the permissions of `trainjob install`: killed, retried, terminated.
 
-How often what Terminate leaves them is enough: test_kfp_terminate.py; how soon a step has created its job:
-tests/bench/kfp_step.py.
+test_kfp_terminate.py measures how often a step can stop its job after Terminate; tests/bench/kfp_step.py measures how
+soon a step creates its job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
-from tests.cluster.kfp_steps import ACCOUNT, ASKED, DELETED, KEPT, Execution, Steps, admit, kill_python, suspended
+from tests.cluster.kfp_steps import (
+    ACCOUNT,
+    DELETED,
+    KEPT,
+    SUSPEND_REQUESTED,
+    Execution,
+    Steps,
+    create_account,
+    kill_python,
+    suspended,
+)
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.control_plane import Cluster
@@ -23,7 +33,7 @@ from trainjob.status import CANCELLED
 
 pytestmark = pytest.mark.timeout(400)
 
-# The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s.
+# The kernel ignores SIGTERM for a container's first process without a handler; the process would run 30 s longer.
 TRAINING = """
 import os, signal, sys, time
 from trainjob import progress
@@ -42,7 +52,7 @@ time.sleep(600)
 
 
 def training(seconds: float) -> Execution:
-    """A real job that takes so long."""
+    """A job with a real training of this length."""
     command = ["python", "-c", TRAINING, str(seconds)]
     return Execution("train", {"runtime": "trainjob-step", "command": command})
 
@@ -53,7 +63,7 @@ def pods(cluster: Access, namespace: str, job: str) -> list[str]:
     return [pod["status"]["phase"] for pod in found]
 
 
-def until_training(kfp_steps: Steps, execution: Execution) -> dict[str, Any]:
+def wait_for_training(kfp_steps: Steps, execution: Execution) -> dict[str, Any]:
     running = lambda: "Running" in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)  # noqa: E731
     wait_until("the training runs", running, 90, poll=0.2)
     job = kfp_steps.job(execution)
@@ -62,21 +72,21 @@ def until_training(kfp_steps: Steps, execution: Execution) -> dict[str, Any]:
 
 
 def only_job(kfp_steps: Steps, execution: Execution) -> dict[str, Any]:
-    """The one job that all tries of an execution have made together."""
+    """The only job of all tries of an execution."""
     found = kfp_steps.cluster.api.find(TRAINER, "TrainJob", kfp_steps.namespace)
     (job,) = [each for each in found if execution.run in each["metadata"]["annotations"]["trainjob.dev/key"]]
     return job
 
 
-def test_a_step_is_killed_and_retried_and_returns_the_result_of_one_job(kfp_steps: Steps) -> None:
+def test_a_killed_and_retried_step_returns_the_result_of_one_job(kfp_steps: Steps) -> None:
     execution = training(20)
     first = kfp_steps.start(execution)
-    wait_until("its job is there", lambda: kfp_steps.job(execution), 60, poll=0.2)
-    kfp_steps.vanish(first)  # its process lives on for a while; KFP runs the step again, without a word of a retry
+    wait_until("the job exists", lambda: kfp_steps.job(execution), 60, poll=0.2)
+    kfp_steps.force_delete(first)  # its process keeps running for a while; KFP restarts the step, without a retry index
 
     second = kfp_steps.start(execution)
     known = f"TrainJob {kfp_steps.namespace}/{execution.job} (attempt 1"
-    wait_until("the second try has found it", lambda: known in kfp_steps.log(second), 60, poll=0.2)
+    wait_until("the second try adopts the job", lambda: known in kfp_steps.log(second), 60, poll=0.2)
     kill_python(second)
     killed = kfp_steps.end(second)
     assert (killed.code, killed.output) == (137, {}), killed.log
@@ -90,11 +100,11 @@ def test_a_step_is_killed_and_retried_and_returns_the_result_of_one_job(kfp_step
     result = third.output["parameterValues"]["result"]
     assert (result["name"], result["uid"]) == (execution.job, job["metadata"]["uid"])
     assert result["metrics"] == {"loss": 0.5}
-    assert third.output["parameterValues"]["model_uri"] == f"s3://{execution.place}/model"
+    assert third.output["parameterValues"]["model_uri"] == f"s3://{execution.path}/model"
     (model,) = third.output["artifacts"]["model"]["artifacts"]
-    assert model["uri"] == f"minio://{execution.place}/model"
+    assert model["uri"] == f"minio://{execution.path}/model"
     assert model["metadata"]["trainjob_uid"] == job["metadata"]["uid"]
-    assert "httpx" not in third.log, "a line for each request"
+    assert "httpx" not in third.log, "it would log a line for each request"
     assert "HTTP Request" not in third.log
 
     again = kfp_steps.run(execution)  # "Retry run", of a run in which another step has failed
@@ -105,18 +115,18 @@ def test_a_step_is_killed_and_retried_and_returns_the_result_of_one_job(kfp_step
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_a_terminated_step_stops_its_job_and_retry_run_continues(
+def test_a_terminated_step_stops_its_job_and_retry_run_resumes_it(
     own_cluster: Cluster, step_image: str, authority: Authority, delay: int
 ) -> None:
-    """Where the control plane is busy or its webhooks are slow, the job is deleted; see test_kfp_terminate.py."""
+    """If the control plane is busy or its webhooks are slow, the job is deleted instead of suspended."""
     with own_cluster.namespace("pipeline", real=True) as namespace:
-        admit(own_cluster, namespace)
+        create_account(own_cluster, namespace)
         kfp_steps = Steps(own_cluster, namespace, step_image)
         execution = training(8)
         with slow_changes(own_cluster.api, authority, namespace, delay):
             pod = kfp_steps.start(execution, seconds_left=1.0)
-            before = until_training(kfp_steps, execution)
-            wait_until("it waits", lambda: "is Running" in kfp_steps.log(pod), 30, poll=0.2)
+            before = wait_for_training(kfp_steps, execution)
+            wait_until("the step waits", lambda: "is Running" in kfp_steps.log(pod), 30, poll=0.2)
             time.sleep(2 * delay)  # the first dry run
             kfp_steps.signal(pod)
             ended = kfp_steps.end(pod)
@@ -126,14 +136,14 @@ def test_a_terminated_step_stops_its_job_and_retry_run_continues(
             assert ended.message.endswith("the API server takes too long to suspend it")
             assert kfp_steps.job(execution) is None
         else:
-            assert ended.message == ASKED
+            assert ended.message == SUSPEND_REQUESTED
             assert suspended(kfp_steps.job(execution))
         assert deleted or not delay
 
         def gone() -> bool:
             return "Running" not in pods(kfp_steps.cluster, kfp_steps.namespace, execution.job)
 
-        wait_until("its pods are gone", gone, 60, poll=0.2)
+        wait_until("the pods are gone", gone, 60, poll=0.2)
 
         retried = kfp_steps.run(execution)
         assert retried.code == 0, retried.log
@@ -143,13 +153,13 @@ def test_a_terminated_step_stops_its_job_and_retry_run_continues(
         assert condition(job, "Complete")
 
 
-def test_an_evicted_step_leaves_its_job_to_the_next_pod(kfp_steps: Steps) -> None:
-    """Where the step reads its pod within 20 ms, which beside other tests takes some of them longer."""
+def test_the_next_pod_of_an_evicted_step_adopts_its_job(kfp_steps: Steps) -> None:
+    """The step must read its pod within 20 ms, which can take longer beside other tests; hence five tries."""
     for _ in range(5):
         execution = training(20)
         first = kfp_steps.start(execution, seconds_left=1.0)
-        before = until_training(kfp_steps, execution)
-        wait_until("it waits", lambda first=first: "is Running" in kfp_steps.log(first), 30, poll=0.2)  # type: ignore[misc]  # bound at once
+        before = wait_for_training(kfp_steps, execution)
+        wait_until("the step waits", lambda first=first: "is Running" in kfp_steps.log(first), 30, poll=0.2)  # type: ignore[misc]  # bound at once
         evicted, _ = kfp_steps.evict(first)
         assert evicted.code == 143
         if evicted.message == KEPT:
@@ -161,21 +171,23 @@ def test_an_evicted_step_leaves_its_job_to_the_next_pod(kfp_steps: Steps) -> Non
     assert ended.code == 0, ended.log
     job = only_job(kfp_steps, execution)
     assert job["metadata"]["uid"] == before["metadata"]["uid"]
-    assert ended.log.count("training on rank 0") == 1, "it has not started again"
+    assert ended.log.count("training on rank 0") == 1, "the training was not restarted"
 
 
-def test_a_deleted_pod_of_a_step_stops_the_job_as_terminate_does(kfp_steps: Steps) -> None:
-    """As the deletion of a run does, behind which nobody waits."""
+def test_deleting_the_pod_of_a_step_stops_its_job(kfp_steps: Steps) -> None:
+    """The deletion of a run deletes its pods, and no other step waits for the job then."""
     execution = training(600)
     pod = kfp_steps.start(execution, seconds_left=1.0)
-    until_training(kfp_steps, execution)
+    wait_for_training(kfp_steps, execution)
     kfp_steps.cluster.api.delete("v1", "Pod", kfp_steps.namespace, pod.pod)
-    wait_until("it is stopped", lambda: (job := kfp_steps.job(execution)) is None or suspended(job), 30, poll=0.2)
+    wait_until("the job is stopped", lambda: (job := kfp_steps.job(execution)) is None or suspended(job), 30, poll=0.2)
 
 
-def test_a_step_that_may_not_read_its_pod_says_what_a_drain_does(own_cluster: Cluster, step_image: str) -> None:
+def test_a_step_without_permission_to_read_its_pod_logs_what_a_drain_does(
+    own_cluster: Cluster, step_image: str
+) -> None:
     with own_cluster.namespace("pipeline", real=True) as namespace, own_cluster.namespace("jobs") as jobs:
-        admit(own_cluster, namespace, grant=False)
+        create_account(own_cluster, namespace, grant=False)
         for each in objects("rbac", namespace=jobs, service_accounts=[(namespace, ACCOUNT)]):
             own_cluster.api.apply(each)
         parameters = {"runtime": "trainjob-step", "command": ["true"], "namespace": jobs}
@@ -196,13 +208,13 @@ def test_a_failed_training_is_explained_in_the_termination_message(kfp_steps: St
     assert "  | ValueError: the data is wrong" in rest
     assert any(line.startswith("what to do: ") for line in rest), ended.message
     assert "category: user code; can be retried: the failure may not repeat" in rest
-    assert ended.log.rstrip().endswith(ended.message.rstrip()), "what everybody sees ends with it"
+    assert ended.log.rstrip().endswith(ended.message.rstrip()), "the log ends with the same text"
     assert "Traceback" not in ended.log.replace("  | Traceback", "").replace("[node-1] Traceback", "")
 
 
-def test_without_rights_the_message_says_which_and_how_to_grant_them(own_cluster: Cluster, step_image: str) -> None:
+def test_a_step_without_permissions_reports_how_to_grant_them(own_cluster: Cluster, step_image: str) -> None:
     with own_cluster.namespace("pipeline", real=True) as namespace:
-        admit(own_cluster, namespace, grant=False)
+        create_account(own_cluster, namespace, grant=False)
         ended = Steps(own_cluster, namespace, step_image).run(training(0))
     assert ended.code == 1, ended.log
     assert 'cannot create resource "trainjobs"' in ended.message
@@ -211,10 +223,10 @@ def test_without_rights_the_message_says_which_and_how_to_grant_them(own_cluster
     assert "Traceback" not in ended.log
 
 
-def test_the_exit_component_stops_what_a_killed_step_has_left(kfp_steps: Steps) -> None:
+def test_the_exit_component_stops_the_job_of_a_killed_step(kfp_steps: Steps) -> None:
     execution = training(600)
     pod = kfp_steps.start(execution)
-    until_training(kfp_steps, execution)
+    wait_for_training(kfp_steps, execution)
     kfp_steps.signal(pod, signal.SIGKILL)
     assert kfp_steps.end(pod).code == 137
     assert not suspended(kfp_steps.job(execution))

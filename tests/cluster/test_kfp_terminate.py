@@ -1,9 +1,8 @@
 """Terminate, a hundred times: is the request that stops the job answered in the time that KFP leaves a step?
 
-Also where webhooks slow the changes of TrainJobs. That time was measured on machines that had little else to do, and
-steps are not terminated while others start. A campaign (`tests.campaigns`), which has the machine for itself; beside
-other tests a sample shows that a request is sent and that the exit component stops the jobs of the others, and not in
-how many trials there was time for it.
+Webhooks slow the changes of TrainJobs in some of the trials. The time was measured on idle machines, so no step is
+terminated while others start. A campaign (`tests.campaigns`) runs alone on the machine. Beside other tests, a sample
+only proves that a request is sent and that the exit component stops the other jobs, not how often the time is enough.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import pytest
 from tests import campaigns
 from tests.certificates import Authority
 from tests.cluster.kfp_steps import (
-    ASKED,
     DELETED,
+    FORWARDED,
     KEPT,
-    PASSED_ON,
+    SUSPEND_REQUESTED,
     Execution,
     Steps,
     Try,
-    admit,
+    create_account,
     suspended,
     time_left,
 )
@@ -42,9 +41,9 @@ pytestmark = pytest.mark.timeout(400)
 
 DELAYS = (0, 100, 300, 1000)  # milliseconds by which a webhook slows each change of a TrainJob
 RUNS = {delay: campaigns.runs(100, 2 if delay else 4) for delay in DELAYS}
-STARTING = 4  # steps that start at the same time: a second of Python each
-AT_ONCE = 20  # that wait at the same time, and are terminated one soon after the other
-LATE = 61  # seconds that some of them wait first: a connection that nobody uses is closed after 60 s
+STARTING = 4  # steps that start at the same time, each with a second of CPU for Python
+AT_ONCE = 20  # steps that wait at the same time and are terminated shortly after one another
+LATE = 61  # seconds that late steps wait first: an idle connection is closed after 60 s
 
 
 @dataclass
@@ -52,14 +51,14 @@ class Trial:
     """A step that is terminated.
 
     Attributes:
-        execution: What it runs.
-        left: Seconds that Python lives on then.
-        late: Whether that is more than a minute after its job's creation: idle connections are closed by then.
-        tried: Its pod.
-        answered: Whether Python had the answer to its request before it died.
-        deleted: Whether the job was deleted, because a suspend would have taken too long.
-        took: Seconds from SIGTERM to that.
-        said: How it ended, by its log.
+        execution: The execution that the step runs.
+        left: Seconds that Python keeps running after SIGTERM.
+        late: Whether it is terminated more than a minute after its job's creation, when idle connections are closed.
+        tried: The step's pod.
+        answered: Whether Python received the answer to its request before it ended.
+        deleted: Whether the job was deleted because a suspend would have taken too long.
+        took: Seconds from SIGTERM to the answer.
+        outcome: The last message of the step.
     """
 
     execution: Execution
@@ -69,11 +68,11 @@ class Trial:
     answered: bool = False
     deleted: bool = False
     took: float | None = None
-    said: str = ""
+    outcome: str = ""
 
 
-def draw(number: int, late: int, jobs: str) -> list[Trial]:
-    """As many trials; the times that are left are spread as the measured ones are, so that chance decides little."""
+def draw_trials(number: int, late: int, jobs: str) -> list[Trial]:
+    """Create `number` trials; the times left have the measured distribution, so results vary little between seeds."""
     chance = random.Random(campaigns.SEED)
     shares = [(i + chance.random()) / number for i in range(number)]
     chance.shuffle(shares)
@@ -82,22 +81,22 @@ def draw(number: int, late: int, jobs: str) -> list[Trial]:
     return [Trial(Execution("train", parameters), time_left(share), late=i < late) for i, share in enumerate(shares)]
 
 
-def begin(steps: Steps, jobs: str, trials: Sequence[Trial]) -> None:
-    """Start the steps, and wait until all of them wait for their jobs."""
+def start_steps(steps: Steps, jobs: str, trials: Sequence[Trial]) -> None:
+    """Start the steps, and wait until each of them waits for its job."""
 
     def one(trial: Trial) -> None:
         trial.tried = tried = steps.start(trial.execution, seconds_left=trial.left)
         known = f"TrainJob {jobs}/{trial.execution.job} (attempt 1"
-        wait_until("its job is there", lambda: known in steps.log(tried), 120, poll=0.3, ignore=ApiError)
+        wait_until("the job exists", lambda: known in steps.log(tried), 120, poll=0.3, ignore=ApiError)
 
     with ThreadPoolExecutor(STARTING) as pool:
         list(pool.map(one, trials))
 
 
 def terminate(steps: Steps, jobs: str, trials: Sequence[Trial]) -> None:
-    """Terminate them, one soon after the other, and look at once what has become of their jobs."""
+    """Terminate the steps shortly after one another, and record at once what happened to their jobs."""
     chance = random.Random(campaigns.SEED)
-    time.sleep(5)  # not beside the last one's start and what the controllers do then, which take a core each
+    time.sleep(5)  # after the last start, which takes a core, as do the controllers then
     for trial in trials:
         assert trial.tried
         steps.signal(trial.tried)
@@ -106,27 +105,27 @@ def terminate(steps: Steps, jobs: str, trials: Sequence[Trial]) -> None:
         assert trial.tried
         ended = steps.end(trial.tried)
         assert ended.code == 143, ended.log
-        trial.said = ended.message or ended.log.splitlines()[-1]
+        trial.outcome = ended.message or ended.log.splitlines()[-1]
         trial.deleted = DELETED in ended.log
-        said = DELETED if trial.deleted else ASKED
-        trial.answered = said in ended.log and stopped(steps, jobs, trial)
+        expected = DELETED if trial.deleted else SUSPEND_REQUESTED
+        trial.answered = expected in ended.log and stopped(steps, jobs, trial)
         if trial.answered:
-            assert ended.message.startswith(said), "what is seen of it where the launcher is dead"
-            trial.took = seconds_between(PASSED_ON, said, steps.log(trial.tried, timestamps="true"))
-        steps.vanish(trial.tried)  # the kubelet looks after all that are there
-        how = f"answered after {trial.took:.3f} s" if trial.took is not None else f"not answered: {trial.said}"
+            assert ended.message.startswith(expected), "the launcher is gone, so only the message is visible"
+            trial.took = seconds_between(FORWARDED, expected, steps.log(trial.tried, timestamps="true"))
+        steps.force_delete(trial.tried)  # ended pods cost the kubelet time
+        how = f"answered after {trial.took:.3f} s" if trial.took is not None else f"not answered: {trial.outcome}"
         how += ", deleted" if trial.deleted else ""
         campaigns.done(f"{trial.execution.job}: {trial.left:.3f} s left, {'late' if trial.late else 'soon'}, {how}")
 
 
 def stopped(steps: Steps, jobs: str, trial: Trial) -> bool:
-    """Whether the job of a trial, which was there, is suspended or deleted."""
+    """Whether the job of a trial, which existed, is suspended or deleted."""
     job = steps.job(trial.execution, jobs)
     return job is None or suspended(job)
 
 
 def seconds_between(first: str, second: str, log: str) -> float:
-    """What is between two messages in a log with containerd's times; something else may stand in the same line."""
+    """Seconds between two messages in a log with containerd's times; a line can also contain other text."""
     began, ended = (
         datetime.fromisoformat(next(line for line in log.splitlines() if text in line).partition(" ")[0])
         for text in (first, second)
@@ -134,14 +133,14 @@ def seconds_between(first: str, second: str, log: str) -> float:
     return (ended - began).total_seconds()
 
 
-def exits(steps: Steps, jobs: str, trial: Trial) -> None:
-    """What the run's exit handler does, which comes after Terminate as well."""
+def run_exit_handler(steps: Steps, jobs: str, trial: Trial) -> None:
+    """Run the cleanup component, as the run's exit handler does, also after Terminate."""
     cleanup = {"run_id": trial.execution.run, "namespace": jobs}
     ended = steps.run(Execution("cleanup", cleanup, run=trial.execution.run))
     assert ended.code == 0, ended.log
 
 
-def test_the_time_left_is_spread_as_it_was_measured() -> None:
+def test_time_left_has_the_measured_distribution() -> None:
     found = [time_left((i + 0.5) / 48) for i in range(48)]
     assert (found[0], found[-1], time_left(0), time_left(1)) == pytest.approx((0.021, 2.97, 0.021, 2.97))
     assert statistics.median(found) == pytest.approx(0.4, abs=0.02)
@@ -156,25 +155,25 @@ def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(
     runs = RUNS[delay]
     campaigns.begin(record_property, runs)
     cluster = kfp_steps.cluster
-    # On simulated nodes: what runs there is not what is terminated.
+    # The jobs run on simulated nodes; only the steps are terminated.
     with cluster.namespace("jobs") as jobs, slow_changes(cluster.api, authority, jobs, delay / 1000):
-        admit(cluster, kfp_steps.namespace, jobs)
-        trials = draw(runs, -(-runs // 5) if campaigns.FULL or not delay else 0, jobs)
+        create_account(cluster, kfp_steps.namespace, jobs)
+        trials = draw_trials(runs, -(-runs // 5) if campaigns.FULL or not delay else 0, jobs)
         late, soon = [each for each in trials if each.late], [each for each in trials if not each.late]
         began = time.monotonic()
-        begin(kfp_steps, jobs, late)
+        start_steps(kfp_steps, jobs, late)
         waiting = time.monotonic()
         for some in (soon[i : i + AT_ONCE] for i in range(0, len(soon), AT_ONCE)):
-            begin(kfp_steps, jobs, some)
+            start_steps(kfp_steps, jobs, some)
             terminate(kfp_steps, jobs, some)
         if late:
             time.sleep(max(0.0, waiting + LATE - time.monotonic()))
             terminate(kfp_steps, jobs, late)
         left = [trial for trial in trials if not stopped(kfp_steps, jobs, trial)]
-        result = tell(trials, time.monotonic() - began, len(left), delay)
+        result = print_results(trials, time.monotonic() - began, len(left), delay)
         record_property("result", result)
         with ThreadPoolExecutor(STARTING) as pool:
-            for _ in pool.map(lambda trial: exits(kfp_steps, jobs, trial), left):
+            for _ in pool.map(lambda trial: run_exit_handler(kfp_steps, jobs, trial), left):
                 pass
 
         def still_there() -> list[str]:
@@ -189,38 +188,38 @@ def test_terminate_is_answered_in_time_and_the_exit_component_does_the_rest(
         answered = sum(trial.answered for trial in trials)
         assert answered >= (0.99 * runs if campaigns.FULL else 1), result
         if delay and campaigns.FULL:
-            assert deleted >= answered, "nothing is suspended that late"
+            assert deleted >= answered, "webhooks are too slow for a suspend"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaigns.Record, named: bool) -> None:
-    """And what becomes of the job of a step that does not know its pod, which cannot tell a drain from Terminate."""
+    """A step without the name of its pod cannot distinguish a drain from Terminate and stops its job."""
     runs = campaigns.runs(50 if named else 10, 2 if named else 1)
     campaigns.begin(record_property, runs)
     took: list[float] = []
     outcomes: list[str] = []
     kept = 0
     with kfp_steps.cluster.namespace("jobs") as jobs:
-        admit(kfp_steps.cluster, kfp_steps.namespace, jobs)
-        for trial in draw(runs, 0, jobs):
+        create_account(kfp_steps.cluster, kfp_steps.namespace, jobs)
+        for trial in draw_trials(runs, 0, jobs):
             execution = trial.execution
             tried = kfp_steps.start(execution, seconds_left=trial.left, named=named)
-            wait_until("it waits", lambda tried=tried: "is Running" in kfp_steps.log(tried), 120, poll=0.3)  # type: ignore[misc]  # bound at once
-            time.sleep(1)  # not beside the start
+            wait_until("the step waits", lambda tried=tried: "is Running" in kfp_steps.log(tried), 120, poll=0.3)  # type: ignore[misc]  # bound at once
+            time.sleep(1)  # the start must not slow the request
             ended, timed = kfp_steps.evict(tried)
             job = kfp_steps.job(execution, jobs)
             stays = job is not None and not suspended(job)
             kept += stays and ended.message == KEPT
-            if KEPT in timed:  # a kubelet may be late with the last lines
-                took = sorted([*took, seconds_between(PASSED_ON, KEPT, timed)])
+            if KEPT in timed:  # a kubelet can write the last lines late
+                took = sorted([*took, seconds_between(FORWARDED, KEPT, timed)])
             how = "kept" if stays else "stopped"
-            # Never a job that runs on by mistake: a step that keeps it says so, any other has stopped it.
-            outcomes.append(how if stays == (ended.message == KEPT) else f"{how}, and says {ended.message!r}")
+            # No job keeps running by mistake: a step that keeps its job reports it, any other has stopped it.
+            outcomes.append(how if stays == (ended.message == KEPT) else f"{how}, but reports {ended.message!r}")
             campaigns.done(f"{execution.job}: {trial.left:.3f} s left, {how}; {ended.message or 'no message'}")
             kfp_steps.cluster.api.delete(TRAINER, "TrainJob", jobs, execution.job)
     who = "that knows its pod" if named else "that does not know its pod"
-    result = f"drain of a step {who}: {kept} of {runs} jobs kept knowingly; SIGTERM to that: {spread(took)}"
+    result = f"drain of a step {who}: {kept} of {runs} jobs kept knowingly; SIGTERM to that: {percentiles(took)}"
     print(result, flush=True)
     record_property("result", result)
     if not named:
@@ -231,29 +230,29 @@ def test_a_drained_step_keeps_its_job(kfp_steps: Steps, record_property: campaig
         assert all(outcome in ("kept", "stopped") for outcome in outcomes)
 
 
-def tell(trials: list[Trial], seconds: float, left: int, delay: int) -> str:
-    """Print what was drawn, and what became of it; in one line what counts."""
+def print_results(trials: list[Trial], seconds: float, left: int, delay: int) -> str:
+    """Print the trials and their outcomes; return the summary, which is also printed."""
     windows = sorted(trial.left for trial in trials)
     took = sorted(trial.took for trial in trials if trial.took is not None)
     deleted = sum(trial.deleted for trial in trials)
     print(f"{len(trials)} trials in {seconds:.0f} s, load average {os.getloadavg()[0]:.1f}")
-    print(f"Python lives on for {windows[0]:.3f} to {windows[-1]:.2f} s, median {statistics.median(windows):.2f}")
+    print(f"Python keeps running for {windows[0]:.3f} to {windows[-1]:.2f} s, median {statistics.median(windows):.2f}")
     for name, late in (("soon", False), ("late", True)):
         some = sorted(each.took for each in trials if each.took is not None and each.late is late)
-        print(f"  terminated {name} after the launch: {spread(some)}")
+        print(f"  terminated {name} after the launch: {percentiles(some)}")
     print("not answered:")
     for trial in trials:
         if not trial.answered:
-            print(f"  {trial.left:.3f} s left, {'late' if trial.late else 'soon'} after the launch: {trial.said}")
+            print(f"  {trial.left:.3f} s left, {'late' if trial.late else 'soon'} after the launch: {trial.outcome}")
     result = (
         f"webhooks {delay} ms slower: {len(took)} of {len(trials)} answered ({deleted} by a deletion); "
-        f"SIGTERM to answer: {spread(took)}; left to the exit component: {left}"
+        f"SIGTERM to answer: {percentiles(took)}; left to the exit component: {left}"
     )
     print(result, flush=True)
     return result
 
 
-def spread(seconds: list[float]) -> str:
+def percentiles(seconds: list[float]) -> str:
     if not seconds:
         return "none"
     p95 = seconds[int(0.95 * (len(seconds) - 1))]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.kfp_steps import Ended, Execution, Steps
+from tests.cluster.kfp_steps import Execution, Result, Steps
 from tests.testcluster import images
 from tests.testcluster import step_image as steps
 from tests.testcluster.nodes import LABEL
@@ -51,7 +51,7 @@ class Run:
     claim: str
     id: str
 
-    def run(self, task: str, passed_on: Object, **more: Any) -> Ended:
+    def run(self, task: str, passed_on: Object, **more: Any) -> Result:
         """One task, with what the pipeline passes on to it and `more` parameters, to its good end."""
         compiled = self.tasks[task]["inputs"]["parameters"]
         parameters = {
