@@ -1,7 +1,7 @@
-"""Campaigns: tests that draw many schedules at random, of which `make test` runs a sample and `make campaign` all.
+"""Campaigns: tests that run many random schedules. `make test` runs a sample, `make campaign` runs all.
 
-``TRAINJOB_RUNS`` sets how many schedules are drawn, ``TRAINJOB_SEED`` repeats what was drawn: each schedule draws from
-the seed and its own number. A seed is new in every run of the tests and is printed; `make test` shows it in its table.
+``TRAINJOB_RUNS`` sets the number of schedules. ``TRAINJOB_SEED`` repeats the same schedules: each is derived from the
+seed and its number. Every run of the tests has a new seed and prints it; `make test` shows it in its table.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import secrets
 from collections.abc import Callable
 
 FULL = "TRAINJOB_CAMPAIGN" in os.environ
-"""Whether this is `make campaign`."""
+"""Whether `make campaign` runs."""
 
 SEED = int(os.environ.get("TRAINJOB_SEED") or secrets.randbelow(1_000_000))
 
 Record = Callable[[str, object], None]
-"""pytest's fixture ``record_property``: what it takes is in the table of `make test`."""
+"""pytest's fixture ``record_property``; `make test` shows the properties in its table."""
 
 
 def runs(full: int, sample: int) -> int:
-    """How many schedules are drawn: ``TRAINJOB_RUNS``, else `full` by `make campaign`, else `sample`."""
+    """The number of schedules: ``TRAINJOB_RUNS``, otherwise `full` in `make campaign` and `sample` in other runs."""
     return int(os.environ.get("TRAINJOB_RUNS") or (full if FULL else sample))
 
 
 def begin(record: Record, number: int) -> None:
-    """Print and record how this campaign is repeated."""
+    """Print and record the seed that repeats this campaign."""
     print(f"{number} schedules, TRAINJOB_SEED={SEED}", flush=True)
     record("seed", SEED)
     record("schedules", number)
 
 
-def done(what: str) -> None:
-    """Print the line of one schedule; `make campaign` shows it at once, pytest shows it where the test fails."""
-    print(what, flush=True)
+def done(result: str) -> None:
+    """Print the result of one schedule. `make campaign` shows it at once; pytest shows it if the test fails."""
+    print(result, flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_DAYS = "30"  # a cluster that is left up for longer than that is not a test cluster
+_DAYS = "30"  # no test cluster runs longer
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """The authority's own certificate."""
+        """The certificate of the authority."""
         return self._pair.certificate
 
     @property
     def bundle(self) -> str:
-        """The same as base64 of PEM, as objects of the API want it."""
+        """The authority's certificate as base64 of PEM, for objects of the API."""
         return base64.b64encode(self.certificate.read_bytes()).decode()
 
     def issue(self, name: str, organization: str = "", addresses: Sequence[str] = ()) -> Pair:

@@ -1,4 +1,4 @@
-"""What holds for every test: a home of its own, no settings from outside, and no process left when all is over."""
+"""Fixtures of all tests: a separate TRAINJOB_HOME, no settings from the environment, no processes left at the end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.contract.processes import marked, supervisors
 
 from trainjob.data.stores.base import Store
 
-# A shell without job control starts what it puts into the background with Ctrl-C ignored, and children inherit that.
+# A shell without job control starts background processes with SIGINT ignored, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Its 200 ms for one example are over on a busy machine without any fault of the code.
+# On a busy machine, correct code can exceed hypothesis' deadline of 200 ms for one example.
 hypothesis.settings.register_profile("no-deadline", deadline=None)
 hypothesis.settings.load_profile("no-deadline")
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``TRAINJOB_HOME`` of this test; no other setting is there."""
+    """``TRAINJOB_HOME`` of this test; all other settings are unset."""
     for name in ("BACKEND", "NAMESPACE", "REGISTRY", "WORKSPACE", "LOCAL_ENVIRONMENTS", "OCI_PLAIN_HTTP"):
         monkeypatch.delenv(f"TRAINJOB_{name}", raising=False)
     directory = tmp_path / "trainjob-home"
@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No connection is fast enough alone: large files are read by ranges from their first byte on."""
+    """Read large files by ranges from the first byte on, as if one connection were too slow."""
 
     def nothing(store: Store, path: str, start: int, *_: object) -> Generator[bytes, None, int]:
         yield from ()
@@ -61,15 +61,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Of tests marked ``anyio``: the loop that Airflow, KFP and the synchronous client run."""
+    """Event loop of tests marked ``anyio``: that of Airflow, KFP and the synchronous client."""
     return "asyncio"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fails the session if a process of any job that was launched in it is still there at its end."""
+    """Fail the session if processes of its jobs still run at its end."""
     yield
-    under, patience = tmp_path_factory.getbasetemp(), time.monotonic() + 10
-    while (left := marked(under=under) | supervisors(under)) and time.monotonic() < patience:
+    under, deadline = tmp_path_factory.getbasetemp(), time.monotonic() + 10
+    while (left := marked(under=under) | supervisors(under)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, f"processes of jobs outlived the tests: {left}"

@@ -1,12 +1,12 @@
-"""Runs make targets in lanes, side by side, and ends with one table: what `make test` does.
+"""Runs make targets in parallel lanes and prints a table of the results; `make test` uses it.
 
 ::
 
     python tests/lanes.py MAKE "lint test-unit …" "test-cluster" …
 
-The targets of a lane run one after the other. Each writes its output to `.test-output/<target>.log`. What is printed
-here is a line for each target that starts or ends, then what failed, with the command that repeats it, then the table.
-All lanes run to their end, whatever fails; Ctrl-C ends them.
+The targets of a lane run one after the other. Each writes its output to `.test-output/<target>.log`. This program
+prints a line when a target starts or ends, then each failure with the command that repeats it, then the table. A
+failure does not stop the other targets; Ctrl-C stops all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from threading import Event, Thread
 
 OUTPUT = Path(".test-output")
 SLOWEST = 5
-NEWS = 60.0  # seconds between two lines about what runs
+PROGRESS_SECONDS = 60.0  # between two lines about running targets
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Test:
 
     Attributes:
         name: Its pytest id.
-        seconds: It took, with its fixtures.
+        seconds: Duration, including its fixtures.
         skipped: Why it was skipped; empty if it was not.
-        failed: What pytest shows of its failure; empty if it passed.
-        properties: What it has recorded (``record_property``): seeds.
+        failed: pytest's report of the failure; empty if it passed.
+        properties: Recorded properties (``record_property``), such as seeds.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Target:
     """A make target.
 
     Attributes:
-        name: Its name.
-        seconds: It took.
-        code: Its exit status; None until it has ended.
-        tests: That it ran.
+        name: Name of the target.
+        seconds: Duration.
+        code: Exit status; None until the target has ended.
+        tests: The tests that it ran.
     """
 
     name: str
@@ -68,16 +68,16 @@ class Target:
 
     @property
     def log(self) -> Path:
-        """Its output."""
+        """File with the output."""
         return OUTPUT / f"{self.name}.log"
 
     @property
     def results(self) -> Path:
-        """What pytest writes about its tests."""
+        """pytest's JUnit file."""
         return OUTPUT / f"{self.name}.xml"
 
     def run(self, make: str) -> None:
-        """Run it to its end."""
+        """Run the target to its end."""
         self.results.unlink(missing_ok=True)
         options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={self.results.absolute()} -o junit_family=xunit1"
         self.started = time.monotonic()
@@ -96,7 +96,7 @@ class Target:
         self.code = code
 
     def end(self) -> None:
-        """End it as Ctrl-C does: pytest ends what its tests have started, which are sessions of their own."""
+        """Stop the target as Ctrl-C does: pytest then ends the processes of its tests, which are in other sessions."""
         if self.process is None or self.process.poll() is not None:
             return
         os.killpg(self.process.pid, signal.SIGINT)
@@ -107,13 +107,13 @@ class Target:
             self.process.wait()
 
     def progress(self) -> str:
-        """Its name, and how far pytest is by its own word."""
+        """Name of the target, and the progress that pytest reports."""
         percent = re.findall(rb"\[ *(\d+%)\]", self.log.read_bytes()) if self.log.exists() else []
         return f"{self.name} {percent[-1].decode() if percent else ''}".strip()
 
 
 def read(results: Path) -> Iterator[Test]:
-    """The tests of a JUnit file of pytest's older format, which has their files."""
+    """The tests of a JUnit file in pytest's older format, which contains the file of each test."""
     for case in ET.parse(results).iter("testcase"):
         name = re.sub(r"@\w+$", "", case.get("name", ""))  # the group of pytest-xdist
         problems = [*case.iter("failure"), *case.iter("error")]
@@ -128,7 +128,7 @@ def read(results: Path) -> Iterator[Test]:
 
 
 def main(make: str, *lanes: str) -> int:
-    """Run the lanes; 0 if every target passed."""
+    """Run the lanes; return 0 if every target passed."""
     OUTPUT.mkdir(exist_ok=True)
     targets = [[Target(name) for name in lane.split()] for lane in lanes]
     every = [target for lane in targets for target in lane]
@@ -147,11 +147,11 @@ def main(make: str, *lanes: str) -> int:
     for thread in threads:
         thread.start()
     try:
-        said = time.monotonic()
+        printed = time.monotonic()
         while any(thread.is_alive() for thread in threads):
             time.sleep(0.2)
-            if time.monotonic() > said + NEWS:
-                said = time.monotonic()
+            if time.monotonic() > printed + PROGRESS_SECONDS:
+                printed = time.monotonic()
                 running = [target.progress() for target in every if target.process and target.code is None]
                 print(f"{clock()} running: {', '.join(running)}", flush=True)
     finally:
@@ -172,25 +172,25 @@ def clock() -> str:
 
 
 def counted(tests: Sequence[Test]) -> str:
-    """How many of each kind; empty if there are none."""
+    """Number of tests by result; empty if there are no tests."""
     kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in tests)
     return "".join(f", {kinds[kind]} {kind}" for kind in ("passed", "failed", "skipped") if kinds[kind])
 
 
 def failures(target: Target) -> None:
-    """Print what failed, and how to repeat it alone."""
+    """Print each failure and the command that repeats it."""
     for test in target.tests:
         if test.failed:
             print(f"\n{'=' * 120}\nFAILED {test.name}\n{test.failed.strip()}")
             print(f"again: make {target.name} TESTS='{test.name}'")
     if target.code and not any(test.failed for test in target.tests):
         end = target.log.read_text(errors="replace").splitlines()[-60:] if target.log.exists() else []
-        print("\n".join([f"\n{'=' * 120}\nFAILED {target.name} (whole output: {target.log})", *end]))
+        print("\n".join([f"\n{'=' * 120}\nFAILED {target.name} (complete output: {target.log})", *end]))
         print(f"again: make {target.name}")
 
 
 def table(targets: Sequence[Target]) -> None:
-    """Print what ran, how long it took, and what was skipped and why."""
+    """Print the results and durations, and the skipped tests with their reasons."""
     print(f"\n{'target':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}  slowest")
     for target in targets:
         kinds = Counter("failed" if each.failed else "skipped" if each.skipped else "passed" for each in target.tests)
@@ -213,7 +213,7 @@ def table(targets: Sequence[Target]) -> None:
 
 
 if __name__ == "__main__":
-    # Also where a shell has it ignored, as for what it runs in the background; the lanes inherit that.
+    # A shell can start background processes with SIGINT ignored, and the lanes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(*sys.argv[1:]))

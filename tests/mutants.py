@@ -3,8 +3,8 @@
     python tests/mutants.py --sample 200 --seed 7
 
 Each mutant is a copy of the package with one change, before the real package on the path. A mutant is killed if a
-test of its module fails, or if these take longer than five minutes. Survivors are printed as a diff. Pauses, constants
-of modules and numbers above 1 are not changed: a limit of 61 s instead of 60 s is no defect that a test should find.
+test of its module fails, or if the tests take longer than five minutes. Survivors are printed as a diff. Pauses,
+constants of modules and numbers above 1 are not changed: a test need not notice a limit of 61 s instead of 60 s.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ TESTS = {
     "registry": f"{_UNIT}registry*.py tests/registry/test_kubeflow*.py tests/registry/test_mlflow_errors.py "
     "tests/registry/test_contract.py tests/registry/test_mlflow.py",
 }
-"""File or directory of the package -> the tests that have to notice a change in it."""
+"""File or directory of the package -> the tests that must detect a change in it."""
 
 _SECONDS = 300
-_PAUSE = re.compile(r"\.sleep\(|^(await )?[\w.]*pause\(")  # calls that change nothing that a test can see
+_PAUSE = re.compile(r"\.sleep\(|^(await )?[\w.]*pause\(")  # calls without an effect that a test can observe
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -65,10 +65,10 @@ class Mutant:
     """One change.
 
     Attributes:
-        file: The file.
-        line: Its line there.
-        source: The whole file after the change.
-        tests: What has to notice it.
+        file: The changed file.
+        line: Line of the change.
+        source: The complete file after the change.
+        tests: The tests that must detect the change.
     """
 
     file: Path
@@ -113,7 +113,7 @@ def _inside(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.Raise):
-        return  # functions inside are found by themselves
+        return  # nested functions are visited separately
     if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or "_log." in ast.unparse(node)):
         return
     yield node
@@ -126,7 +126,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _changed(node: ast.AST) -> list[ast.AST]:  # noqa: C901, PLR0911, PLR0912 - a table of kinds
-    """What `node` may be replaced by."""
+    """The possible replacements of `node`."""
     match node:
         case ast.Compare(left, [op], right) if type(op) in _COMPARED:
             return [ast.Compare(left, [_COMPARED[type(op)]()], right)]
@@ -190,7 +190,7 @@ def survives(mutant: Mutant, directory: Path) -> bool:
 
 
 def main() -> int:
-    """Run a sample and print the score; the exit code says whether it is at least the one asked for."""
+    """Run a sample and print the score; return 0 if the score is at least the required one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=200, help="number of mutants (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the sample")
@@ -198,13 +198,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="at the same time (%(default)s)")
     parser.add_argument("--least", type=float, default=90.0, help="score in percent below which it fails (%(default)s)")
     parser.add_argument("--write", action="store_true", help="write the result into docs/campaigns.md")
-    asked = parser.parse_args()
-    candidates = [mutant for mutant in every() if asked.only in str(mutant.file)]
-    chosen = random.Random(asked.seed).sample(candidates, min(asked.sample, len(candidates)))
-    print(f"{len(chosen)} of {len(candidates)} mutants, seed {asked.seed}", flush=True)
+    options = parser.parse_args()
+    candidates = [mutant for mutant in every() if options.only in str(mutant.file)]
+    chosen = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
+    print(f"{len(chosen)} of {len(candidates)} mutants, seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         free: SimpleQueue[Path] = SimpleQueue()
-        for number in range(asked.jobs):
+        for number in range(options.jobs):
             directory = Path(temporary) / str(number)
             shutil.copytree(PACKAGE, directory / "trainjob", ignore=shutil.ignore_patterns("__pycache__"))
             free.put(directory)
@@ -217,7 +217,7 @@ def main() -> int:
                 free.put(directory)
 
         alive = []
-        with ThreadPoolExecutor(asked.jobs) as pool:
+        with ThreadPoolExecutor(options.jobs) as pool:
             for number, (mutant, survived) in enumerate(zip(chosen, pool.map(run, chosen), strict=True), 1):
                 where = f"{mutant.file.relative_to(ROOT)}:{mutant.line}"
                 print(f"{number:4} {'SURVIVED' if survived else 'killed'} {where}", flush=True)
@@ -225,11 +225,11 @@ def main() -> int:
                     alive.append(mutant)
                     print(mutant.diff(), flush=True)
     score = 100 * (len(chosen) - len(alive)) / max(1, len(chosen))
-    result = f"{len(chosen) - len(alive)} of {len(chosen)} killed: {score:.0f} %, seed {asked.seed}"
+    result = f"{len(chosen) - len(alive)} of {len(chosen)} killed: {score:.0f} %, seed {options.seed}"
     print(result)
-    if asked.write:
+    if options.write:
         _write(f"{time.strftime('%Y-%m-%d', time.gmtime())}: {result}, {len(candidates)} possible changes.")
-    return 0 if score >= asked.least else 1
+    return 0 if score >= options.least else 1
 
 
 def _write(result: str) -> None:

@@ -1,9 +1,9 @@
-"""Decides which of the oldest supported versions `make test` has to test: those whose inputs have changed since.
+"""Decides which of the oldest supported versions `make test` has to test: those whose inputs changed since they passed.
 
 ::
 
     python tests/oldest.py due                       # prints make targets
-    python tests/oldest.py passed test-kfp-oldest    # records that one has passed; commit constraints/oldest.json
+    python tests/oldest.py passed test-kfp-oldest    # records that a target passed; commit constraints/oldest.json
 
 `make campaign` tests all of them.
 """
@@ -30,7 +30,7 @@ INPUTS = {
         "tests/cluster/test_trainer_versions.py",
     ),
 }
-"""Target -> the files that decide whether it passes; the rest of the core is the same on all versions."""
+"""Target -> the files that depend on the version; the rest of the core behaves the same on all versions."""
 
 
 def inputs(target: str) -> str:
@@ -43,7 +43,7 @@ def inputs(target: str) -> str:
 
 
 def main(command: str, *targets: str) -> None:
-    """The command line."""
+    """Run the command line."""
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if command == "due":
         print(*(target for target in INPUTS if recorded.get(target) != inputs(target)))

@@ -1,4 +1,4 @@
-"""A PostgreSQL server: Debian's."""
+"""A PostgreSQL server from Debian's package."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Self
 from tests.processes import Component, free_port, wait_until
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-"""Where Debian has them, the newest last; none if it is not installed."""
+"""Directories with Debian's programs, the newest last; empty if PostgreSQL is not installed."""
 
 
 class PostgreSQL:
-    """Runs inside of the block, with an empty database; what it holds goes with it. Killed by the kernel when we are.
+    """Context manager for a server with an empty, temporary database. The kernel kills it when this process is killed.
 
     Attributes:
-        url: For SQLAlchemy.
-        server: Its process; known only inside.
+        url: URL for SQLAlchemy.
+        server: The process; set only inside the block.
     """
 
     server: Component
@@ -30,13 +30,13 @@ class PostgreSQL:
         self.url = f"postgresql+psycopg2://postgres@127.0.0.1:{self._port}/postgres"
 
     def __enter__(self) -> Self:
-        # Not below pytest's directory, which every pytest of this user makes private again as it starts.
+        # Not below pytest's directory: every pytest of this user makes it private again when it starts.
         self._home = tempfile.TemporaryDirectory(prefix="trainjob-postgres-", ignore_cleanup_errors=True)
         home = Path(self._home.name)
         as_postgres: list[str] = []
-        if os.geteuid() == 0:  # as whom PostgreSQL does not run
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             shutil.chown(home, "postgres", "postgres")
-            # What is to happen when we are killed is forgotten where the user changes.
+            # A change of user clears the parent-death signal, so it is set again.
             as_postgres = ["setpriv", "--pdeathsig", "KILL", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         bin_, data = PROGRAMS[-1], str(home / "data")
         options = ["-c", "fsync=off", "-c", f"unix_socket_directories={home}", "-c", "listen_addresses=127.0.0.1"]
@@ -58,7 +58,7 @@ class PostgreSQL:
         self._home.cleanup()
 
     def start(self) -> None:
-        """Start it, for the first time or again."""
+        """Start or restart the server."""
         ready = b"database system is ready to accept connections"
 
         def times() -> int:

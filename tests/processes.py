@@ -20,26 +20,26 @@ from typing import TypeVar
 # thread, so all are started from this one, which lives as long as the interpreter.
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
-_PORTS = range(20_000, 30_000)  # below Linux' ephemeral ports (32768 on): no outgoing connection takes one meanwhile
+_PORTS = range(20_000, 30_000)  # below Linux' ephemeral ports (from 32768), which outgoing connections use
 _T = TypeVar("_T")
 _given: set[int] = set()
 
 
 class ComponentError(Exception):
-    """A component, or what was waited for, did not do what it should; the text ends with the component's log."""
+    """A component failed, or a wait timed out; the message ends with the component's log."""
 
 
 class Component:
-    """A program that tests run beside them: of a cluster, an Airflow, a store.
+    """A program that runs beside the tests: part of a cluster, an Airflow, a store.
 
     Args:
         name: For logs and errors.
         command: Program and arguments.
         directory: Where its log and its process id are written, as ``<name>.log`` and ``<name>.pid``.
-        environment: Variables besides PATH and HOME; nothing else of ours is inherited.
+        environment: Variables besides PATH and HOME; no other variables are inherited.
 
     Attributes:
-        host: Socket of the `Host` that starts it; None: this process does.
+        host: Socket of the `Host` that starts it; None if this process starts it.
     """
 
     def __init__(self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
@@ -76,15 +76,15 @@ class Component:
         """Start the process; its log is appended to.
 
         Raises:
-            ComponentError: Its host cannot start it.
+            ComponentError: the host cannot start it.
         """
         if self.host is None:
             self._process = _SPAWNER.submit(self._spawn).result()
             return
-        if error := self._ask(self):
+        if error := self._request(self):
             raise ComponentError(f"{self.name} cannot be started: {error}")
 
-    def _ask(self, what: Component | int) -> str:
+    def _request(self, what: Component | int) -> str:
         with Client(str(self.host)) as host:
             host.send(what)
             return str(host.recv())
@@ -99,7 +99,7 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: we stop the components in order
+                start_new_session=True,  # Ctrl-C must not reach it: this process stops the components in order
             )
         unfinished = self._pid_file.with_suffix(".unfinished")
         unfinished.write_text(str(process.pid))
@@ -109,8 +109,8 @@ class Component:
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process group and wait for the process.
 
-        SIGKILL unless a test is about something else: after SIGTERM the API server keeps its port for up to a minute,
-        and nothing here has state worth an orderly end.
+        The default is SIGKILL: after SIGTERM the API server keeps its port for up to a minute, and no component has
+        state that needs an orderly shutdown.
         """
         pid = self.pid
         if pid is None:
@@ -118,7 +118,7 @@ class Component:
         with suppress(ProcessLookupError):
             os.killpg(pid, how)
         if self.host is not None:
-            self._ask(pid)
+            self._request(pid)
         elif self._process is not None and self._process.pid == pid:
             self._process.wait(timeout=90)
         else:
@@ -134,11 +134,11 @@ class Component:
 
 
 class Host:
-    """Starts and reaps components for other processes, so that they outlive the one that asks and end with this one.
+    """Starts and reaps components for other processes; the components end with this process.
 
     Args:
-        socket: Where it listens.
-        components: Those that this process has started already.
+        socket: Path of the socket that it listens on.
+        components: Components that this process has already started.
     """
 
     def __init__(self, socket: Path, components: Iterable[Component]) -> None:
@@ -149,14 +149,14 @@ class Host:
 
     def _serve(self) -> None:
         while True:
-            with suppress(EOFError, BrokenPipeError), self._listener.accept() as asking:
-                match asking.recv():
+            with suppress(EOFError, BrokenPipeError), self._listener.accept() as request:
+                match request.recv():
                     case None:
                         return
                     case Component() as component:
-                        asking.send(self._start(component))
+                        request.send(self._start(component))
                     case int(pid):
-                        asking.send(self._reap(pid))
+                        request.send(self._reap(pid))
 
     def _start(self, component: Component) -> str:
         component.host = None
@@ -174,7 +174,7 @@ class Host:
         return ""
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Stop accepting requests."""
         with Client(self._listener.address) as host:
             host.send(None)
         self._thread.join()
@@ -182,7 +182,7 @@ class Host:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs: one that has ended and was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -191,7 +191,7 @@ def runs(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on and that was not returned before."""
+    """A free port of 127.0.0.1 that was not returned before."""
     for port in random.sample(_PORTS, k=200):
         if port in _given:
             continue
@@ -203,7 +203,7 @@ def free_port() -> int:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody does, on that port of 127.0.0.1."""
+    """Whether a server listens on that port of 127.0.0.1."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -217,18 +217,18 @@ def wait_until(
     ignore: type[Exception] | tuple[type[Exception], ...] = (),
     poll: float = 0.05,
 ) -> _T:
-    """The first true result of `check`.
+    """Wait for the first true result of `check` and return it.
 
     Args:
-        what: For the error, e.g. "the API server is ready".
-        check: Called again and again.
+        what: The condition, for the error message, e.g. "the API server is ready".
+        check: Called repeatedly.
         timeout: Seconds.
-        among: Components that must stay alive meanwhile; the error shows the ends of their logs.
+        among: Components that must keep running meanwhile; the error shows the ends of their logs.
         ignore: Exceptions of `check` that mean "not yet".
         poll: Seconds between two calls.
 
     Raises:
-        ComponentError: `timeout` is over, or one of `among` has ended.
+        ComponentError: the timeout expired, or one of `among` has ended.
     """
     deadline = time.monotonic() + timeout
     last: object = None
@@ -247,16 +247,16 @@ def wait_until(
         time.sleep(poll)
 
 
-def eventually(happened: Callable[[], _T | None], timeout: float = 60.0) -> _T:
-    """`wait_until` for what its line in the test explains."""
-    return wait_until("it happens", happened, timeout, poll=0.02)
+def eventually(condition: Callable[[], _T | None], timeout: float = 60.0) -> _T:
+    """`wait_until` with a default description, for a condition that the test's line explains."""
+    return wait_until("the condition holds", condition, timeout, poll=0.02)
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """What a process writes up to the first line with `text`.
+    """Read the output of a process up to the first line with `text`.
 
     Raises:
-        ComponentError: It ends without it.
+        ComponentError: the process ends without such a line.
     """
     assert process.stdout is not None
     seen = ""
@@ -264,4 +264,4 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
         seen += line
         if text in line:
             return seen
-    raise ComponentError(f"it ended without {text!r}:\n{seen}\n{process.stderr and process.stderr.read()}")
+    raise ComponentError(f"the process ended without {text!r}:\n{seen}\n{process.stderr and process.stderr.read()}")

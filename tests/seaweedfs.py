@@ -21,21 +21,21 @@ _PARTS = ("master", "volume", "filer", "s3")
 
 
 class SeaweedFS:
-    """Runs inside of the block, and has a bucket that can be written to. Killed by the kernel when we are.
+    """Context manager for a server with a writable bucket. The kernel kills it when this process is killed.
 
     Args:
-        folder: Where it keeps everything; one that is removed afterwards if none is given.
-        bind: Address where S3 is served. What SeaweedFS consists of talks on 127.0.0.1 in any case.
-        bucket: Its name; three letters at least.
+        folder: Folder for all data; by default a temporary one.
+        bind: Address that serves S3. The parts of SeaweedFS always communicate over 127.0.0.1.
+        bucket: Name of the bucket; at least three letters.
         authority: Issues the certificate of an ``https`` endpoint; without one it is ``http``.
-        iam: Its roles, and whose tokens it takes for them, as SeaweedFS' ``-s3.iam.config`` has it.
+        iam: Roles and the trusted token issuers, in the form of SeaweedFS' ``-s3.iam.config``.
 
     Attributes:
-        endpoint: URL; of ``0.0.0.0`` that on 127.0.0.1.
-        access_key: Of an administrator; nobody else is let in.
-        secret_key: Of the same.
+        endpoint: URL of S3; with ``0.0.0.0`` the one on 127.0.0.1.
+        access_key: Access key of an administrator, the only user.
+        secret_key: Secret key of the administrator.
         bucket: Name of the bucket.
-        filer: URL where its files can be read without keys, below ``/buckets``.
+        filer: URL of the files, readable without keys, below ``/buckets``.
     """
 
     access_key = "AKIASEAWEED"
@@ -66,7 +66,7 @@ class SeaweedFS:
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
             "s3.iam.readOnly": "false",
-            "master.peers": "none",  # else it waits 1.5 s for others
+            "master.peers": "none",  # otherwise it waits 1.5 s for peers
             "master.telemetry": "false",
             "master.volumeSizeLimitMB": 1024,
             "volume.max": 100,
@@ -82,7 +82,7 @@ class SeaweedFS:
         program = Path(sysconfig.get_path("scripts"), "weed")
         arguments = [f"-logdir={self.folder}", "server", "-filer", "-s3"]
         arguments += [f"-{name}={value}" for name, value in options.items()]
-        # One that is given keys in its environment makes them an administrator's.
+        # Keys in the environment become those of an administrator.
         keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
         self._server = Component("seaweedfs", [str(program), *arguments], self.folder, keys)
 
@@ -97,17 +97,17 @@ class SeaweedFS:
 
     @property
     def pid(self) -> int | None:
-        """Of its one process."""
+        """Process id of the server."""
         return self._server.pid
 
     @property
     def client(self) -> Any:
-        """boto3's for S3, as the administrator."""
+        """boto3's client of S3, as the administrator."""
         return self._client("s3")
 
     @property
     def iam(self) -> Any:
-        """boto3's for users and their keys; of this server, in spite of the name."""
+        """boto3's IAM client, for users and their keys of this server."""
         return self._client("iam")
 
     @property
@@ -135,10 +135,10 @@ class SeaweedFS:
         # Of a file, since its first one takes longer than all others: volumes are made for it.
         client = self.client
         wait_until("SeaweedFS listens", lambda: listens(self._ports["s3.port"]), among=[self._server])
-        wait_until("it takes files", lambda: self._takes(client), among=[self._server], ignore=ClientError)
+        wait_until("SeaweedFS stores files", lambda: self._takes(client), among=[self._server], ignore=ClientError)
 
     def stop(self) -> None:
-        """Kill it: an orderly end takes 15 to 25 s."""
+        """Kill the server: an orderly shutdown takes 15 to 25 s."""
         self._server.kill()
         for port in self._ports.values():
             for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
@@ -152,11 +152,11 @@ class SeaweedFS:
         return True
 
     def uri(self, path: str = "") -> str:
-        """Of something in the bucket."""
+        """URI of a path in the bucket."""
         return f"s3://{self.bucket}/{path}"
 
     def environment(self) -> dict[str, str]:
-        """What an S3 client needs to be let in."""
+        """Environment variables with the credentials for an S3 client."""
         found = {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,

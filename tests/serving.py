@@ -1,4 +1,4 @@
-"""A server of the standard library in a thread, for the length of a block."""
+"""Runs a server of the standard library in a thread while a block runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Server = TypeVar("Server", bound=BaseServer)
 
 
 class EndsConnections(ThreadingMixIn, HTTPServer):
-    """Ends idle connections as it closes. Others wait until each has reached its timeout."""
+    """Closes idle connections when the server closes; the standard servers wait for the timeout of each."""
 
     daemon_threads = False
 
@@ -35,7 +35,7 @@ class EndsConnections(ThreadingMixIn, HTTPServer):
 
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    """Serve; at the end what hangs in its event ``stalled``, if it has one, goes on."""
+    """Serve requests in a thread. At the end, set the event ``stalled`` of the server, which releases its handlers."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Files of a folder, written and read as a mapping of paths to bytes."""
+"""Writes and reads the files of a folder as a mapping of paths to bytes."""
 
 from __future__ import annotations
 

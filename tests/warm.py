@@ -1,8 +1,8 @@
-"""Commands forked from a process that has done their imports: the imports of MLflow or Airflow are most of their time.
+"""Forks commands from a process that has already imported their modules; MLflow or Airflow take long to import.
 
-A program such as ``trainjob`` is replaced, on the PATH that `Warm.environment` gives, by a small one that hands its
-arguments, environment, directory and standard streams to that process, and ends as its fork does. It is for commands
-whose start is not under test: a signal that the small program gets does not reach the fork.
+On the PATH of `Warm.environment`, a small program replaces a program such as ``trainjob``. It passes its arguments,
+environment, directory and standard streams to that process, and exits with the code of the fork. Use it only where the
+start of a command is not under test: signals to the small program do not reach the fork.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PROGRAM = """#!{python} -IS
 import marshal, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
-    asked = marshal.dumps(({program!r}, sys.argv, os.getcwd(), dict(os.environ)))
-    socket.send_fds(server, [len(asked).to_bytes(8, "big")], [0, 1, 2])
-    server.sendall(asked)
+    request = marshal.dumps(({program!r}, sys.argv, os.getcwd(), dict(os.environ)))
+    socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    server.sendall(request)
     code = server.recv(4)
 sys.exit(int.from_bytes(code, "big") if code else "the process of {program} was killed")
 """
@@ -40,13 +40,13 @@ PYTHON = "warm-python"
 
 
 class Warm:
-    """Runs inside of the block.
+    """Context manager that runs the process.
 
     Args:
-        programs: ``module:function`` by the name of the command; anything for `PYTHON`.
-        preload: Modules that the commands would import.
-        environment: Of the imports; of the commands it is whatever they are started with.
-        python: Of the process; it needs nothing of the tests.
+        programs: ``module:function`` by the name of the command; any value for `PYTHON`.
+        preload: Modules that the commands import.
+        environment: Environment of the imports; each command has the environment that it is started with.
+        python: The interpreter; it does not need the packages of the tests.
 
     Attributes:
         bin: The folder with the commands.
@@ -71,7 +71,7 @@ class Warm:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen(64)
-            # Ends with its standard input, and so with this process, however that ends.
+            # It ends when its standard input closes, and so with this process.
             self._server = subprocess.Popen(
                 [self._python, "-m", "tests.warm", str(listener.fileno()), repr(self._programs), *self._preload],
                 stdin=subprocess.PIPE,
@@ -92,7 +92,7 @@ class Warm:
         self._folder.cleanup()
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The same with these commands in front of others."""
+        """The environment with these commands first on PATH."""
         return {**given, "PATH": f"{self.bin}{os.pathsep}{given['PATH']}"}
 
 
@@ -100,7 +100,7 @@ class Warm:
 
 
 def _serve(listener: socket.socket, programs: Mapping[str, str]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
@@ -121,10 +121,10 @@ def _serve(listener: socket.socket, programs: Mapping[str, str]) -> None:
 
 def _run(connection: socket.socket, programs: Mapping[str, str]) -> int:
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
-    size, asked = int.from_bytes(head, "big"), b""
-    while len(asked) < size:
-        asked += connection.recv(size - len(asked))
-    program, argv, directory, environment = marshal.loads(asked)
+    size, request = int.from_bytes(head, "big"), b""
+    while len(request) < size:
+        request += connection.recv(size - len(request))
+    program, argv, directory, environment = marshal.loads(request)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
@@ -153,7 +153,7 @@ def _call(program: str, target: str, argv: list[str]) -> Any:
 
 
 def _ended(call: Any) -> int:
-    """Its exit code, as the interpreter would have it."""
+    """Run `call`; return its exit code as the interpreter would."""
     try:
         code = call()
     except SystemExit as left:
