@@ -27,7 +27,7 @@ from tests.cluster import failing as make
 from tests.processes import wait_until
 from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -75,7 +75,7 @@ async def look(cluster: Access, namespace: str, pods: int) -> Evidence:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     # As Trainer's own runtimes start them again, but for ever: their Job is given up after the seventh crash.
     runtime = make.stages("node", job={"backoffLimit": 10**6}, pod={"restartPolicy": "OnFailure"})
-    told = fate(run="20s", exit_code=1, failures=1)
+    told = simulate(run="20s", exit_code=1, failures=1)
     asked = TrainJobSpec.parse(make.OWN | {"num_nodes": pods, "env": told})
     with make.own(runtime)(cluster, namespace):
         ref: JobRef = await launch(backend, asked, "many", namespace=namespace)

@@ -41,7 +41,7 @@ from tests.testcluster import images
 from tests.testcluster.access import Access
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.real_node import unfit
+from tests.testcluster.real_node import why_unsupported
 
 from trainjob import JobRef, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--sdk", type=Path, default=SDK, help="a Python that has the SDK (%(default)s)")
     parser.add_argument("--no-sdk", action="store_true", help="without it: it takes more than five minutes")
     arguments = parser.parse_args()
-    if why := unfit():
+    if why := why_unsupported():
         say("not measured", f"no real node: {why}")
         return
     if not arguments.no_sdk and not arguments.sdk.exists():

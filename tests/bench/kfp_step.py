@@ -29,8 +29,8 @@ from tests.testcluster import image_store
 from tests.testcluster import step_image as images
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
-from tests.testcluster.real_node import unfit
+from tests.testcluster.nodes import simulate
+from tests.testcluster.real_node import why_unsupported
 
 TOTAL = "container start to TrainJob created"
 
@@ -42,7 +42,7 @@ def say(metric: str, value: float | str, unit: str = "") -> None:
 
 def once(steps: Steps, jobs: str) -> dict[str, float]:
     """Seconds that each part of one start took, and all of it."""
-    env = {each["name"]: each["value"] for each in fate(run="never")}
+    env = {each["name"]: each["value"] for each in simulate(run="never")}
     parameters = {"runtime": "trainjob-step", "command": ["train"], "env": env, "namespace": jobs}
     execution = Execution("train", parameters)
     tried = steps.start(execution)
@@ -76,7 +76,7 @@ def when(steps: Steps, tried: Try, text: str) -> float:
 
 
 def main(number: int) -> None:
-    if why := unfit():
+    if why := why_unsupported():
         say("not measured", f"no real node: {why}")
         return
     say("load average before", os.getloadavg()[0])

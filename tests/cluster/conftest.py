@@ -21,7 +21,7 @@ from tests.testcluster import build, image_store, kueue
 from tests.testcluster import step_image as steps
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.real_node import unfit
+from tests.testcluster.real_node import why_unsupported
 from xdist import is_xdist_controller
 
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -61,7 +61,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the cluster before xdist starts the workers, which find it by `SHARED`."""
     if KUBECONFIG in os.environ or not is_xdist_controller(session):
         return
-    real = not unfit()
+    real = not why_unsupported()
     ensure_built({"cluster", "gangs", *(("real_node",) if real else ())})
     session.config.stash[_cluster] = started = Cluster(real_node=real)
     started.start()
@@ -115,7 +115,7 @@ def ensure_built(wanted: AbstractSet[str]) -> None:
         build.ensure(*build.OLDER)
     if "gangs" in wanted:
         build.ensure("gangs")
-    if "real_node" in wanted and not unfit():
+    if "real_node" in wanted and not why_unsupported():
         build.ensure("node")
         image_store.ensure()
 
@@ -155,7 +155,7 @@ def own_cluster(cluster: Access) -> Cluster:
 def real_node(cluster: Access) -> Access:
     """The cluster, with a node that runs real pods; ``namespace(real=True)`` is a namespace whose pods run there."""
     if isinstance(cluster, Cluster) and cluster.real_node is None:
-        if why := unfit():
+        if why := why_unsupported():
             pytest.skip(f"NO REAL NODE: {why}")
         cluster.start_real_node()
     elif why := cluster.lacks("real-node"):

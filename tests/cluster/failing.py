@@ -13,7 +13,7 @@ from tests.testcluster import images, kueue, nodes
 from tests.testcluster.access import TRAINER, Access, condition
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 from tests.testcluster.real_node import NAME, RealNode
 
 from trainjob.manifest import JobRef
@@ -231,7 +231,7 @@ def delete(cluster: Access, ref: JobRef) -> None:
 def job(where: str, name: str, gpus: int, **metadata: Any) -> Object:
     """Another job, which takes what a case is about."""
     asked = {nodes.GPU: str(gpus)}
-    trainer = {"numNodes": 1, "resourcesPerNode": {"requests": asked, "limits": asked}, "env": fate(run="never")}
+    trainer = {"numNodes": 1, "resourcesPerNode": {"requests": asked, "limits": asked}, "env": simulate(run="never")}
     return {
         "apiVersion": TRAINER,
         "kind": "TrainJob",
@@ -411,7 +411,7 @@ def own_node_and_priority(cluster: Access, where: str) -> Iterator[None]:
 def outrank_on_node(cluster: Access, ref: JobRef) -> None:
     """A pod of higher priority, for the node that the job has filled."""
     resources = {"requests": {nodes.GPU: "8"}, "limits": {nodes.GPU: "8"}}
-    container = {"name": "x", "image": images.PYTHON, "resources": resources, "env": fate(run="never")}
+    container = {"name": "x", "image": images.PYTHON, "resources": resources, "env": simulate(run="never")}
     spec = {
         "priorityClassName": ref.namespace,
         "nodeSelector": {"trainjob.test/own": ref.namespace},

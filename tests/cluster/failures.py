@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tests.cluster import failing as make
 from tests.testcluster.access import Access
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob.diagnosis import Category
 from trainjob.manifest import JobRef
@@ -608,7 +608,7 @@ FAILURES = (
     Failure(
         "node-gone",
         "the node that it runs on is removed",
-        make.simulated(env=fate(run="never")) | make.ON_OWN_NODE,
+        make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         "^node-0 lost its node: it is gone",
@@ -620,7 +620,7 @@ FAILURES = (
     Failure(
         "node-tainted",
         "its node gets a taint with NoExecute, as one that no longer answers does",
-        make.simulated(env=fate(run="never")) | make.ON_OWN_NODE,
+        make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         "^node-0 lost its node: it was tainted or stopped answering",
@@ -631,7 +631,7 @@ FAILURES = (
     Failure(
         "node-drained",
         "its pod is evicted by the API, as kubectl drain does",
-        make.simulated(env=fate(run="never")),
+        make.simulated(env=simulate(run="never")),
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         "^node-0 was evicted: its node is being drained",
@@ -641,7 +641,7 @@ FAILURES = (
     Failure(
         "preempted-by-scheduler",
         "a pod of higher priority needs the node that it fills",
-        make.simulated(gpus=8, env=fate(run="never")) | make.ON_OWN_NODE,
+        make.simulated(gpus=8, env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
         "^node-0 had to make room for a pod of higher priority",
@@ -652,7 +652,7 @@ FAILURES = (
     Failure(
         "preempted-by-kueue",
         "a job of higher priority needs the queue that it fills",
-        make.simulated(gpus=8, env=fate(run="never")) | make.queued("small"),
+        make.simulated(gpus=8, env=simulate(run="never")) | make.queued("small"),
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
         "Preempted to accommodate a workload",
@@ -851,7 +851,7 @@ FAILURES = (
     Failure(
         "node-not-ready",
         "the kubelet of the node that it runs on does not answer any more",
-        make.simulated(env=fate(run="never")) | make.ON_OWN_NODE,
+        make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         "NodeNotReady: Node is not ready",
@@ -1056,7 +1056,7 @@ FAILURES = (
     Failure(
         "deleted",
         "somebody deletes the TrainJob",
-        make.simulated(env=fate(run="never")),
+        make.simulated(env=simulate(run="never")),
         Category.DELETED,
         _CONFIGURATION,
         "^somebody deleted the job",

@@ -15,7 +15,7 @@ import anyio.abc
 import httpx
 from tests.cluster.fault_proxy import Fault, FaultProxy, Kind, Seen
 from tests.testcluster.access import TRAINER
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -52,7 +52,7 @@ class Work:
     def spec(self) -> TrainJobSpec:
         """What is launched."""
         run = f"{self.seconds * 1000:.0f}ms" if self.end == "complete" else "never"
-        asked: dict[str, Any] = {"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run=run)}
+        asked: dict[str, Any] = {"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run=run)}
         return TrainJobSpec.parse(asked | ({"active_deadline_seconds": 2} if self.end == "failed" else {}))
 
 
@@ -314,7 +314,7 @@ class Run:
                 self.problems.append(f"{most} requests {method} {path} within a second")
 
 
-LONG = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never")})
+LONG = TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="never")})
 _ENDS = {"complete": Phase.COMPLETE, "failed": Phase.FAILED, "cancelled": Phase.DELETED}
 
 MOST_A_SECOND = 12

@@ -208,7 +208,7 @@ def create_account(cluster: Access, namespace: str, *others: str, grant: bool = 
         for each in objects("rbac", namespace=where, service_accounts=[(namespace, ACCOUNT)]):
             cluster.api.apply(each)
         asked = {"group": TRAINER.partition("/")[0], "resource": "trainjobs", "verb": "create"}
-        cluster.until_allowed(f"system:serviceaccount:{namespace}:{ACCOUNT}", namespace=where, **asked)
+        cluster.wait_for_permission(f"system:serviceaccount:{namespace}:{ACCOUNT}", namespace=where, **asked)
 
 
 class Steps:

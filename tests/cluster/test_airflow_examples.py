@@ -13,7 +13,7 @@ from tests.cluster.recorder import JOBSET, REPLICATED_JOB
 from tests.processes import Component, wait_until
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition, trainjob
-from tests.testcluster.nodes import GPU, fate
+from tests.testcluster.nodes import GPU, simulate
 
 from trainjob.install import objects
 
@@ -46,14 +46,14 @@ def test_gang_fine_tuning_and_adoption(
     taken = trainjob(
         "taken",
         namespace,
-        trainer={"numNodes": 1, "resourcesPerNode": {"limits": {GPU: "2"}}, "env": fate(run="never")},
+        trainer={"numNodes": 1, "resourcesPerNode": {"limits": {GPU: "2"}}, "env": simulate(run="never")},
     )
     taken["metadata"]["labels"] = {kueue.QUEUE_LABEL: small_queue}
     cluster.api.create(taken)
     running = lambda: admitted(cluster, namespace, "taken")  # noqa: E731
     wait_until("two GPUs are taken", running)
     report = {"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.5"}], "outputs": {"model": "s3://models/x"}}
-    theirs = {"suspend": True, "trainer": {"env": fate(run="300ms", message=json.dumps(report))}}
+    theirs = {"suspend": True, "trainer": {"env": simulate(run="300ms", message=json.dumps(report))}}
     cluster.api.create(trainjob("theirs", namespace, runtime="jax-distributed", **theirs))
 
     asked = {"train_gang": {"queue": small_queue}, "finetune_llm": {}, "adopt_training": {"job": "theirs"}}

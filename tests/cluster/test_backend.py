@@ -20,7 +20,7 @@ from tests.cluster.waits import phases_of, until_phase
 from tests.testcluster import images, kueue
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.api import write_kubeconfig
-from tests.testcluster.nodes import fate, until_told
+from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions
 from trainjob.backends.base import TrainJob
@@ -51,14 +51,14 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 
 async def test_launch_wait_and_adopt(backend: KubernetesBackend, cluster: Access, namespace: str) -> None:
-    asked = spec(runtime_patches=[until_told()])
+    asked = spec(runtime_patches=[run_until_finished()])
     ref = await launch(backend, asked, "dag/run/train", namespace=namespace)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(finish_once_it_runs, cluster, backend, ref)
         phases = await phases_of(backend, ref)
     assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
     assert await launch(backend, asked, "dag/run/train", namespace=namespace) == ref, "complete, not delivered: adopted"
-    other = spec(runtime_patches=[until_told()], num_nodes=3)
+    other = spec(runtime_patches=[run_until_finished()], num_nodes=3)
     with pytest.raises(SpecMismatch, match=r"spec\.trainer\.numNodes: 2 -> 3"):
         await launch(backend, other, "dag/run/train", namespace=namespace)
     await mark_delivered(backend, ref)
@@ -76,7 +76,7 @@ async def test_one_job_from_many_launches_at_once(backend: KubernetesBackend, na
     found: list[JobRef] = []
 
     async def one() -> None:
-        found.append(await launch(backend, spec(env=fate(run="never")), "same", namespace=namespace))
+        found.append(await launch(backend, spec(env=simulate(run="never")), "same", namespace=namespace))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(10):
@@ -142,7 +142,7 @@ async def test_warnings_of_the_server_are_shown(
 
 
 async def test_a_dry_run_creates_nothing(backend: KubernetesBackend, namespace: str) -> None:
-    ref = await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="100ms")), "a", namespace=namespace)
     stored = await dry_run(backend, spec(num_nodes=3), "a", namespace=namespace)
     assert (stored["metadata"]["name"], stored["spec"]["trainer"]["numNodes"]) == (ref.name, 3)
     assert stored["spec"]["managedBy"] == "trainer.kubeflow.org/trainjob-controller", "with the server's defaults"
@@ -153,7 +153,7 @@ async def test_a_dry_run_creates_nothing(backend: KubernetesBackend, namespace: 
 
 
 async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: str) -> None:
-    asked = spec(env=fate(run="never"), labels={})
+    asked = spec(env=simulate(run="never"), labels={})
     ref = await launch(backend, asked, "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
     await backend.patch(ref, {"spec": {"suspend": True}})
@@ -175,7 +175,7 @@ async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: s
 async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace: str) -> None:
     """A controller that has just seen a job go on makes pods for it, also if the job is deleted at that moment."""
     for number in range(6):
-        ref = await launch(backend, spec(env=fate(run="never"), suspend=True), f"{number}", namespace=namespace)
+        ref = await launch(backend, spec(env=simulate(run="never"), suspend=True), f"{number}", namespace=namespace)
         await until_phase(backend, ref, Phase.SUSPENDED)
         await backend.patch(ref, {"spec": {"suspend": False}})
         await anyio.sleep(0.05 * number)
@@ -192,7 +192,7 @@ async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
 
 
 async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: str) -> None:
-    ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
 
     async def delete_soon() -> None:
@@ -211,7 +211,7 @@ async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: s
 
 async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, namespace: str) -> None:
     """With the shipped runtimes a rank is started again in place, and at the end the Job's pods are deleted."""
-    ref = await launch(backend, spec(env=fate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
     crashes: list[Diagnosis] = []
     with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
         await wait(backend, ref, on_crash=crashes.append)
@@ -222,19 +222,19 @@ async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, n
 
 
 async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
-    ref = await launch(backend, spec(env=fate(run="2s", exit_code=3)), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="2s", exit_code=3)), "a", namespace=namespace)
     with pytest.raises(TrainJobFailed, match="exited with code 3"):
         await phases_of(backend, ref)
-    next_attempt = await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)
+    next_attempt = await launch(backend, spec(env=simulate(run="100ms")), "a", namespace=namespace)
     assert next_attempt.attempt == 2, "after a failure the next attempt, under a name of its own, even of another spec"
 
 
 async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
     """The queue has 8 GPUs, and two jobs ask for 8 each, so that one waits for the other."""
     gpus = {"labels": {kueue.QUEUE_LABEL: small_queue}, "resources_per_node": {"gpu": 4}}
-    first = await launch(backend, spec(env=fate(run="never"), **gpus), "a", namespace=namespace)
+    first = await launch(backend, spec(env=simulate(run="never"), **gpus), "a", namespace=namespace)
     await until_phase(backend, first, Phase.RUNNING)
-    second = await launch(backend, spec(env=fate(run="100ms"), **gpus), "b", namespace=namespace)
+    second = await launch(backend, spec(env=simulate(run="100ms"), **gpus), "b", namespace=namespace)
     with pytest.raises(QueueTimeout, match=f"waiting for admission in queue {small_queue}"):
         await phases_of(backend, second, WaitOptions(queue_timeout=timedelta(seconds=1)))
     async with anyio.create_task_group() as tasks:
@@ -247,9 +247,9 @@ async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str,
 async def test_the_editor_role_of_trainer_suffices(cluster: Access, namespace: str) -> None:
     """``kubeflow-trainer-edit``: no update, no JobSets, no Jobs."""
     narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES, namespace))))
-    ref = await launch(narrow, spec(env=fate(run="300ms")), "a", namespace=namespace)
+    ref = await launch(narrow, spec(env=simulate(run="300ms")), "a", namespace=namespace)
     assert (await phases_of(narrow, ref))[-1] is Phase.COMPLETE
-    second = await launch(narrow, spec(env=fate(run="never")), "b", namespace=namespace)
+    second = await launch(narrow, spec(env=simulate(run="never")), "b", namespace=namespace)
     await until_phase(narrow, second, Phase.RUNNING)
     assert await cancel(narrow, second)
     await narrow.aclose()
@@ -275,7 +275,7 @@ async def test_the_shipped_role_is_needed_and_suffices(
     monkeypatch.setattr(ApiClient, "stream", noting)
     credentials = Credentials(kubeconfig=str(cluster.kubeconfig_for(ROLE["rules"], namespace)))
     narrow = KubernetesBackend(credentials, timings=Timings(renew=0.1))
-    asked = spec(env=fate(run="1s"), labels={kueue.QUEUE_LABEL: small_queue}, unattended="suspend")
+    asked = spec(env=simulate(run="1s"), labels={kueue.QUEUE_LABEL: small_queue}, unattended="suspend")
     ref = await launch(narrow, asked, "a", namespace=namespace)
     assert await launch(narrow, asked, "a", namespace=namespace) == ref
     lines: list[str] = []
@@ -353,7 +353,7 @@ async def test_a_log_that_comes_late_is_read_all_the_same(
         certificate = authority.certificate.read_bytes()
         through = write_kubeconfig(tmp_path / "config", proxy.url, certificate, {"token": token}, namespace)
         slow = KubernetesBackend(Credentials(kubeconfig=str(through)))
-        ref = await launch(slow, spec(env=fate(run="100ms")), "a", namespace=namespace)
+        ref = await launch(slow, spec(env=simulate(run="100ms")), "a", namespace=namespace)
         await until_phase(slow, ref, Phase.COMPLETE)
         with anyio.fail_after(30):
             lines = [line.rank async for line in slow.logs(ref, follow=True)]
@@ -376,7 +376,7 @@ async def test_logs_of_many_jobs_take_no_list_every_time(
 
     monkeypatch.setattr(ApiClient, "stream", counting)
     triggers = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=True)
-    refs = [await launch(triggers, spec(env=fate(run="12s")), f"key {n}", namespace=namespace) for n in range(5)]
+    refs = [await launch(triggers, spec(env=simulate(run="12s")), f"key {n}", namespace=namespace) for n in range(5)]
     read: dict[str, list[str]] = {}
 
     async def follow(ref: JobRef) -> None:

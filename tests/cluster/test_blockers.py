@@ -9,7 +9,7 @@ import anyio
 import pytest
 from tests.testcluster import kueue
 from tests.testcluster.access import RULES, Access
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -65,9 +65,9 @@ async def stuck(backend: KubernetesBackend, ref: JobRef, seconds: float = _SECON
 
 
 async def test_a_queue_says_what_it_waits_for(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
-    first = await launch(backend, spec(4, small_queue, env=fate(run="never")), "a", namespace=namespace)
+    first = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "a", namespace=namespace)
     await until(backend, first, lambda seen: seen.phase is Phase.RUNNING, [])
-    second = await launch(backend, spec(4, small_queue, env=fate(run="never")), "b", namespace=namespace)
+    second = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "b", namespace=namespace)
     seen: list[Observation] = []
     async with anyio.create_task_group() as tasks:
 
@@ -104,12 +104,12 @@ async def test_preempted_and_admitted_again(
     backend: KubernetesBackend, cluster: Access, namespace: str, small_queue: str
 ) -> None:
     cluster.api.apply(kueue.priority_class("urgent", 1000))
-    low = await launch(backend, spec(4, small_queue, env=fate(run="10s")), "low", namespace=namespace)
+    low = await launch(backend, spec(4, small_queue, env=simulate(run="10s")), "low", namespace=namespace)
     seen: list[Observation] = []
     async with anyio.create_task_group() as tasks:
 
         async def urgent() -> None:
-            asked = spec(4, small_queue, env=fate(run="8s"), labels={kueue.PRIORITY_LABEL: "urgent"})
+            asked = spec(4, small_queue, env=simulate(run="8s"), labels={kueue.PRIORITY_LABEL: "urgent"})
             await wait(backend, await launch(backend, asked, "high", namespace=namespace))
 
         def preempt(observation: Observation, _: str) -> None:
@@ -154,7 +154,7 @@ async def test_an_image_that_does_not_exist(
     backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("simulated-nodes")
-    told = fate(waiting="ErrImagePull", message="docker.io/library/nosuch:1: not found")
+    told = simulate(waiting="ErrImagePull", message="docker.io/library/nosuch:1: not found")
     ref = await launch(backend, spec(env=told), "a", namespace=namespace)
     assert "nosuch:1: not found" in await stuck(backend, ref)
 

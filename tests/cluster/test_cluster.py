@@ -11,7 +11,7 @@ from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, condition, trainjob
 from tests.testcluster.api import Api, ApiError
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import GPU, fate
+from tests.testcluster.nodes import GPU, simulate
 
 
 def _job(cluster: Access, namespace: str, name: str = "job") -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_reports_its_versions(own_cluster: Cluster) -> None:
 
 def test_a_job_on_simulated_nodes_completes(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:
     needs("simulated-nodes")
-    cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 2, "env": fate(message="all done")}))
+    cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 2, "env": simulate(message="all done")}))
     assert _ends(cluster, namespace, "Complete")["reason"] == "AllJobsCompleted"
     pods = _pods(cluster, namespace)
     assert [pod["status"]["phase"] for pod in pods] == ["Succeeded", "Succeeded"]
@@ -63,7 +63,7 @@ def test_a_job_on_simulated_nodes_completes(cluster: Access, namespace: str, nee
 
 def test_a_rank_fails_and_the_evidence_stays(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:
     needs("simulated-nodes")
-    told = fate(exit_code=137, reason="OOMKilled", message="too much", ranks="1")
+    told = simulate(exit_code=137, reason="OOMKilled", message="too much", ranks="1")
     runtime = _never_restarting(cluster, "never-restarting")
     cluster.api.create(trainjob("job", namespace, runtime=runtime, trainer={"numNodes": 2, "env": told}))
     assert _ends(cluster, namespace, "Failed")["reason"] == "FailedJobs"
@@ -77,7 +77,7 @@ def test_pods_of_a_shipped_runtime_restart_in_place(
     cluster: Access, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("simulated-nodes")
-    told = fate(exit_code=1, run="200ms", failures=2)
+    told = simulate(exit_code=1, run="200ms", failures=2)
     cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": told}))
     _ends(cluster, namespace, "Complete")
     status = _pods(cluster, namespace)[0]["status"]["containerStatuses"][0]
@@ -87,7 +87,7 @@ def test_pods_of_a_shipped_runtime_restart_in_place(
 
 def test_an_image_that_cannot_be_pulled(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:
     needs("simulated-nodes")
-    told = fate(waiting="ImagePullBackOff", message="no such image")
+    told = simulate(waiting="ImagePullBackOff", message="no such image")
     cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": told}))
 
     def waiting() -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_an_image_that_cannot_be_pulled(cluster: Access, namespace: str, needs: 
 
 def _queued(name: str, namespace: str, queue: str, run: str, priority: str = "") -> dict[str, Any]:
     resources = {"requests": {GPU: "8"}, "limits": {GPU: "8"}}
-    each = trainjob(name, namespace, trainer={"numNodes": 1, "resourcesPerNode": resources, "env": fate(run=run)})
+    each = trainjob(name, namespace, trainer={"numNodes": 1, "resourcesPerNode": resources, "env": simulate(run=run)})
     each["metadata"]["labels"] = {kueue.QUEUE_LABEL: queue, **({kueue.PRIORITY_LABEL: priority} if priority else {})}
     return each
 

@@ -17,7 +17,7 @@ from tests.contract import test_backend_contract as contract
 from tests.contract.conftest import Harness
 from tests.testcluster.access import Access, Object
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -67,7 +67,7 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
         cluster.api.request("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
 
     refused = {"initializer": {"dataset": {"storage_uri": "hf://a/b"}}}  # the runtime has no job for it
-    until_told: dict[str, Any] = {"command": ["sleep"], "env": fate(run="never")}
+    until_told: dict[str, Any] = {"command": ["sleep"], "env": simulate(run="never")}
     host = cluster.layout.gateway if isinstance(cluster, Cluster) else ""
     where = {"host": host, "other": other}
     with cluster.namespace("contract", real=real) as namespace:

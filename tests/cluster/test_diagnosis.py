@@ -15,7 +15,7 @@ from tests.cluster.corpus import Made
 from tests.cluster.failures import FAILURES, Failure
 from tests.testcluster.access import RULES, TRAINER, Access
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -61,7 +61,7 @@ async def test_without_a_right(hidden: str, cluster: Access, namespace: str) -> 
     jobs = {Category.SCHEDULING: make.simulated(gpus=1000)}
     if hidden != "pods":
         # On a runtime that leaves pods as they end: Trainer's own has them removed after the seventh crash.
-        jobs[Category.USER_CODE] = make.OWN | {"env": fate(run="100ms", exit_code=3)}
+        jobs[Category.USER_CODE] = make.OWN | {"env": simulate(run="100ms", exit_code=3)}
     with make.own(make.stages("node"))(cluster, namespace):
         refs = {
             category: await launch(backend, TrainJobSpec.parse(asked), category, namespace=namespace)

@@ -1,4 +1,4 @@
-"""`trainjob doctor` before real clusters: well ones, and each way in which one can be unfit."""
+"""`trainjob doctor` before real clusters: well ones, and each way in which one can be why_unsupported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.testcluster import step_image as steps
 from tests.testcluster.access import TRAINER, Access, condition, refused, trainjob
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 from tests.unit.test_install import STOCK
 
 from trainjob import JobRef, TrainJobSpec
@@ -204,7 +204,7 @@ async def test_each_right_in_turn(cluster: Access, namespace: str) -> None:
 
 
 def spec() -> TrainJobSpec:
-    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="2s")})
+    return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="2s")})
 
 
 async def fails_as_said(kubeconfig: Path, right: Right, key: str, ref: JobRef) -> None:

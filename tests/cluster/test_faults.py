@@ -17,7 +17,7 @@ from tests.cluster.waits import until, until_phase
 from tests.cluster.wires import FAST, Wires
 from tests.processes import free_port
 from tests.testcluster.access import TRAINER
-from tests.testcluster.nodes import fate, until_told
+from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobResult, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -62,9 +62,9 @@ def spec(**fields: Any) -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, **fields})
 
 
-LONG = spec(env=fate(run="never"))
-SHORT = spec(env=fate(run="3s"))
-UNTIL_TOLD = spec(runtime_patches=[until_told()])
+LONG = spec(env=simulate(run="never"))
+SHORT = spec(env=simulate(run="3s"))
+UNTIL_TOLD = spec(runtime_patches=[run_until_finished()])
 
 
 def first(method: str, *faults: Fault, ending: str = "") -> Plan:
@@ -109,7 +109,7 @@ async def test_a_lost_reply_adopts_nothing_that_was_there_before(wires: Wires) -
 
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         await launch(backend, LONG, f"{name}/spec", namespace=wires.namespace)
-        failing = spec(env=fate(run="never"), active_deadline_seconds=1)
+        failing = spec(env=simulate(run="never"), active_deadline_seconds=1)
         ref = await launch(backend, failing, f"{name}/failed", namespace=wires.namespace)
         with pytest.raises(TrainJobFailed):
             await ended(backend, ref)
@@ -261,7 +261,7 @@ async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: W
     """Load balancers cut what is idle for a minute or less; a bookmark comes once a minute."""
     async with wires.open(Timings(sound=1, waiting=(2, 2))) as (backend, proxy):
         proxy.plan = lambda seen: Fault(Kind.BREAK, seconds=1.5) if seen.method == "WATCH" else None
-        ref = await launch(backend, spec(env=fate(run="8s")), "a", namespace=wires.namespace)
+        ref = await launch(backend, spec(env=simulate(run="8s")), "a", namespace=wires.namespace)
         assert (await ended(backend, ref)).uid == ref.uid
         assert len(proxy.seen("WATCH", "/trainjobs")) >= 3
 
@@ -295,7 +295,7 @@ async def test_the_verdict_does_not_wait_for_logs_that_cannot_be_read(wires: Wir
     with make.own(make.stages("node"))(wires.cluster, wires.namespace):
         async with wires.open(Timings()) as (backend, proxy):
             proxy.plan = lambda seen: Fault(Kind.STALL) if seen.path.endswith("/log") else None
-            fields = make.OWN | {"num_nodes": 1, "env": fate(run="1s", exit_code=3)}
+            fields = make.OWN | {"num_nodes": 1, "env": simulate(run="1s", exit_code=3)}
             ref = await launch(backend, TrainJobSpec.parse(fields), "a", namespace=wires.namespace)
             lines: list[str] = []
             ended: list[float] = []
@@ -315,7 +315,7 @@ async def test_the_verdict_does_not_wait_for_logs_that_cannot_be_read(wires: Wir
 async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
     async with wires.open() as (backend, proxy):
         # The job fails at its seventh crash, and takes its pods along.
-        ref = await launch(backend, spec(env=fate(run="4s", exit_code=3)), "a", namespace=wires.namespace)
+        ref = await launch(backend, spec(env=simulate(run="4s", exit_code=3)), "a", namespace=wires.namespace)
         with anyio.fail_after(60):
             async with aclosing(backend.crashes(ref)) as crashes:
                 assert (await anext(crashes)).logs

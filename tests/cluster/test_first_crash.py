@@ -25,7 +25,7 @@ from tests.kfp.conftest import Steps
 from tests.processes import wait_until
 from tests.testcluster import images
 from tests.testcluster.access import RULES, TRAINER, Access
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SOON = 30  # seconds, on a busy machine
 # Once: after six more its job would have failed, and its pods would be gone before everybody has seen them.
-CRASHING = fate(run="200ms", exit_code=3, ranks="1", failures="1")
+CRASHING = simulate(run="200ms", exit_code=3, ranks="1", failures="1")
 
 
 def spec(**fields: Any) -> TrainJobSpec:
@@ -66,7 +66,7 @@ def culprit(evidence: Evidence) -> tuple[str, int | None]:
 async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires) -> None:
     async with wires.open(Timings(), shared=True) as (backend, proxy):
         crashing = [await launch(backend, spec(env=CRASHING), key, namespace=wires.namespace) for key in ("a", "b")]
-        quiet = await launch(backend, spec(env=fate(run="never")), "quiet", namespace=wires.namespace)
+        quiet = await launch(backend, spec(env=simulate(run="never")), "quiet", namespace=wires.namespace)
         found: dict[int, tuple[str, int | None]] = {}
 
         async def listen(number: int, ref: JobRef) -> None:
@@ -89,7 +89,7 @@ async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires
 async def test_who_is_told_to_end_has_not_crashed(cluster: Access, namespace: str) -> None:
     """Suspended, preempted, cancelled: their containers end by SIGTERM."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
     found: list[Evidence] = []
 
@@ -115,7 +115,7 @@ async def test_without_the_right_to_see_pods_it_is_said_and_waited(
     cluster: Access, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES[:1], namespace))))
-    ref = await launch(backend, spec(env=fate(run="3s")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="3s")), "a", namespace=namespace)
     with anyio.fail_after(90):
         assert (await wait(backend, ref, WaitOptions(fail_on_first_crash=True))).uid == ref.uid
     assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: 403" in caplog.text

@@ -17,7 +17,7 @@ from tests.testcluster import kueue, nodes
 from tests.testcluster.access import TRAINER, Access, condition, refused
 from tests.testcluster.components import COSCHEDULER
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import GPU, fate
+from tests.testcluster.nodes import GPU, simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -99,7 +99,7 @@ def machine(cluster: Access, gpus: int) -> Iterator[str]:
 async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: KubernetesBackend) -> None:
     """Three of four GPUs are free. Without it, three pods take them and wait for the fourth."""
     gangs.add_runtime(yaml.safe_load((EXAMPLES / "torch-coscheduled.yaml").read_text()))
-    for_ever = fate(run="never")
+    for_ever = simulate(run="never")
     with machine(gangs, 4) as namespace, machine(gangs, 4) as elsewhere:
         first = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=namespace)
         other = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=elsewhere)
@@ -187,10 +187,10 @@ async def test_kueue_admits_all_of_a_job_or_nothing(
 ) -> None:
     """Six of eight GPUs are free, and four nodes with two each are asked for."""
     queue = {kueue.QUEUE_LABEL: small_queue}
-    asked = spec("torch-distributed", 1, 2, labels=queue, env=fate(run="never"))
+    asked = spec("torch-distributed", 1, 2, labels=queue, env=simulate(run="never"))
     first = await launch(backend, asked, "first", namespace=namespace)
     await until(backend, first, lambda each: each.phase is Phase.RUNNING)
-    asked = spec("torch-distributed", 4, 2, labels=queue, env=fate(run="never"))
+    asked = spec("torch-distributed", 4, 2, labels=queue, env=simulate(run="never"))
     second = await launch(backend, asked, "second", namespace=namespace)
     seen = await until(backend, second, lambda each: each.reason == "Pending")
     assert seen.phase is Phase.QUEUED

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster import failing as make
 from tests.cluster.waits import until_phase
 from tests.testcluster.access import TRAINER, Access
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import Observation, Phase, TrainJobSpec, WaitOptions
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespace: str) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    fields = json.dumps(make.simulated(env=fate(run="never")) | make.ON_OWN_NODE)
+    fields = json.dumps(make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE)
     asked = json.loads(fields.replace("$NAMESPACE", namespace))
     with make.own_node(cluster, namespace):
         began = datetime.now(UTC)

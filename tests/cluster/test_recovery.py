@@ -20,7 +20,7 @@ from tests.testcluster.access import JOBSET, TRAINER, Access, condition
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.manifests import load
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Observation, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -155,7 +155,7 @@ def lost(resilient: Cluster) -> Iterator[Lost]:
         async def started() -> Work:
             backend = KubernetesBackend(Credentials(kubeconfig=str(resilient.kubeconfig)))
             work = await begin(
-                resilient, backend, namespace, "lost", env=fate(run="never"), runtime_patches=[on("lost")]
+                resilient, backend, namespace, "lost", env=simulate(run="never"), runtime_patches=[on("lost")]
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(work.follow, backend)
@@ -179,7 +179,9 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
     spare(resilient, "tainted", 92, 93)
     spare(resilient, "preempted", 94)
     api = resilient.api
-    for_ever: dict[str, Any] = {"env": fate(run="never", start="3s")}
+    for_ever: dict[str, Any] = {"env": simulate(run="never", start="3s")}
+    killed = simulate(run="300ms", exit_code=137, reason="OOMKilled", ranks="1")
+    failed = simulate(run="300ms", exit_code=1, ranks="1")
     works = {
         "evicted": await begin(resilient, backend, namespace, "evicted", **for_ever),
         "tainted": await begin(resilient, backend, namespace, "tainted", **for_ever, runtime_patches=[on("tainted")]),
@@ -193,10 +195,8 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
             resources_per_node={"gpu": 4},
         ),
         "deleted": await begin(resilient, backend, namespace, "deleted", **for_ever),
-        "killed": await begin(
-            resilient, backend, namespace, "killed", env=fate(run="300ms", exit_code=137, reason="OOMKilled", ranks="1")
-        ),
-        "failed": await begin(resilient, backend, namespace, "failed", env=fate(run="300ms", exit_code=1, ranks="1")),
+        "killed": await begin(resilient, backend, namespace, "killed", env=killed),
+        "failed": await begin(resilient, backend, namespace, "failed", env=failed),
     }
     async with anyio.create_task_group() as tasks:
         for work in works.values():
@@ -224,7 +224,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
         container = {
             "name": "node",
             "image": "none",
-            "env": fate(run="never"),
+            "env": simulate(run="never"),
             "resources": {"limits": {nodes.GPU: "8"}},
         }
         urgent = {

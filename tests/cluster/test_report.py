@@ -11,7 +11,7 @@ import click
 import pytest
 from tests.testcluster import kueue
 from tests.testcluster.access import TRAINER, Access, trainjob
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import Phase
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -33,13 +33,13 @@ def jobs(queue: str) -> dict[str, dict[str, Any]]:
     gpus = {"limits": {"nvidia.com/gpu": "100"}}
     secret = [{"name": "WANDB_API_KEY", "value": "0123456789abcdef"}]
     return {
-        "runs": {"trainer": {"numNodes": 2, "env": [*fate(run="never"), *secret]}},
-        "ends": {"trainer": {"numNodes": 2, "env": fate(run="100ms")}},
-        "crashes": {"trainer": {"numNodes": 2, "env": fate(run="5s", exit_code=3, ranks="1")}},
-        "image": {"trainer": {"env": fate(waiting="ImagePullBackOff", message=PULLING)}},
-        "queued": {"trainer": {"resourcesPerNode": gpus, "env": fate(run="never")}, "queue": queue},
-        TOO_LONG: {"trainer": {"env": fate(run="never")}},
-        DELETED: {"trainer": {"env": fate(run="never")}},
+        "runs": {"trainer": {"numNodes": 2, "env": [*simulate(run="never"), *secret]}},
+        "ends": {"trainer": {"numNodes": 2, "env": simulate(run="100ms")}},
+        "crashes": {"trainer": {"numNodes": 2, "env": simulate(run="5s", exit_code=3, ranks="1")}},
+        "image": {"trainer": {"env": simulate(waiting="ImagePullBackOff", message=PULLING)}},
+        "queued": {"trainer": {"resourcesPerNode": gpus, "env": simulate(run="never")}, "queue": queue},
+        TOO_LONG: {"trainer": {"env": simulate(run="never")}},
+        DELETED: {"trainer": {"env": simulate(run="never")}},
     }
 
 

@@ -13,7 +13,7 @@ import yaml
 from tests.cluster import failing as make
 from tests.processes import read_until, wait_until
 from tests.testcluster.access import TRAINER, Access
-from tests.testcluster.nodes import fate, until_told
+from tests.testcluster.nodes import run_until_finished, simulate
 
 from trainjob import TrainJobSpec, WaitOptions, report
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
-    spec.write_text(yaml.safe_dump(make.OWN | {"runtime_patches": [until_told()]}))
+    spec.write_text(yaml.safe_dump(make.OWN | {"runtime_patches": [run_until_finished()]}))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
     environment = {**clean, "KUBECONFIG": str(cluster.kubeconfig)}
     words = ["run", "--plain", "--no-logs", "--key", "a", "-n", namespace, str(spec)]
@@ -63,7 +63,7 @@ async def test_a_waiter_of_a_job_that_cannot_start_any_more(cluster: Access, nam
 async def test_to_suspend_it_means_to_delete_it(cluster: Access, namespace: str) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     with make.own(make.stages("node"))(cluster, namespace):
-        asked = TrainJobSpec.parse(make.OWN | {"env": fate(run="never")})
+        asked = TrainJobSpec.parse(make.OWN | {"env": simulate(run="never")})
         ref = await launch(backend, asked, "a", namespace=namespace)
         wait_until("it runs", lambda: cluster.api.find("v1", "Pod", namespace), 60)
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")

@@ -24,7 +24,7 @@ from tests.processes import wait_until
 from tests.testcluster import build
 from tests.testcluster.access import Access, condition
 from tests.testcluster.manifests import load
-from tests.testcluster.nodes import GPU, annotation, fate
+from tests.testcluster.nodes import GPU, annotation, simulate
 
 from trainjob import TrainJobClient
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -64,7 +64,7 @@ with open("results.json", "w") as file:
 
 def simulated(case: Shipped) -> Object:
     """The fields of the spec, and what simulated pods have to know: how they end, and that sshd does not."""
-    told = {each["name"]: each["value"] for each in fate(run="300ms", message=REPORT)}
+    told = {each["name"]: each["value"] for each in simulate(run="300ms", message=REPORT)}
     fields = {"runtime": case.runtime, **case.asked}
     if "launcher" not in case.pods:
         return {**fields, "env": told}

@@ -20,12 +20,12 @@ from tests.cluster.test_recovery import begin
 from tests.cluster.waits import phases_of, until_phase
 from tests.processes import wait_until
 from tests.testcluster import build, images
-from tests.testcluster.access import RULES, TRAINER, condition, refused, trainjob, until_known
+from tests.testcluster.access import RULES, TRAINER, condition, refused, trainjob, wait_for_runtime
 from tests.testcluster.api import Api, ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.kueue import API, QUEUE, QUEUE_LABEL, local_queue
 from tests.testcluster.manifests import load, point
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 from tests.unit.schemas import cut, recorded
 
 from trainjob import JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec
@@ -138,7 +138,7 @@ async def test_it_is_the_release_it_is_taken_for(older: Older) -> None:
 async def test_a_job_runs_to_its_end_and_is_adopted(
     backend: KubernetesBackend, namespace: str, sent: list[str]
 ) -> None:
-    asked = spec(env=fate(start="3s", run="3s"))
+    asked = spec(env=simulate(start="3s", run="3s"))
     ref = await launch(backend, asked, "a", namespace=namespace)
     assert sent == [posts(namespace)]
     assert [phase for phase in await phases_of(backend, ref) if phase is not Phase.NOT_STARTED] == [
@@ -150,13 +150,13 @@ async def test_a_job_runs_to_its_end_and_is_adopted(
 
 
 async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
-    ref = await launch(backend, spec(env=fate(run="3s", exit_code=3, ranks="1")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="3s", exit_code=3, ranks="1")), "a", namespace=namespace)
     seen: list[Phase] = []
     with pytest.raises(TrainJobFailed, match="exited with code 3") as failed:
         await phases_of(backend, ref, seen=seen)
     assert seen[-2:] == [Phase.RUNNING, Phase.FAILED]
     assert (failed.value.diagnosis.rank, failed.value.diagnosis.exit_code) == ("node-1", 3)
-    assert (await launch(backend, spec(env=fate(run="100ms")), "a", namespace=namespace)).attempt == 2
+    assert (await launch(backend, spec(env=simulate(run="100ms")), "a", namespace=namespace)).attempt == 2
 
 
 async def test_the_admission_policy_checks_changes_of_pods(older: Older, namespace: str) -> None:
@@ -179,7 +179,7 @@ async def test_the_admission_policy_checks_changes_of_pods(older: Older, namespa
 async def test_patches_reach_the_pods_and_a_second_launch_is_one_request(
     older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
 ) -> None:
-    asked = spec(env=fate(run="never"), runtime_patches=patches(POD))
+    asked = spec(env=simulate(run="never"), runtime_patches=patches(POD))
     first = await launch(backend, asked, "a", namespace=namespace)
     learnt = {"2.1": [OPENAPI, "/openapi/v3/apis/kueue.x-k8s.io/v1beta2"], "2.2": []}[older.release]
     again = [posts(namespace)] if learnt else []
@@ -227,7 +227,7 @@ async def test_what_cannot_be_honoured_is_refused_before_anything_is_created(
 
 async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend, namespace: str) -> None:
     """Also with patches: 2.1 lets nobody change `podTemplateOverrides` of a job that is not suspended."""
-    asked = spec(env=fate(run="never"), runtime_patches=patches(POD))
+    asked = spec(env=simulate(run="never"), runtime_patches=patches(POD))
     ref = await launch(backend, asked, "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
     assert await cancel(backend, ref, "suspend")
@@ -242,7 +242,7 @@ async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend
 
 async def test_a_queue(older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]) -> None:
     """Kueue 0.18 admits a job of Trainer 2.1 and never starts it; it would be suspended for ever, without an event."""
-    queued = spec(env=fate(run="1s"), labels={QUEUE_LABEL: QUEUE}, resources_per_node={"gpu": 1})
+    queued = spec(env=simulate(run="1s"), labels={QUEUE_LABEL: QUEUE}, resources_per_node={"gpu": 1})
     if older.release == "2.1":
         with pytest.raises(Rejected, match=f"the job would wait in queue {QUEUE} for ever: this cluster's Kueue"):
             await launch(backend, queued, "a", namespace=namespace)
@@ -291,12 +291,12 @@ async def test_what_install_prints_is_taken_and_does_what_it_should(
     applied(older, documents)
     for each in map(yaml.safe_load, documents):
         if each["kind"] == "ClusterTrainingRuntime":
-            until_known(older.api, each)
+            wait_for_runtime(older.api, each)
 
     asked: dict[str, Any] = {"runtime": "torch-resilient"}
-    crashing = fate(run="300ms", exit_code=1, ranks="1")
+    crashing = simulate(run="300ms", exit_code=1, ranks="1")
     failed = await begin(older, backend, namespace, "failed", **asked, env=crashing)
-    disrupted = await begin(older, backend, namespace, "disrupted", **asked, env=fate(run="never", start="3s"))
+    disrupted = await begin(older, backend, namespace, "disrupted", **asked, env=simulate(run="never", start="3s"))
     async with anyio.create_task_group() as tasks:
         for work in (failed, disrupted):
             tasks.start_soon(work.follow, backend)
@@ -334,7 +334,7 @@ async def test_a_schema_that_may_not_be_read(older: Older, namespace: str) -> No
         grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
         with pytest.raises(Rejected, match=r"unknown field .* cannot be read \(403 .*system:discovery"):
             await launch(backend, grace, "a", namespace=namespace)
-        ref = await launch(backend, spec(env=fate(run="never")), "a", namespace=namespace)
+        ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
         assert await cancel(backend, ref)
     asking.close()
     await backend.aclose()
@@ -344,10 +344,10 @@ async def test_after_an_upgrade_everything_is_served(
     older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
 ) -> None:
     """The last test: the definitions are those of 2.3 from here on."""
-    grace = spec(env=fate(run="never"), runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
+    grace = spec(env=simulate(run="never"), runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
     with pytest.raises(Rejected):
         await launch(backend, grace, "a", namespace=namespace)
-    plain = spec(env=fate(run="never"), runtime_patches=patches(POD))
+    plain = spec(env=simulate(run="never"), runtime_patches=patches(POD))
     before = await launch(backend, plain, "b", namespace=namespace)
 
     definitions = point(load(build.rendered("trainer"), "crds"), older.layout.ports["trainer"], "")

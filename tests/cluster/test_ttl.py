@@ -14,7 +14,7 @@ import yaml
 from tests.cluster.recorder import JOBSET
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access, condition
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -62,7 +62,7 @@ async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_no
     sets: dict[tuple[str, int], str] = {}
     for name in names:
         for code in (0, 3):
-            told = {"env": fate(run="300ms", exit_code=code), "runtime": name}
+            told = {"env": simulate(run="300ms", exit_code=code), "runtime": name}
             refs[name, code] = await launch(backend, TrainJobSpec.parse(told), f"{name}-{code}", namespace=namespace)
             there = partial(_jobset, cluster, refs[name, code])
             sets[name, code] = wait_until("there is a JobSet", there, 60)

@@ -17,7 +17,7 @@ import pytest
 from tests.cluster.waits import until, until_phase
 from tests.testcluster import kueue
 from tests.testcluster.access import RULES, TRAINER, Access
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.attendance import JOBS
@@ -38,7 +38,7 @@ GRACE, LOOK = 1.0, 0.3
 
 
 def spec(unattended: str = "suspend", **fields: Any) -> TrainJobSpec:
-    asked = {"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never"), "unattended": unattended}
+    asked = {"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="never"), "unattended": unattended}
     return TrainJobSpec.parse(asked | fields)
 
 
@@ -121,7 +121,7 @@ async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: A
 
 async def test_a_lease_goes_with_the_end_of_its_jobs(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as backend:
-        ref = await launched(backend, namespace, "a", spec(env=fate(run="2s")))
+        ref = await launched(backend, namespace, "a", spec(env=simulate(run="2s")))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait, backend, ref)
             await until(lambda: list(leases(cluster, namespace).values()) == [{ref.uid}])

@@ -21,7 +21,7 @@ from tests import campaigns
 from tests.certificates import Authority
 from tests.cluster.fault_proxy import FaultProxy
 from tests.testcluster.access import RULES, Access
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -126,7 +126,7 @@ class Run:
 
     async def __call__(self) -> None:
         launcher = self.opened()
-        asked = {"runtime": "torch-distributed", "num_nodes": 1, "env": fate(run="never"), "unattended": "suspend"}
+        asked = {"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="never"), "unattended": "suspend"}
         for number in range(len(self.schedule.stays)):
             ref = await launch(launcher, TrainJobSpec.parse(asked), f"{self.seed}/{number}", namespace=self.namespace)
             await launcher.patch(ref, {"metadata": {"annotations": {AFTER: f"{self.schedule.after}"}}})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.testcluster.access import Access, trainjob
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 BENCH = Path(__file__).parents[1] / "bench" / "waiting.py"
@@ -34,8 +34,8 @@ def test_many_jobs_in_one_process(cluster: Access, namespace: str) -> None:
         command = [TRAINJOB, "run", "--detach", *spec]
         return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
-    early, good, bad = map(launched, (fate(run="1ms"), fate(run="3s"), fate(run="100ms", exit_code=3)))
-    by_hand = {"numNodes": 2, "env": fate(run="3s")}
+    early, good, bad = map(launched, (simulate(run="1ms"), simulate(run="3s"), simulate(run="100ms", exit_code=3)))
+    by_hand = {"numNodes": 2, "env": simulate(run="3s")}
     cluster.api.create(trainjob("by-hand", namespace, trainer=by_hand))
     names = [f"{namespace}/{early}", f"{namespace}/{good}", bad, "by-hand", "nosuch"]
     began = time.time()

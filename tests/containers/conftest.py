@@ -16,7 +16,7 @@ import docker
 import pytest
 from kfp import components, local
 from tests.containers import builds
-from tests.containers.daemon import Daemon, answers, unfit
+from tests.containers.daemon import Daemon, answers, why_unsupported
 
 HERE = Path(__file__).parent
 BUCKET = "digits"
@@ -43,7 +43,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
         yield client
         client.close()
         return
-    if why := unfit():
+    if why := why_unsupported():
         pytest.skip(why)
     with Daemon() as daemon, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", daemon.host)  # for kfp.local, pytest-docker and the builds

@@ -28,7 +28,7 @@ _CGROUP = "trainjob-docker"
 _PROGRAMS = ("dockerd", "containerd", "runc", "docker-compose", "setpriv")
 
 
-def unfit() -> str:
+def why_unsupported() -> str:
     """Why this machine cannot have a daemon, in words; empty if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "no Docker daemon answers, and one of the tests' own needs Linux and root"

@@ -1,4 +1,4 @@
-"""The test cluster by hand: ``python -m tests.testcluster up``, then any client with its KUBECONFIG, then ``down``."""
+"""Manual test cluster: ``python -m tests.testcluster up``, then any client with its KUBECONFIG, then ``down``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STATE = "state.json"
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.testcluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     default = Path(tempfile.gettempdir()) / f"trainjob-cluster-by-hand-{os.getuid()}"
     for name, text in _HELP.items():
         command = commands.add_parser(name, help=text)
-        command.add_argument("--dir", type=Path, default=default, help="where the cluster is kept (%(default)s)")
+        command.add_argument("--dir", type=Path, default=default, help="directory of the cluster (%(default)s)")
         if name in ("up", "serve"):
             command.add_argument("--real-node", action="store_true", help="with a node that runs real pods (as root)")
             command.add_argument("--no-kueue", action="store_true", help="without Kueue")
@@ -38,7 +38,7 @@ def main() -> None:
                 "--trainer",
                 choices=build.TRAINERS,
                 default=build.NEWEST,
-                help="release of Trainer, with the JobSet that it was made for (%(default)s)",
+                help="release of Trainer, with its version of JobSet (%(default)s)",
             )
     arguments = parser.parse_args()
     arguments.dir = arguments.dir.absolute()
@@ -47,15 +47,15 @@ def main() -> None:
 
 _HELP = {
     "up": "start a cluster in the background",
-    "serve": "start a cluster and hold it until SIGTERM or Ctrl-C",
-    "down": "stop it and leave nothing behind",
-    "status": "say what runs",
+    "serve": "run a cluster until SIGTERM or Ctrl-C",
+    "down": "stop the cluster and remove its files",
+    "status": "show the running components",
 }
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start `serve` as a process of its own and wait for it."""
-    if _held(arguments.dir):
+    """Start `serve` in the background and wait until the cluster is ready."""
+    if _is_up(arguments.dir):
         print(f"a cluster is already up in {arguments.dir}")
         return 1
     clean(arguments.dir)
@@ -79,7 +79,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Hold a cluster until told to stop."""
+    """Run a cluster until SIGTERM or Ctrl-C."""
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, _interrupt)
     options: dict[str, Any] = {"kueue": not arguments.no_kueue, "real_node": arguments.real_node}
@@ -105,15 +105,15 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """Stop the cluster; after a crash, remove what is left of it."""
+    """Stop the cluster; after a crash, remove its files."""
     state = _state(arguments.dir)
     if state is None and not arguments.dir.exists():
         print(f"no cluster in {arguments.dir}")
         return 0
-    if _held(arguments.dir) and state is not None:
+    if _is_up(arguments.dir) and state is not None:
         os.kill(state["pid"], signal.SIGTERM)
         deadline = time.monotonic() + 30
-        while _held(arguments.dir):
+        while _is_up(arguments.dir):
             if time.monotonic() > deadline:
                 os.kill(state["pid"], signal.SIGKILL)  # the components end with it
                 break
@@ -123,9 +123,9 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print what runs; exit status 3 if nothing does, as `systemctl status`."""
+    """Print the running components; exit status 3 if there is no cluster, as `systemctl status`."""
     state = _state(arguments.dir)
-    if state is None or not _held(arguments.dir):
+    if state is None or not _is_up(arguments.dir):
         print(f"no cluster is up in {arguments.dir}")
         return 3
     for name, pid in state["components"].items():
@@ -141,8 +141,8 @@ def _state(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def _held(directory: Path) -> bool:
-    """Whether the process of the cluster lives: it holds a lock, which the kernel takes back whatever ends it."""
+def _is_up(directory: Path) -> bool:
+    """Whether the process of the cluster runs: it holds a lock, which the kernel releases when the process ends."""
     try:
         with (directory / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What tests use of a cluster, whichever one it is."""
+"""The interface of any cluster for tests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
 )
-"""The rights of Trainer's own role for users, kubeflow-trainer-edit: no `update`, no Jobs, no JobSets."""
+"""The permissions of Trainer's role for users, kubeflow-trainer-edit: no `update`, no Jobs, no JobSets."""
 
 
 class Access:
-    """A cluster that has Trainer, reached by an administrator's kubeconfig."""
+    """Access to a cluster with Trainer by an administrator's kubeconfig."""
 
     def __init__(self, kubeconfig: Path, directory: Path) -> None:
         self.kubeconfig = kubeconfig
@@ -48,10 +48,10 @@ class Access:
             self.api.close()
 
     def lacks(self, feature: str) -> str:
-        """Why the cluster cannot do something, in words; empty if it can.
+        """Why the cluster lacks a feature, as text; empty if it has it.
 
         Args:
-            feature: trainer, kueue, simulated-nodes, real-node or processes (components can be killed and started).
+            feature: trainer, kueue, simulated-nodes, real-node or processes (components can be killed and restarted).
         """
         groups = {each["name"] for each in self.api.request("GET", "/apis")["groups"]}
         kind = feature.removesuffix("-nodes").removesuffix("-node")
@@ -62,17 +62,17 @@ class Access:
             "real-node": lambda: bool(self.api.find("v1", "Node", labels=f"{nodes.LABEL}={kind}")),
             "processes": False,
         }[feature]
-        there = present() if callable(present) else present
-        return "" if there else f"the cluster of {self.kubeconfig} has no {feature}"
+        available = present() if callable(present) else present
+        return "" if available else f"the cluster of {self.kubeconfig} has no {feature}"
 
     @contextmanager
     def namespace(self, prefix: str = "test", *, real: bool = False) -> Iterator[str]:
-        """A namespace of its own, with a LocalQueue if there is Kueue; deleted afterwards.
+        """Create a namespace, with a LocalQueue if the cluster has Kueue, and delete it afterwards.
 
         Args:
-            prefix: Of its name.
-            real: Its pods run on the real node (by the namespace's annotations, so with any runtime); otherwise on
-                simulated ones.
+            prefix: Prefix of the name.
+            real: Run its pods on the real node (by annotations of the namespace, so with any runtime), otherwise on
+                simulated nodes.
         """
         name = f"{prefix}-{secrets.token_hex(4)}"
         kind = "real" if real else "simulated"
@@ -83,8 +83,8 @@ class Access:
         metadata = {"name": name, "annotations": {} if self.lacks(f"{kind}-node{'' if real else 's'}") else annotations}
         self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         try:
-            # Pods are refused until the controller manager has made the account.
-            wait_until("there is a service account", lambda: self.api.get("v1", "ServiceAccount", name, "default"))
+            # Pods are refused until the controller manager has created the service account.
+            wait_until("the service account exists", lambda: self.api.get("v1", "ServiceAccount", name, "default"))
             if not self.lacks("kueue"):
                 self.api.create(kueue.local_queue(name))
             yield name
@@ -92,24 +92,24 @@ class Access:
             self.api.delete("v1", "Namespace", "", name)
 
     def restrict(self, namespace: str) -> None:
-        """Have a namespace refuse pods that do not meet the Pod Security Standard "restricted"."""
+        """Enforce the Pod Security Standard "restricted" in a namespace."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         self.api.patch("v1", "Namespace", "", namespace, {"metadata": {"labels": labels}})
 
     def finish(self, namespace: str, job: str = "") -> None:
-        """Let all running pods of a namespace end, or those of one TrainJob; see `nodes.until_told`."""
-        told = {"metadata": {"annotations": {nodes.annotation("run"): "1ms"}}}
+        """End all running pods of a namespace, or those of one TrainJob; see `nodes.run_until_finished`."""
+        end_now = {"metadata": {"annotations": {nodes.annotation("run"): "1ms"}}}
         labels = f"jobset.sigs.k8s.io/jobset-name={job}" if job else ""
         for pod in self.api.find("v1", "Pod", namespace, labels=labels, fields="status.phase=Running"):
-            self.api.patch("v1", "Pod", namespace, pod["metadata"]["name"], told)
+            self.api.patch("v1", "Pod", namespace, pod["metadata"]["name"], end_now)
 
     def add_runtime(self, runtime: Object) -> None:
         """Apply a runtime, and wait until jobs can be launched with it."""
         self.api.apply(runtime)
-        until_known(self.api, runtime)
+        wait_for_runtime(self.api, runtime)
 
     def add_priority_class(self, name: str) -> None:
-        """A class of pods that preempt others; waits until admission, which has a cache of classes, knows it."""
+        """Create a class of preempting pods; wait until the cache of the admission plugin has it."""
         kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
         self.api.apply({**kind, "metadata": {"name": name}, "value": 1000})
         spec = {"priorityClassName": name, "containers": [{"name": "probe", "image": "none"}]}
@@ -121,10 +121,10 @@ class Access:
         wait_until(f"the priority class {name} is known", known)
 
     def forbid_trainjobs(self, namespace: str) -> None:
-        """Give a namespace a quota of no TrainJobs, and wait until it is enforced.
+        """Set a namespace's quota of TrainJobs to zero, and wait until it is enforced.
 
-        The quota controller looks for new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just
-        begun; from then on it counts them at each full look, which components.py has every 5 s.
+        The quota controller discovers new kinds of objects every 30 s, and TrainJobs are new in a cluster that has just
+        started. After that it counts them at each full resync, which components.py sets to 5 s.
         """
         hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
         metadata = {"name": "none", "namespace": namespace}
@@ -137,7 +137,7 @@ class Access:
         wait_until("the quota controller counts TrainJobs", counted, 60)
 
     def token_for(self, service_account: str, namespace: str = "default", seconds: int = 3600) -> str:
-        """A bearer token of a service account, which is made if it is not there."""
+        """A bearer token of a service account, which is created if it does not exist."""
         metadata = {"name": service_account, "namespace": namespace}
         self.api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
         path = f"{self.api.path('v1', 'ServiceAccount', namespace, service_account)}/token"
@@ -152,7 +152,7 @@ class Access:
     def kubeconfig_for(
         self, rules: Sequence[Mapping[str, Any]] = RULES, namespace: str = "default", *, cluster_wide: bool = False
     ) -> Path:
-        """A kubeconfig of a service account that may do only what `rules` say, in `namespace` or everywhere."""
+        """A kubeconfig of a service account with only the permissions `rules`, in `namespace` or in all namespaces."""
         name = f"limited-{secrets.token_hex(4)}"
         token = self.token_for(name, namespace)
         group = "rbac.authorization.k8s.io"
@@ -171,29 +171,29 @@ class Access:
                 "subresource": sub,
                 "namespace": namespace,
             }
-            self.until_allowed(f"system:serviceaccount:{namespace}:{name}", **asked, verb=rules[0]["verbs"][0])
+            self.wait_for_permission(f"system:serviceaccount:{namespace}:{name}", **asked, verb=rules[0]["verbs"][0])
         target = self.directory / f"{name}.kubeconfig"
         return write_kubeconfig(target, self.api.server, self.api.authority, {"token": token}, namespace)
 
-    def until_allowed(self, user: str, **attributes: str) -> None:
-        """Wait until a user may do something: an API server learns of roles by a watch of its own.
+    def wait_for_permission(self, user: str, **attributes: str) -> None:
+        """Wait until a user has a permission: the API server reads new roles by a watch.
 
         Args:
             user: Such as ``system:serviceaccount:<namespace>:<name>``.
-            attributes: What it is, as a SubjectAccessReview's ``resourceAttributes``.
+            attributes: The permission, as ``resourceAttributes`` of a SubjectAccessReview.
         """
         spec = {"user": user, "resourceAttributes": attributes}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
         path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-        wait_until("its rights hold", lambda: self.api.request("POST", path, review)["status"]["allowed"])
+        wait_until("the permission is in effect", lambda: self.api.request("POST", path, review)["status"]["allowed"])
 
     def watch(self, api_version: str, kind: str, namespace: str) -> str:
-        """What a watch of a collection brings within a second: first all that is there, one event a line."""
+        """The events of a watch within a second, one a line; it begins with all existing objects."""
         params = {"watch": "true", "timeoutSeconds": "1"}
         return str(self.api.request("GET", self.api.path(api_version, kind, namespace), params=params))
 
     def versions(self) -> dict[str, str]:
-        """What the API server says of itself."""
+        """The version that the API server reports."""
         answer = self.api.request("GET", "/version")
         return {"kubernetes": answer["gitVersion"]}
 
@@ -203,7 +203,7 @@ class Access:
 
 
 def trainjob(name: str, namespace: str, *, runtime: str = "torch-distributed", **spec: Any) -> Object:
-    """A TrainJob object; `spec` are its fields as the API calls them, e.g. ``trainer={"numNodes": 2}``."""
+    """A TrainJob object; `spec` has its fields with their API names, e.g. ``trainer={"numNodes": 2}``."""
     return {
         "apiVersion": TRAINER,
         "kind": "TrainJob",
@@ -213,13 +213,13 @@ def trainjob(name: str, namespace: str, *, runtime: str = "torch-distributed", *
 
 
 def condition(each: Mapping[str, Any] | None, kind: str) -> Object | None:
-    """A condition of an object whose status is True; None if it has none."""
+    """A condition of an object if its status is True; otherwise None."""
     found = ((each or {}).get("status") or {}).get("conditions") or []
     return next((dict(one) for one in found if one["type"] == kind and one["status"] == "True"), None)
 
 
-def until_known(api: Api, runtime: Object) -> None:
-    """Wait until the webhooks, which look runtimes up in caches of theirs, have heard of one."""
+def wait_for_runtime(api: Api, runtime: Object) -> None:
+    """Wait until the caches of the webhooks have a runtime."""
     metadata = runtime["metadata"]
     probe = trainjob("probe", metadata.get("namespace", "default"), runtime=metadata["name"])
     probe["spec"]["runtimeRef"]["kind"] = runtime["kind"]
@@ -233,7 +233,7 @@ def until_known(api: Api, runtime: Object) -> None:
 
 
 def refused(call: Any) -> str:
-    """The message with which the API server refuses `call`; empty if it does not."""
+    """The message of the API server if it refuses `call`, otherwise empty."""
     try:
         call()
     except ApiError as error:

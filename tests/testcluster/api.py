@@ -1,6 +1,6 @@
-"""A small client of the Kubernetes API, for setting clusters and tests up.
+"""A small client of the Kubernetes API, for the setup of clusters and tests.
 
-Not the client under test: that one is `trainjob.backends.kubernetes`.
+The client under test is `trainjob.backends.kubernetes`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MANAGER = "trainjob-tests"
 
 
 class ApiError(Exception):
-    """The API server refused.
+    """The API server refused a request.
 
     Attributes:
         status: HTTP status.
@@ -63,11 +63,11 @@ class Api:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        """What the server answers: the decoded JSON, or the text where it is none, such as the lines of a watch.
+        """Send a request; return the decoded JSON, or the text of an answer that is not JSON, such as a watch.
 
         Raises:
-            ApiError: The status is not 2xx.
-            httpx.TransportError: There is no answer.
+            ApiError: the status is not 2xx.
+            httpx.TransportError: no answer.
         """
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": content_type} if content else {}
@@ -87,7 +87,7 @@ class Api:
                 if "/" not in each["name"]:
                     self._plurals[api_version, each["kind"]] = (each["name"], each["namespaced"])
         if (api_version, kind) not in self._plurals:
-            raise ApiError(404, "NotFound", f"the server knows no {api_version} {kind}")
+            raise ApiError(404, "NotFound", f"the server does not serve {api_version} {kind}")
         plural, namespaced = self._plurals[api_version, kind]
         middle = f"/namespaces/{namespace}" if namespaced and namespace else ""
         return f"{base}{middle}/{plural}" + (f"/{name}" if name else "")
@@ -99,7 +99,7 @@ class Api:
         return dict(self.request("POST", path, each, params={"dryRun": "All"} if dry_run else None))
 
     def apply(self, each: Mapping[str, Any]) -> Object:
-        """Server-side apply: no limit of 256 KiB as for kubectl's client-side one, and the same twice is no change."""
+        """Server-side apply: without the 256 KiB limit of kubectl's client-side apply, and idempotent."""
         metadata = each["metadata"]
         path = self.path(each["apiVersion"], each["kind"], metadata.get("namespace", ""), metadata["name"])
         params = {"fieldManager": _MANAGER, "force": "true"}
@@ -111,7 +111,7 @@ class Api:
         return dict(self.request("PATCH", path, body, content_type="application/merge-patch+json"))
 
     def get(self, api_version: str, kind: str, namespace: str, name: str) -> Object | None:
-        """An object, None if there is none."""
+        """An object; None if it does not exist."""
         try:
             return dict(self.request("GET", self.path(api_version, kind, namespace, name)))
         except ApiError as error:
@@ -127,7 +127,7 @@ class Api:
         return list(self.request("GET", self.path(api_version, kind, namespace), params=params)["items"])
 
     def delete(self, api_version: str, kind: str, namespace: str, name: str, *, grace: int | None = None) -> None:
-        """Delete an object and in the background what it owns; it need not be there."""
+        """Delete an object, and its dependents in the background; the object need not exist."""
         options: Object = {"propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace

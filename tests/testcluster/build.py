@@ -7,9 +7,9 @@
     <cache>/trainjob/cluster/<module>-<hash>/<program>
     <cache>/trainjob/cluster/<module>-<hash>/manifests-<hash of manifests.py>/<owner>/*.json
 
-<cache> is ``XDG_CACHE_HOME`` or ``~/.cache``; <hash> is that of go.mod, go.sum, our own Go files, the flags and the
-version of Go, so a change of any of them builds anew and nothing else does. Programs appear under their names only when
-they are complete: an interrupted build goes on where it was. A started cluster needs neither Go nor the module cache.
+<cache> is ``XDG_CACHE_HOME`` or ``~/.cache``; <hash> is that of go.mod, go.sum, this project's Go files, the flags and
+the version of Go, so only a change of any of them causes a rebuild. Programs appear under their names only when they
+are complete: an interrupted build resumes. A running cluster needs neither Go nor the module cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STRIP = "-s -w"  # no symbol tables: kube-apiserver 89 instead of 131 MB
 
 
 class BuildError(Exception):
-    """A program could not be built; the text ends with what the compiler said."""
+    """A program cannot be built; the message ends with the compiler's output."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Module:
     Attributes:
         name: Directory under `modules/`.
         programs: Name of the program -> Go package.
-        ldflags: For the linker, e.g. the version that a program reports.
+        ldflags: Flags of the linker, e.g. for the version that a program reports.
         manifests: Owner -> Go module whose YAML `manifests.render` reads.
-        types: Owner -> Go package of API types, for owners that ship no definitions: controller-gen writes them.
+        types: Owner -> Go package of API types. Its owner ships no definitions, so controller-gen generates them.
         patches: Go package -> texts to replace in its main.go.
     """
 
@@ -102,7 +102,7 @@ KUEUE = Module(
     "kueue",
     {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
     manifests={"kueue": "sigs.k8s.io/kueue"},
-    # Kueue reads the certificate of its metrics from a path that only a container has; a test must not write to /etc.
+    # Kueue reads the certificate of its metrics from a path below /etc, where a test must not write.
     patches={"sigs.k8s.io/kueue/cmd/kueue": {'"/etc/kueue/metrics/certs"': 'os.Getenv("KUEUE_METRICS_CERTS")'}},
 )
 CONTAINERD = Module(
@@ -118,14 +118,14 @@ GANGS = Module(
     {"coscheduler": ".", "controller-gen": "sigs.k8s.io/controller-tools/cmd/controller-gen"},
     _STAMP,
     manifests={"coscheduling": "sigs.k8s.io/scheduler-plugins"},
-    # Volcano itself cannot be had as a Go module, and the one with its API types has no definitions.
+    # Volcano is not available as a Go module, and the module with its API types has no definitions.
     types={"volcano": "volcano.sh/apis/pkg/apis/scheduling/v1beta1"},
 )
-"""Its requirements are those of `CONTROL_PLANE`, version by version, so that all but the plugin is compiled already."""
+"""Requires the same versions as `CONTROL_PLANE`, so only the plugin has to be compiled."""
 
 
 def _pair(**releases: str) -> dict[str, Module]:
-    """Older releases of programs of `CONTROL_PLANE`, each from a Go module of its own."""
+    """Older releases of programs of `CONTROL_PLANE`, each from a separate Go module."""
     return {
         owner: Module(
             f"{owner}-{release}",
@@ -143,7 +143,7 @@ TRAINERS: Mapping[str, Mapping[str, Module]] = {
     "2.2": _pair(trainer="2.2", jobset="0.11"),
     NEWEST: {"trainer": CONTROL_PLANE, "jobset": CONTROL_PLANE},
 }
-"""Release of Trainer -> where it and the JobSet that it was made for come from."""
+"""Release of Trainer -> the Go modules of Trainer and of its version of JobSet."""
 
 OLDER: Mapping[str, Mapping[str, Module]] = {
     f"trainer-{release}": pair for release, pair in TRAINERS.items() if release != NEWEST
@@ -166,13 +166,13 @@ GROUPS: Mapping[str, Mapping[str, Module]] = {
 
 
 def cache_directory() -> Path:
-    """Where everything that is built is kept; never in the checkout."""
+    """Directory of all build results, outside the checkout."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "trainjob" / "cluster"
 
 
 def groups(trainer: str = NEWEST, *, node: bool = False) -> list[str]:
-    """The groups that a cluster with this release of Trainer, and with a real node or without, is started from."""
+    """The groups of programs of a cluster with this release of Trainer, with or without a real node."""
     older = [] if trainer == NEWEST else [f"trainer-{trainer}"]
     return ["control-plane", *older, *(["node"] if node else [])]
 
@@ -183,13 +183,13 @@ def program(name: str, trainer: str = NEWEST) -> Path:
 
 
 def module_of(name: str, trainer: str = NEWEST) -> Module:
-    """Where a program and its manifests come from, in a cluster with this release of Trainer."""
+    """The module of a program and its manifests, in a cluster with this release of Trainer."""
     for group in (TRAINERS[trainer], GROUPS["control-plane"], GROUPS["node"], GROUPS["gangs"]):
         if name in group:
             return group[name]
     if name in {**GANGS.manifests, **GANGS.types}:
         return GANGS
-    raise BuildError(f"no program {name!r} is known")
+    raise BuildError(f"unknown program {name!r}")
 
 
 def rendered(owner: str, trainer: str = NEWEST) -> Path:
@@ -198,7 +198,7 @@ def rendered(owner: str, trainer: str = NEWEST) -> Path:
 
 
 def missing(group: str) -> list[str]:
-    """What of `group` has not been built yet."""
+    """Programs and manifests of `group` that are not built yet."""
     paths = {name: _directory(module) / name for name, module in GROUPS[group].items()}
     for module in GROUPS[group].values():
         owners = (*module.manifests, *module.types)
@@ -207,7 +207,7 @@ def missing(group: str) -> list[str]:
 
 
 def ensure(*groups: str) -> None:
-    """Build what is missing of `groups`; while another process builds, wait for it."""
+    """Build the missing programs of `groups`; wait if another process builds."""
     if not any(missing(group) for group in groups):
         return
     with lock():
@@ -236,7 +236,7 @@ def _build(name: str, module: Module, progress: str) -> None:
 
 
 def _patched(module: Module, package: str) -> Path:
-    """A Go module whose main package is `package` with `module.patches`; the rest is as released."""
+    """A Go module whose main package is `package` with `module.patches`; all other code is unchanged."""
     directory = _directory(module) / "patched"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
@@ -249,7 +249,7 @@ def _patched(module: Module, package: str) -> Path:
     for old, new in module.patches[package].items():
         text = main_go.read_text()
         if text.count(old) != 1:
-            raise BuildError(f"{package}: main.go has {text.count(old)} times {old}; the patch in build.py is for 1")
+            raise BuildError(f"{package}: main.go has {text.count(old)} times {old}; the patch in build.py expects 1")
         main_go.write_text(text.replace(old, new))
     return directory
 
@@ -272,7 +272,7 @@ def _render(module: Module) -> None:
 
 
 def _definitions(module: Module, go_package: str) -> str:
-    """What controller-gen makes of the markers of `go_package`: CustomResourceDefinitions, as YAML."""
+    """CustomResourceDefinitions, as YAML, that controller-gen generates from the markers of `go_package`."""
     return _run(
         module.path, str(_directory(module) / "controller-gen"), "crd", f"paths={go_package}", "output:crd:stdout"
     )
@@ -323,7 +323,7 @@ def _run(directory: Path, *command: str) -> str:
 
 @contextmanager
 def lock() -> Iterator[None]:
-    """Held by whoever adds to the cache."""
+    """Lock of the cache, held while a process adds to it."""
     cache_directory().mkdir(parents=True, exist_ok=True)
     with (cache_directory() / "lock").open("w") as held:
         try:
@@ -335,12 +335,12 @@ def lock() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Progress, for a person who waits."""
+    """Print progress."""
     print(f"cluster: {line}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     wanted = sys.argv[1:] or list(GROUPS)
     if unknown := set(wanted) - set(GROUPS):
         sys.exit(f"no group {', '.join(unknown)}; usage: python -m tests.testcluster.build [{'|'.join(GROUPS)}] ...")

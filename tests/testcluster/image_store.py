@@ -1,7 +1,7 @@
-"""The images of the real node as containerd keeps them: unpacked once, hard-linked into each node that starts.
+"""Stores the images of the real node in containerd's form: unpacked once, hard-linked into each node that starts.
 
-To import and unpack them takes 45 s of CPU for each node; to link them, two. What containers write goes into layers of
-their own, so nothing changes the files of the store.
+Importing and unpacking takes 45 s of CPU for each node; linking takes two. Containers write to separate layers, so the
+files of the store never change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.testcluster import step_image as steps
 from tests.testcluster.build import BuildError, lock, say
 
 STEP_BASE = "trainjob.test/step-base:1"
-"""The step image without this checkout's source."""
+"""The step image without the source of this checkout."""
 
 _NAMESPACE = "k8s.io"  # where the kubelet's images are
 _CONFIG = """\
@@ -35,7 +35,7 @@ address = "{scratch}/containerd.sock"
 
 
 def ensure() -> Path:
-    """The store; made if it is not there (a minute, and two for the images)."""
+    """The directory of the store; created if missing (a minute, and two for the images)."""
     archives = [*images.ensure().values(), images.mpi()]
     layer = steps.dependencies()
     parts = [build.program("containerd"), *archives, layer]
@@ -59,7 +59,7 @@ def ensure() -> Path:
             (unfinished / "step-base.json").write_text(json.dumps(described))
             unfinished.replace(store)
         size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file() and not file.is_symlink())
-        say(f"unpacked them, {size / 1e6:.0f} MB")
+        say(f"unpacked the images, {size / 1e6:.0f} MB")
     return store
 
 
@@ -70,7 +70,7 @@ def step_layers() -> list[dict[str, Any]]:
 
 
 def link(root: Path) -> None:
-    """Make the store containerd's root directory `root`, which must not be there."""
+    """Create containerd's root directory `root`, which must not exist, from the store."""
     store = ensure()
     subprocess.run(["cp", "-al", "--", store, root], check=True, capture_output=True)
     for database in store.rglob("*.db"):  # the only files that containerd changes in place

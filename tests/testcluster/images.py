@@ -1,7 +1,7 @@
-"""Images without a registry and without Docker: OCI archives that Python writes and containerd imports.
+"""Builds images without a registry and Docker: OCI archives that Python writes and containerd imports.
 
-Two are always needed: the pause container of every pod, a static C program; and one that has a shell and Python, from
-Debian's own packages. A third one has Open MPI. They are kept beside the programs (`build.cache_directory`).
+Every node needs two: the pause container of every pod, a static C program; and one with a shell and Python, from
+Debian's packages. A third one has Open MPI. All are stored beside the programs (`build.cache_directory`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tests.testcluster.build import cache_directory, lock, say
 
 PAUSE = "trainjob.test/pause:1"
 PYTHON = "trainjob.test/python:3.11"
-"""Debian 12 with Python: what a command of a real pod can use."""
+"""Debian 12 with Python, for the commands of real pods."""
 
 MPI = "trainjob.test/mpi:1"
-"""What dags_examples/cluster/mpi/Dockerfile builds."""
+"""The image of dags_examples/cluster/mpi/Dockerfile."""
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _MPI_FILES = Path(__file__).parents[2] / "dags_examples" / "cluster" / "mpi"
 _MPI_USER = 1000
 _RELEASE = "bookworm"
-_VERSION = "1"  # of what is below; another one builds the images anew
+_VERSION = "1"  # of the code below; a new version rebuilds the images
 
 _PAUSE_SOURCE = """
 #include <signal.h>
@@ -52,22 +52,22 @@ int main(void) {
 
 
 def directory() -> Path:
-    """Where the archives are."""
+    """Directory of the archives."""
     return cache_directory() / f"images-{_RELEASE}-{_VERSION}"
 
 
 def ensure() -> dict[str, Path]:
-    """Reference -> archive of the images every node has; made if they are not there (about a minute)."""
+    """Reference -> archive of the images of every node; built if missing (about a minute)."""
     return {PAUSE: _made(PAUSE, "pause", _pause), PYTHON: python()}
 
 
 def python() -> Path:
-    """Archive of `PYTHON`; made if it is not there (about a minute)."""
+    """Archive of `PYTHON`; built if missing (about a minute)."""
     return _made(PYTHON, "python", _python)
 
 
 def mpi() -> Path:
-    """Archive of `MPI`; made if it is not there (a minute and a half)."""
+    """Archive of `MPI`; built if missing (a minute and a half)."""
     key = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(_MPI_FILES.iterdir()))).hexdigest()[:12]
     return _made(MPI, f"mpi-{key}", _mpi)
 
@@ -79,7 +79,7 @@ def _made(reference: str, name: str, make: Callable[[Path], None]) -> Path:
     with lock():
         directory().mkdir(parents=True, exist_ok=True)
         if not archive.exists():
-            say(f"making the image {reference}")
+            say(f"building the image {reference}")
             unfinished = archive.with_suffix(".unfinished")
             make(unfinished)
             unfinished.replace(archive)
@@ -102,7 +102,7 @@ def _python(target: Path) -> None:
 
 
 def _mpi(target: Path) -> None:
-    """The lines of the Dockerfile, one by one."""
+    """Do the same as the lines of the Dockerfile."""
     install = re.search(r"--no-install-recommends ([a-z0-9 -]+) \\", (_MPI_FILES / "Dockerfile").read_text())
     assert install, "the Dockerfile installs packages"
     with _debian(target.parent, *install[1].split()) as root:
@@ -125,8 +125,8 @@ def _debian(scratch: Path, *packages: str) -> Iterator[Path]:
         root = Path(directory) / "root"
         include = f"--include={','.join(packages)}"
         _run(["debootstrap", "--variant=minbase", include, _RELEASE, str(root), *_mirror()], directory)
-        for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
-            shutil.rmtree(root / waste, ignore_errors=True)
+        for unused in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+            shutil.rmtree(root / unused, ignore_errors=True)
         yield root
 
 
@@ -137,7 +137,7 @@ def _write(target: Path, reference: str, root: Path, config: Mapping[str, Any]) 
 
 
 def _mirror() -> list[str]:
-    """Where apt gets Debian from on this machine; debootstrap's own choice if it does not say."""
+    """The Debian mirror of this machine's apt, as an argument; empty for the default of debootstrap."""
     command = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages"]
     targets = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
     return [line.partition(" ")[2] for line in targets if line.startswith(f"{_RELEASE} ")][:1]
@@ -153,7 +153,7 @@ def _run(command: Sequence[str], where: str) -> None:
 
 
 def write_layer(target: Path, root: Path, prefix: str = "") -> None:
-    """A layer: all files under `root`, placed under `prefix` of the image. Device nodes are left out."""
+    """Write a layer with all files under `root`, except device nodes, at `prefix` of the image."""
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if member.isdev() else member
@@ -175,9 +175,9 @@ def write_image(
     Args:
         target: The archive.
         reference: Name and tag under which it is imported.
-        layers: From below; see `write_layer`. A layer of another image is found with `layers_of`.
-        config: Of the image specification, e.g. ``{"Entrypoint": […], "Env": ["A=b"]}``.
-        below: Layers below these that are not put into the archive, because the node has them.
+        layers: Layers of `write_layer` or `layers_of`, the lowest first.
+        config: Config of the image specification, e.g. ``{"Entrypoint": […], "Env": ["A=b"]}``.
+        below: Lower layers that the archive does not contain, because the node has them.
 
     Returns:
         All layers, as the manifest describes them.
@@ -215,7 +215,7 @@ def write_image(
 
 
 def layers_of(archive: Path, scratch: Path) -> list[Path]:
-    """Unpack the layers of an archive of `write_image` into `scratch`, to put others on top."""
+    """Unpack the layers of an archive of `write_image` into `scratch`, as lower layers of another image."""
     with tarfile.open(archive) as opened:
 
         def read(name: str) -> Any:
@@ -252,7 +252,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def torch_packages() -> str:
-    """Where this machine has PyTorch for the Python of the image, for pods to mount; empty if it has not.
+    """Directory of this machine's PyTorch for the image's Python, which pods mount; empty if there is none.
 
     PyPI's PyTorch for Linux is built for CUDA, 5 GB: an image of it takes minutes to write, to import and to unpack.
     """

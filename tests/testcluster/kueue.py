@@ -1,4 +1,4 @@
-"""Queues: the objects that an administrator of Kueue makes."""
+"""The objects that an administrator of Kueue creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 API = "kueue.x-k8s.io/v1beta2"
 QUEUE = "gpus"
-"""ClusterQueue of the cluster, and the LocalQueue of every namespace that leads to it."""
+"""Name of the ClusterQueue, and of its LocalQueue in every namespace."""
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
@@ -33,7 +33,7 @@ def configuration(webhook_port: int, certificates: str, health_port: int) -> Obj
 
 
 def flavor() -> Object:
-    """The one kind of machine here."""
+    """The only kind of machine."""
     return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": "default"}, "spec": {}}
 
 
@@ -51,7 +51,7 @@ def cluster_queue(name: str = QUEUE, *, cpu: object = 256, memory: str = "2Ti", 
 
 
 def local_queue(namespace: str, name: str = QUEUE, cluster_queue: str = QUEUE) -> Object:
-    """A LocalQueue. (One called `default` would take every job of its namespace, labelled or not.)"""
+    """A LocalQueue. (One named `default` would also queue jobs without a label.)"""
     metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": API, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": cluster_queue}}
 

@@ -11,8 +11,8 @@ from tests.testcluster.nodes import LABEL
 
 BRIDGE = "cni0"
 PODS = "10.88.0.0/16"
-DNS = "10.88.0.1"  # the bridge's own address: the name server of all pods
-SOCKET = "/run/containerd.sock"  # /run is the node's own
+DNS = "10.88.0.1"  # the bridge's address: the name server of all pods
+SOCKET = "/run/containerd.sock"  # the node has a separate /run
 CNI_PROGRAMS = Path("/usr/lib/cni")  # where Debian puts them
 
 
@@ -86,18 +86,18 @@ def kubelet(directory: Path, authority: Path, cgroup: str) -> str:
             "containerRuntimeEndpoint": f"unix://{SOCKET}",
             "podLogsDir": str(directory / "pod-logs"),
             "enforceNodeAllocatable": [],
-            # The disk is the developer's: how full it is says nothing about the tests.
+            # The disk is the developer's; the tests must not depend on its free space.
             "evictionHard": {"memory.available": "100Mi"},
             "imageGCHighThresholdPercent": 100,
             "registerWithTaints": [{"key": LABEL, "value": "real", "effect": "NoSchedule"}],
-            "serializeImagePulls": False,  # a registry that does not answer holds up no other pod
+            "serializeImagePulls": False,  # a registry that does not answer must not delay other pods
             "syncFrequency": "10s",
         }
     )
 
 
 def corefile(kubeconfig: Path) -> str:
-    """Corefile of CoreDNS: the names of services and of the pods behind headless ones."""
+    """Corefile of CoreDNS: the names of services, and of pods of headless services."""
     return f"""\
 .:53 {{
     bind {DNS}

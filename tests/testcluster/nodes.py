@@ -1,7 +1,7 @@
-"""Simulated nodes: kwok plays their kubelets, so they have any capacity and their pods do what they are told.
+"""Simulated nodes: kwok simulates their kubelets, so they have any capacity, and tests control their pods.
 
-A pod is told its fate by the variables of its containers (a TrainJob's ``trainer.env``) or by annotations (a runtime's
-pod template), e.g. ``SIMULATED_EXIT_CODE=3`` or ``simulated.trainjob.test/exit-code: "3"``; see `FATES`.
+Variables of a pod's containers (a TrainJob's ``trainer.env``) or annotations (a runtime's pod template) control what
+the pod does, e.g. ``SIMULATED_EXIT_CODE=3`` or ``simulated.trainjob.test/exit-code: "3"``; see `BEHAVIOR`.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import Any
 Object = dict[str, Any]
 
 LABEL = "trainjob.test/node"
-"""Label of every node here: ``simulated`` or ``real``."""
+"""Label of every node: ``simulated`` or ``real``."""
 
 GPU = "nvidia.com/gpu"
 
-FATES = {
-    "start": "100ms",  # from being scheduled to running; "never" stays in ContainerCreating
-    "waiting": "",  # never starts, for this reason, e.g. ImagePullBackOff
+BEHAVIOR = {
+    "start": "100ms",  # from scheduled to running; "never" stays in ContainerCreating
+    "waiting": "",  # reason why the pod never starts, e.g. ImagePullBackOff
     "run": "1s",  # from running to the end; "never" runs until it is deleted
     "exit-code": "0",
-    "reason": "",  # of the termination; Completed or Error if left out, e.g. OOMKilled
-    "message": "",  # the termination message; of `waiting` the waiting message
-    "ranks": "",  # completion indices that the exit code is for, e.g. "1,3"; the others run for ever. Empty: all
-    "failures": "",  # so many runs fail, then one succeeds; for pods that restart in place. Empty: all fail
-    "stop": "100ms",  # from being deleted to the end, by SIGTERM
+    "reason": "",  # of the termination, e.g. OOMKilled; default: Completed or Error
+    "message": "",  # the termination message; with `waiting` the waiting message
+    "ranks": "",  # completion indices with this exit code, e.g. "1,3"; the others never end. Empty: all
+    "failures": "",  # number of failing runs before one succeeds, for pods that restart in place. Empty: all fail
+    "stop": "100ms",  # from deletion to the end, by SIGTERM
 }
-"""What a simulated pod can be told, with the defaults. Durations are Go's: 100ms, 1.5s, 2m."""
+"""Settings of a simulated pod, with the defaults. Durations are Go's: 100ms, 1.5s, 2m."""
 
 
-def variable(fate: str) -> str:
-    """Name of the environment variable of a fate: ``exit-code`` is ``SIMULATED_EXIT_CODE``."""
-    return f"SIMULATED_{fate.upper().replace('-', '_')}"
+def variable(setting: str) -> str:
+    """Name of the environment variable of a setting: ``exit-code`` is ``SIMULATED_EXIT_CODE``."""
+    return f"SIMULATED_{setting.upper().replace('-', '_')}"
 
 
-def annotation(fate: str) -> str:
-    """Name of the annotation of a fate."""
-    return f"simulated.trainjob.test/{fate}"
+def annotation(setting: str) -> str:
+    """Name of the annotation of a setting."""
+    return f"simulated.trainjob.test/{setting}"
 
 
-def fate(**told: object) -> list[dict[str, str]]:
-    """Environment variables of a container, e.g. ``fate(exit_code=3, run="5s")``."""
-    names = {key: key.replace("_", "-") for key in told}
-    if unknown := set(names.values()) - set(FATES):
-        raise ValueError(f"no such fate: {', '.join(sorted(unknown))}; there are {', '.join(FATES)}")
-    return [{"name": variable(names[key]), "value": str(value)} for key, value in told.items()]
+def simulate(**settings: object) -> list[dict[str, str]]:
+    """Environment variables of a container, e.g. ``simulate(exit_code=3, run="5s")``."""
+    names = {key: key.replace("_", "-") for key in settings}
+    if unknown := set(names.values()) - set(BEHAVIOR):
+        raise ValueError(f"unknown setting: {', '.join(sorted(unknown))}; known: {', '.join(BEHAVIOR)}")
+    return [{"name": variable(names[key]), "value": str(value)} for key, value in settings.items()]
 
 
-def until_told() -> Object:
+def run_until_finished() -> Object:
     """A runtime patch: the pods of `node` run until `Access.finish`."""
     template = {"metadata": {"annotations": {annotation("run"): "never"}}}
     job = {"name": "node", "template": {"spec": {"template": template}}}
@@ -56,10 +56,10 @@ def until_told() -> Object:
 
 
 RESERVED: Object = {"key": "trainjob.test/reserved", "effect": "NoSchedule"}
-"""Taint of nodes that a test makes and removes: pods of other tests must not run there."""
+"""Taint of nodes of a single test: pods of other tests must not run there."""
 
 ADMITTED: Object = {"key": RESERVED["key"], "operator": "Exists"}
-"""Toleration of that."""
+"""Toleration of `RESERVED`."""
 
 
 def node(index: int, gpus: int, cpus: int = 64, memory: str = "512Gi") -> Object:
@@ -74,17 +74,17 @@ def node(index: int, gpus: int, cpus: int = 64, memory: str = "512Gi") -> Object
         "status": {
             "allocatable": capacity,
             "capacity": capacity,
-            # kwok sets the address when a node becomes ready, and takes it away when that happens again, as after a
-            # time without heartbeats, unless there is a name as well: then the logs of its pods cannot be read.
+            # kwok sets the address when a node becomes ready, and removes it when that happens again, as after missing
+            # heartbeats, unless there is a name as well. Without the address the logs of the pods cannot be read.
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
         },
     }
 
 
 def volumes(number: int = 24) -> list[Object]:
-    """PersistentVolumes of 20 GiB, as a provisioner would make them for the claims of the torchtune runtimes.
+    """PersistentVolumes of 20 GiB, in place of a provisioner, for the PVCs of the torchtune runtimes.
 
-    A volume that was bound once is not bound again: there are more than the tests of one run need.
+    A volume is bound only once, so the default is more than the tests of one run need.
     """
     spec = {"capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/spare"}}
     return [
@@ -94,11 +94,11 @@ def volumes(number: int = 24) -> list[Object]:
 
 
 def configuration(node_stages: Sequence[Object], log_file: str) -> list[Object]:
-    """The documents of kwok's configuration: how nodes (as kwok ships it) and pods (as `FATES` says) live.
+    """The documents of kwok's configuration: the stages of nodes (kwok's) and of pods (by `BEHAVIOR`).
 
     Args:
-        node_stages: kwok's own stages for nodes.
-        log_file: What is read as the log of every simulated container, in the kubelet's format.
+        node_stages: kwok's stages for nodes.
+        log_file: The log of every simulated container, in the kubelet's format.
     """
     logs = {
         "apiVersion": "kwok.x-k8s.io/v1alpha1",
@@ -110,17 +110,17 @@ def configuration(node_stages: Sequence[Object], log_file: str) -> list[Object]:
 
 
 def _query(name: str) -> str:
-    """A fate, in kwok's query language (jq)."""
+    """The value of a setting, in kwok's query language (jq)."""
     variables = f'[.spec.containers[].env[]? | select(.name == "{variable(name)}") | .value]'
     annotations = f'[.metadata.annotations["{annotation(name)}"]]'
-    return f'(({variables} + {annotations}) | map(select(. != null)) | (.[0] // "{FATES[name]}"))'
+    return f'(({variables} + {annotations}) | map(select(. != null)) | (.[0] // "{BEHAVIOR[name]}"))'
 
 
 def _template(name: str) -> str:
-    """Sets ``$name`` to a fate, in kwok's template language (Go's)."""
+    """Set ``$name`` to the value of a setting, in kwok's template language (Go's)."""
     local = name.replace("-", "")
     return (
-        f'{{{{ ${local} := "{FATES[name]}" }}}}'
+        f'{{{{ ${local} := "{BEHAVIOR[name]}" }}}}'
         f'{{{{ with .metadata.annotations }}}}{{{{ with index . "{annotation(name)}" }}}}'
         f"{{{{ ${local} = . }}}}{{{{ end }}}}{{{{ end }}}}"
         f'{{{{ range .spec.containers }}}}{{{{ range .env }}}}{{{{ if eq .name "{variable(name)}" }}}}'
@@ -131,7 +131,7 @@ def _template(name: str) -> str:
 _RANK = '(.metadata.annotations["batch.kubernetes.io/job-completion-index"] // "0")'
 _RESTARTS = "(.status.containerStatuses[0].restartCount // 0)"
 
-# What is next for a running pod: "never", "restart", "failed" or "succeeded".
+# The next state of a running pod: "never", "restart", "failed" or "succeeded".
 _END = f"""
 {_query("exit-code")} as $code | {_query("ranks")} as $ranks | {_query("failures")} as $failures | {_RANK} as $rank |
 if {_query("run")} == "never" then "never"
@@ -177,7 +177,7 @@ def _terminated(code: str, reason: str, message: str = '""') -> str:
 
 
 def _pod_stages() -> list[Object]:
-    told = _template("reason") + _template("message") + _template("exit-code")
+    settings = _template("reason") + _template("message") + _template("exit-code")
     failure = _terminated("{{ $exitcode }}", '{{ or $reason "Error" | Quote }}', "{{ $message | Quote }}")
     address = (
         "hostIP: {{ NodeIPWith .spec.nodeName | Quote }}\n"
@@ -203,21 +203,21 @@ def _pod_stages() -> list[Object]:
             _query("start"),
             "phase: Running\n" + _conditions(True) + _containers(_RUNNING, ready=True),
         ),
-        _stage("restart", {".status.phase": ["Running"], _END: ["restart"]}, _query("run"), told + restart),
+        _stage("restart", {".status.phase": ["Running"], _END: ["restart"]}, _query("run"), settings + restart),
         _stage(
             "succeed",
             {".status.phase": ["Running"], _END: ["succeeded"]},
             _query("run"),
-            told + "phase: Succeeded\n" + _conditions(False, "PodCompleted") + _containers(succeeded),
+            settings + "phase: Succeeded\n" + _conditions(False, "PodCompleted") + _containers(succeeded),
         ),
         _stage(
             "fail",
             {".status.phase": ["Running"], _END: ["failed"]},
             _query("run"),
-            told + "phase: Failed\n" + _conditions(False, "PodFailed") + _containers(failure),
+            settings + "phase: Failed\n" + _conditions(False, "PodFailed") + _containers(failure),
         ),
-        # As a kubelet does: first the containers end, then the object goes. The Job controller takes its finalizer
-        # off a pod only when the pod has ended.
+        # Like a kubelet: first the containers end, then the object is deleted. The Job controller removes its finalizer
+        # from a pod only after the pod has ended.
         _stage(
             "stop",
             {".status.phase": ["Running", "Pending"]},

@@ -1,8 +1,8 @@
 """A node that runs real pods: containerd, kubelet, kube-proxy and CoreDNS. Needs root.
 
-All of it lives in namespaces of its own (processes, mounts, network, host name): two kubelets or kube-proxies on one
-machine would otherwise destroy each other's pods and rules, and when the first process of the namespaces is killed the
-kernel ends every pod, mount and interface with it. What remains are files and cgroups (`remove_cgroups`).
+Everything runs in separate namespaces (processes, mounts, network, host name): otherwise two kubelets or kube-proxies
+on one machine would destroy each other's pods and rules. When the first process of the namespaces is killed, the kernel
+ends every pod, mount and interface. Only files and cgroups remain (`remove_cgroups`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _PROGRAMS = ("runc", "iptables", "ip", "nsenter", "unshare")
 _IMAGE_PROGRAMS = ("debootstrap", "gcc")
 
-# The first process of the namespaces. /run, /var/lib and /var/log are where programs leave things that outlive them
-# (sockets of containerd's shims, CNI's results, links to logs): the node has its own, in memory. The loop reaps.
+# The first process of the namespaces. Programs leave files in /run, /var/lib and /var/log (sockets of containerd's
+# shims, results of CNI, links to logs), so the node has separate ones in memory. The loop reaps processes.
 _INIT = """
 set -e
 mount -t tmpfs tmpfs /run
@@ -45,8 +45,8 @@ while :; do sleep 3600; done
 """
 
 
-def unfit() -> str:
-    """Why this machine cannot have a real node, in words; empty if it can."""
+def why_unsupported() -> str:
+    """Why this machine cannot run a real node, as text; empty if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "it needs Linux and root"
     programs = _PROGRAMS if (images.directory() / "python.tar").exists() else (*_PROGRAMS, *_IMAGE_PROGRAMS)
@@ -60,7 +60,7 @@ class RealNode:
     """The node of one cluster.
 
     Args:
-        layout: Of the cluster.
+        layout: Layout of the cluster.
         api: The administrator's client.
     """
 
@@ -72,7 +72,7 @@ class RealNode:
         number = int(IPv4Address(layout.gateway)) & 0xFFFF
         self.cgroup = f"trainjob-{number:04x}"
         self._interface = f"tj{number:04x}"
-        self._pid = 0  # of the first process of the namespaces, as this machine counts
+        self._pid = 0  # of the first process of the namespaces, in the machine's PID namespace
         self.components: dict[str, Component] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class RealNode:
 
     def start(self) -> None:
         """Start the node and return when pods can run on it."""
-        if why := unfit():
+        if why := why_unsupported():
             raise ComponentError(f"no real node: {why}")
         self.directory.mkdir()
         self._make_cgroups()
@@ -96,12 +96,12 @@ class RealNode:
 
     def _enter(self) -> None:
         ready = self.directory / "init-ready"
-        # --kill-child: when unshare is killed, as every component is when we end, the kernel kills what it started.
+        # --kill-child: when unshare is killed, as all components are at the end, the kernel kills its child processes.
         flags = ["--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
         command = ["unshare", *flags, "sh", "-c", _INIT, "init", str(ready), NAME]
         init = Component("node-init", command, self.layout.directory / "logs", {})
         self._start(init)
-        wait_until("the node's namespaces are there", ready.exists, 10, among=[init])
+        wait_until("the node's namespaces exist", ready.exists, 10, among=[init])
         self._pid = int(Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0])
 
     def inside(self, *command: str) -> list[str]:
@@ -110,7 +110,7 @@ class RealNode:
         return ["nsenter", *flags, *command]
 
     def _connect(self) -> None:
-        """A cable between this machine (`gateway`) and the node (`address`), and the bridge that pods are on."""
+        """Create a veth pair between this machine (`gateway`) and the node (`address`), and the bridge of the pods."""
         node = [
             "ip link set lo up",
             f"ip address add {self.address}/30 dev eth0",
@@ -153,17 +153,17 @@ class RealNode:
     def load(self, archive: Path) -> None:
         """Make an image (`images.write_image`) available to pods under the name it has in the archive."""
         if not self._ctr("images", "import", "--no-unpack", str(archive)):
-            raise ComponentError(f"{archive} cannot be imported: {self._said}")
+            raise ComponentError(f"cannot import {archive}: {self._error}")
 
     def kill_container(self, reference: str, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the first process of a container (``containerd://…`` in its pod's status)."""
         if not self._ctr("tasks", "kill", "--signal", how.name, reference.removeprefix("containerd://")):
-            raise ComponentError(f"{reference} cannot be sent {how.name}: {self._said}")
+            raise ComponentError(f"cannot send {how.name} to {reference}: {self._error}")
 
     def _ctr(self, *arguments: str) -> bool:
         command = self.inside(str(build.program("ctr")), "--address", node_files.SOCKET, "--namespace", "k8s.io")
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-        self._said = done.stderr.strip()
+        self._error = done.stderr.strip()
         return done.returncode == 0
 
     def _user(self, server: str, name: str, organization: str) -> Path:
@@ -196,7 +196,7 @@ class RealNode:
             f"--hostname-override={NAME}",
             "--proxy-mode=iptables",
             f"--cluster-cidr={node_files.PODS}",
-            # Settings of the whole machine, which are not the node's to change.
+            # Settings of the whole machine, which the node must not change.
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
@@ -210,21 +210,21 @@ class RealNode:
     # ------------------------------------------------------------------ end
 
     def stop(self) -> None:
-        """End the node with all its pods, and wait until it is gone; its cgroups are left to `remove_cgroups`."""
+        """End the node with all its pods, and wait for its end; `remove_cgroups` removes its cgroups."""
         if self._pid:
-            # Not its parent, nor those of the programs: they have to live to take note of the deaths, without which the
-            # kernel does not end the namespace. Where they are orphans, this machine's first process may take seconds.
+            # Do not kill its parent or those of the programs: the kernel ends the namespace only after they have reaped
+            # their child processes. The machine's first process can take seconds to reap orphans.
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             inside = [each for name, each in self.components.items() if name != "relay"]
-            wait_until("the node's processes are gone", lambda: not any(each.alive for each in inside), 30)
+            wait_until("the node's processes have ended", lambda: not any(each.alive for each in inside), 30)
         for component in self.components.values():
             component.kill()
-        # Goes with the namespace, but a moment later.
+        # The kernel deletes it with the namespace, but a moment later.
         subprocess.run(["ip", "link", "delete", self._interface], capture_output=True, check=False)
 
     def _make_cgroups(self) -> None:
-        """One cgroup per hierarchy: kubelet wants its root to be there."""
+        """Create one cgroup per hierarchy: the kubelet requires an existing root."""
         (self.layout.directory / "cgroup").write_text(self.cgroup)
         for hierarchy in _hierarchies():
             (hierarchy / self.cgroup).mkdir(exist_ok=True)
@@ -237,7 +237,7 @@ def _hierarchies() -> list[Path]:
 
 
 def remove_cgroups(name: str) -> None:
-    """Remove a cgroup with all below it; the kernel refuses while a process that was killed has not quite ended."""
+    """Remove a cgroup and its children; the kernel refuses until all killed processes have ended, so retry."""
     deadline = time.monotonic() + 10
     for hierarchy in _hierarchies():
         for directory, _, _ in os.walk(hierarchy / name, topdown=False):

@@ -1,7 +1,7 @@
 """Forwards connections: ``python -m tests.testcluster.relay <address> <port> <target port>``.
 
-The API server listens on 127.0.0.1 only. The real node is in a network of its own and reaches it through this, on an
-address that only this machine and that node have.
+The API server listens on 127.0.0.1 only. The real node is in a separate network and reaches the API server through this
+relay, on an address that only this machine and the node have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def _serve(address: str, port: int, target: int) -> None:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", target)
         except OSError:
-            writer.close()  # as if the API server itself were down
+            writer.close()  # the client sees what it sees when the API server is down
             return
         await asyncio.gather(_pump(reader, upstream_writer), _pump(upstream_reader, writer))
 

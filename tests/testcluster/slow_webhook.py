@@ -1,7 +1,7 @@
-"""A webhook that lets every change of the TrainJobs of a namespace through, slowly.
+"""A webhook that allows every change of the TrainJobs of a namespace after a delay.
 
-The API server calls it beside Trainer's own, as it calls the policy engines of real clusters: for UPDATE, so for a
-PATCH and its dry run, and not for DELETE.
+The API server calls it in addition to Trainer's, as it calls policy engines in real clusters: for UPDATE, which
+includes a PATCH and its dry run, but not for DELETE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _API = "admissionregistration.k8s.io/v1"
 
 @contextmanager
 def slow_changes(api: Api, authority: Authority, namespace: str, seconds: float) -> Iterator[None]:
-    """While it is entered, each change of a TrainJob in `namespace` takes `seconds` longer."""
+    """Context manager: each change of a TrainJob in `namespace` takes `seconds` longer."""
     if not seconds:
         yield
         return
@@ -52,10 +52,10 @@ def slow_changes(api: Api, authority: Authority, namespace: str, seconds: float)
         def log_message(self, *_: Any) -> None: ...
 
     class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: Any) -> None: ...  # the API server hangs up where its own client has hung up
+        def handle_error(self, *_: Any) -> None: ...  # the API server closes the connection when its client has gone
 
     server = Server(("127.0.0.1", 0), Handler)
-    # Not in `accept`, which is for one connection at a time.
+    # No handshake in `accept`, which handles one connection at a time.
     server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -79,7 +79,7 @@ def slow_changes(api: Api, authority: Authority, namespace: str, seconds: float)
     name = f"slow-{namespace}"
     api.create({"apiVersion": _API, "kind": _KIND, "metadata": {"name": name}, "webhooks": [webhook]})
     try:
-        _until_called(api, namespace, seconds)
+        _wait_until_called(api, namespace, seconds)
         yield
     finally:
         api.delete(_API, _KIND, "", name)
@@ -88,8 +88,8 @@ def slow_changes(api: Api, authority: Authority, namespace: str, seconds: float)
         server.server_close()
 
 
-def _until_called(api: Api, namespace: str, seconds: float) -> None:
-    """Wait until the API server knows of it, which takes up to a second."""
+def _wait_until_called(api: Api, namespace: str, seconds: float) -> None:
+    """Wait until the API server calls the webhook, which takes up to a second."""
     probe = trainjob("probe", namespace, runtime="trainjob-step", suspend=True, trainer={"numNodes": 1})
     api.create(probe)
 

@@ -1,7 +1,7 @@
-"""Trainer with the feature gate ``TrainJobStatus``: pods report to it how their training goes. Needs root.
+"""Trainer with the feature gate ``TrainJobStatus``: pods report the progress of their training to it. Needs root.
 
-It serves its certificate, and reads the token that tells it who signs tokens, from fixed paths: the controller gets a
-root directory of its own. Its server listens on all addresses, for which there is no setting.
+The controller reads its certificate, and the token with the issuer of tokens, from fixed paths, so it gets a separate
+root directory. Its server listens on all addresses, which cannot be changed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tests.testcluster.components import Layout
 
 NAMESPACE = "kubeflow-system"
 ACCOUNT = "kubeflow-trainer-controller-manager"
-"""Trainer's service account, and the Service that leads pods to it."""
+"""Name of Trainer's service account, and of its Service for pods."""
 
-_RELEASE = build.NEWEST  # older ones have no such gate, or other paths
+_RELEASE = build.NEWEST  # older releases do not have the gate, or use other paths
 
 
 def controller(layout: Layout, token: str) -> Component:
-    """The program; `token` is any service account's."""
+    """The program; `token` can be that of any service account."""
     root = layout.directory / "trainer-root"
     account = root / "var/run/secrets/kubernetes.io/serviceaccount"
     serving = root / "tmp/k8s-webhook-server/serving-certs"
@@ -43,7 +43,7 @@ def controller(layout: Layout, token: str) -> Component:
 
 
 def objects(layout: Layout) -> list[dict[str, Any]]:
-    """What Trainer's installation has for it: the certificate's authority, and the way from the pods' network."""
+    """The objects of Trainer's installation for it: the certificate authority, and the Service for pods."""
     port = {"name": "status-server", "port": layout.ports["trainer-status"], "protocol": "TCP"}
     service = {"name": ACCOUNT, "namespace": NAMESPACE}
     endpoints = {**service, "labels": {"kubernetes.io/service-name": ACCOUNT}}

@@ -1,9 +1,9 @@
-"""The step image for the real node: what `components/trainjob/install/Dockerfile` builds, without Docker or a registry.
+"""The step image for the real node: as from `components/trainjob/install/Dockerfile`, without Docker or a registry.
 
-Three layers: Debian with Python, the dependencies, and this checkout's own source. The dependencies are kept beside the
-programs, by their pins; the source changes with every edit and is small. One image serves the steps and the example's
-training: JAX and the example's scripts are in it, too. KFP comes without its dependencies: what of it a step's process
-imports needs none.
+Three layers: Debian with Python, the dependencies, and the source of this checkout. The dependencies are stored beside
+the programs, by their pins; the source changes with every edit and is small. The image also contains JAX and the
+scripts of the examples, so it runs both steps and trainings. KFP is installed without its dependencies, which a step's
+process does not import.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from trainjob import __version__
 
 IMAGE = f"trainjob.test/trainjob-step:{__version__}"
 EXAMPLES = "/opt/dags_examples"
-"""Where the image has them."""
+"""Directory of the examples in the image."""
 
 _ROOT = Path(__file__).parents[2]
 STEP_RUNTIME = _ROOT / "components" / "trainjob" / "install" / "trainjob-step.yaml"
 _EXTRAS = ("hf", "in-cluster", "mlflow", "storage", "examples")
-_SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python looks for what is not Debian's
+_SITE = "usr/local/lib/python3.11/dist-packages"  # where Debian's Python finds packages that are not Debian's
 _PACKAGES = ("components/trainjob", "airflow_provider/trainjob_airflow", "kfp_components/trainjob_kfp")
 _COMMAND = "#!/usr/bin/python3\nfrom trainjob.cli import main\n\nmain()\n"
 
 
 def dependencies() -> Path:
-    """The layer with the dependencies; made if it is not there (half a minute)."""
+    """The layer with the dependencies; built if missing (half a minute)."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     kfp = extras["kfp"][0]
-    asked = [project["dependencies"], *(extras[extra] for extra in _EXTRAS), kfp]
+    requirements = [project["dependencies"], *(extras[extra] for extra in _EXTRAS), kfp]
     pins = (_ROOT / "constraints" / "main.txt").read_text()
-    key = hashlib.sha256(f"{asked}{pins}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{requirements}{pins}".encode()).hexdigest()[:12]
     layer = images.directory() / f"step-{key}.layer"
     if layer.exists():
         return layer
     with lock():
         if layer.exists():
             return layer
-        say("making the step image's layer of dependencies")
+        say("building the step image's layer of dependencies")
         images.directory().mkdir(parents=True, exist_ok=True)
         for older in images.directory().glob("step-*"):
             older.unlink()
@@ -67,7 +67,7 @@ def dependencies() -> Path:
             unfinished = layer.with_suffix(".unfinished")
             images.write_layer(unfinished, site, _SITE)
             unfinished.replace(layer)
-        say(f"made it, {layer.stat().st_size / 1e6:.0f} MB")
+        say(f"built the layer, {layer.stat().st_size / 1e6:.0f} MB")
     return layer
 
 
@@ -93,11 +93,11 @@ def runtime(file: Path, image: str) -> dict[str, Any]:
 
 
 def build(target: Path, below: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the image's archive into the directory `target`, with the source as it is now.
+    """Write the image's archive into the directory `target`, with the current source.
 
     Args:
         target: The directory.
-        below: The layers below the source, which the node has (`image_store.step_layers`).
+        below: The lower layers, which the node has (`image_store.step_layers`).
     """
     with tempfile.TemporaryDirectory(dir=target) as scratch:
         top = Path(scratch) / "top"
@@ -110,7 +110,7 @@ def build(target: Path, below: Sequence[Mapping[str, Any]]) -> Path:
         programs.mkdir(parents=True)
         (programs / "trainjob").write_text(_COMMAND)
         (programs / "trainjob").chmod(0o755)
-        (programs / "python").symlink_to("/usr/bin/python3")  # the name that it has in Python's own images
+        (programs / "python").symlink_to("/usr/bin/python3")  # its name in Python's images
         images.write_layer(Path(scratch) / "top.layer", top)
         archive = target / "trainjob-step.tar"
         # The base has no ca-certificates; `certifi` comes with MLflow's client.
@@ -120,7 +120,7 @@ def build(target: Path, below: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def _compile(directory: Path) -> None:
-    # Read-only users of the image could not cache it, and MLflow takes 9 s to import without. The hash of the source
-    # is not checked when it is imported: nothing changes in an image.
+    # Users without write permission could not cache bytecode, and without it MLflow takes 9 s to import. Imports do not
+    # check the hash of the source: files of an image do not change.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(directory, quiet=2, workers=2, invalidation_mode=mode, stripdir=str(directory))

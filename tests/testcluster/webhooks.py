@@ -1,7 +1,7 @@
-"""Waiting until webhooks really answer.
+"""Waits until webhooks answer.
 
-An object that is let through proves nothing: for up to a second after a webhook configuration was created the API
-server does not know it yet and calls nobody. So each check wants something that only the webhook does.
+An admitted object proves nothing: for up to a second after a webhook configuration is created, the API server does not
+call the webhook. So each check requires an effect that only the webhook has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_YET = (ApiError, httpx.TransportError)
 
 
 def wait(api: Api, components: Mapping[str, Component]) -> None:
-    """Return once JobSet's, Trainer's and, if it is there, Kueue's webhooks are called and answer."""
+    """Wait until the webhooks of those of JobSet, Trainer and Kueue that run are called and answer."""
     checks: dict[str, Callable[[Api], bool]] = {"jobset": _jobset, "trainer": _trainer, "kueue": _kueue}
     for program, check in checks.items():
         if program in components:
@@ -43,14 +43,14 @@ def _jobset(api: Api) -> bool:
 
 
 def _trainer(api: Api) -> bool:
-    # Not an unknown runtime: that one is refused by Trainer's or by Kueue's webhook, whichever answers first.
-    # 2.1 looks at the environment only where numProcPerNode is given.
+    # Not an unknown runtime: Kueue's webhook also refuses it, and can answer first.
+    # Trainer 2.1 validates the environment only if numProcPerNode is set.
     reserved = {"numNodes": 1, "numProcPerNode": 1, "env": [{"name": "PET_NNODES", "value": "1"}]}
     return "validator.trainjob.trainer.kubeflow.org" in _refusal(api, trainjob("probe", "default", trainer=reserved))
 
 
 def _kueue(api: Api) -> bool:
-    """Needs a runtime, because Trainer's webhook is asked, too."""
+    """Needs a runtime, because Trainer's webhook is called as well."""
     probe = trainjob("probe", "default", trainer={"numNodes": 1})
     probe["metadata"]["labels"] = {kueue.QUEUE_LABEL: "no-such-queue"}
     suspended = api.create(probe, dry_run=True)["spec"].get("suspend") is True
@@ -62,7 +62,7 @@ _EMPTY = {"coveredResources": ["cpu"], "flavors": [{"name": "x", "resources": [{
 
 
 def _refusal(api: Api, each: Mapping[str, Any]) -> str:
-    """Why an object is refused; empty if it is not."""
+    """The message of the refusal of an object; empty if it is admitted."""
     try:
         api.create(each, dry_run=True)
     except ApiError as error:

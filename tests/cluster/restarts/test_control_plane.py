@@ -16,7 +16,7 @@ from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, trainjob
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
+from tests.testcluster.nodes import simulate
 
 from trainjob import JobRef, Phase, TrainJobFailed, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -33,7 +33,7 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 
 def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, namespace: str) -> None:
-    own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": fate(run="1s")}))
+    own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": simulate(run="1s")}))
     job = _job(own_cluster, namespace)
     accounts = own_cluster.api.path("v1", "ServiceAccount")
     list_token = own_cluster.api.request("GET", accounts, params={"limit": "1"})["metadata"]["continue"]
@@ -68,7 +68,7 @@ def test_components_restart(own_cluster: Cluster, namespace: str, program: str) 
 async def test_the_api_server_goes_away_and_comes_back(
     backend: KubernetesBackend, own_cluster: Cluster, namespace: str
 ) -> None:
-    ref = await launch(backend, spec(env=fate(run="10s")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="10s")), "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
     notices: list[str] = []
     result: list[Any] = []
@@ -105,8 +105,8 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
         wires.open(patient, shared=True) as (shared, other),
         anyio.create_task_group() as tasks,
     ):
-        ending = await launch(alone, spec(env=fate(run="15s")), "ends", namespace=wires.namespace)
-        going = await launch(alone, spec(env=fate(run="never")), "goes", namespace=wires.namespace)
+        ending = await launch(alone, spec(env=simulate(run="15s")), "ends", namespace=wires.namespace)
+        going = await launch(alone, spec(env=simulate(run="never")), "goes", namespace=wires.namespace)
         for backend in (alone, shared):
             for ref in (ending, going):
                 tasks.start_soon(waited, backend, ref)

@@ -20,8 +20,8 @@ from tests.cluster.launchers import launcher_environment, run
 from tests.processes import wait_until
 from tests.testcluster.access import TRAINER, Access, trainjob
 from tests.testcluster.control_plane import Cluster
-from tests.testcluster.nodes import fate
-from tests.testcluster.real_node import unfit
+from tests.testcluster.nodes import simulate
+from tests.testcluster.real_node import why_unsupported
 
 from trainjob import JobRef, Observation, Phase, TrainJobClient, progress
 from trainjob.backends.kubernetes.backend import KubernetesBackend
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def reporting(own_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with Trainer's feature gate on."""
-    if why := unfit():
+    if why := why_unsupported():
         pytest.skip(f"TRAINER WITHOUT STATUS SERVER: {why}")
     with own_cluster.status_api():
         yield own_cluster
@@ -101,7 +101,7 @@ class Line:
 @pytest.fixture
 def line(reporting: Cluster, namespace: str, tmp_path: Path) -> Line:
     """To a job whose simulated pods run."""
-    reporting.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": fate(run="never")}))
+    reporting.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": simulate(run="never")}))
     opened = Line(reporting, namespace, "job", tmp_path)
     opened.token.write_text(opened.sign())
     return opened
@@ -209,7 +209,7 @@ HUGGING_FACE = [
 def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namespace: str, tmp_path: Path) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
     with TrainJobClient(backend, namespace) as client:
-        spec = {"runtime": "torch-distributed", "env": fate(run="10s")}
+        spec = {"runtime": "torch-distributed", "env": simulate(run="10s")}
         ref = client.launch(spec, "hugging-face")
         line = Line(reporting, namespace, ref.name, tmp_path)
         seen: list[Observation] = []
