@@ -100,7 +100,7 @@ async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace
     assert await backend.find(namespace, {}) == []
 
 
-async def test_every_kind_of_refusal(cluster: Access, namespace: str) -> None:
+async def test_refusals_of_the_api_server_are_not_retried(cluster: Access, namespace: str) -> None:
     """What a real server says to what may not be, is too big, is invalid or is over a quota; nothing is asked twice."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     reading = [{**RULES[0], "verbs": ["get", "list", "watch"]}]
@@ -152,7 +152,7 @@ async def test_a_dry_run_creates_nothing(backend: KubernetesBackend, namespace: 
     assert [job["metadata"]["name"] for job in jobs] == [ref.name]
 
 
-async def test_suspend_go_on_and_delete(backend: KubernetesBackend, namespace: str) -> None:
+async def test_a_job_is_suspended_resumed_and_deleted(backend: KubernetesBackend, namespace: str) -> None:
     asked = spec(env=simulate(run="never"), labels={})
     ref = await launch(backend, asked, "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
@@ -191,7 +191,7 @@ async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
     return observe(await backend.get(ref.namespace, ref.name)).phase is Phase.QUEUED
 
 
-async def test_deleted_while_waited_for(backend: KubernetesBackend, namespace: str) -> None:
+async def test_a_job_deleted_while_waiting_is_reported(backend: KubernetesBackend, namespace: str) -> None:
     ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
 
@@ -221,7 +221,7 @@ async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, n
     assert failed.value.retry is RetryVerdict.UNKNOWN
 
 
-async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
+async def test_a_failed_rank_fails_the_job(backend: KubernetesBackend, namespace: str) -> None:
     ref = await launch(backend, spec(env=simulate(run="2s", exit_code=3)), "a", namespace=namespace)
     with pytest.raises(TrainJobFailed, match="exited with code 3"):
         await phases_of(backend, ref)
@@ -229,7 +229,7 @@ async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str
     assert next_attempt.attempt == 2, "after a failure the next attempt, under a name of its own, even of another spec"
 
 
-async def test_a_queue_is_no_failure(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+async def test_a_queue_is_not_a_failure(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
     """The queue has 8 GPUs, and two jobs ask for 8 each, so that one waits for the other."""
     gpus = {"labels": {kueue.QUEUE_LABEL: small_queue}, "resources_per_node": {"gpu": 4}}
     first = await launch(backend, spec(env=simulate(run="never"), **gpus), "a", namespace=namespace)

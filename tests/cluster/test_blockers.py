@@ -64,7 +64,7 @@ async def stuck(backend: KubernetesBackend, ref: JobRef, seconds: float = _SECON
     return str(caught.value)
 
 
-async def test_a_queue_says_what_it_waits_for(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+async def test_a_queued_job_reports_its_blocker(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
     first = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "a", namespace=namespace)
     await until(backend, first, lambda seen: seen.phase is Phase.RUNNING, [])
     second = await launch(backend, spec(4, small_queue, env=simulate(run="never")), "b", namespace=namespace)
@@ -85,14 +85,16 @@ async def test_a_queue_says_what_it_waits_for(backend: KubernetesBackend, namesp
     assert not any(each.message for each in seen if each.phase is not Phase.QUEUED), "and is free of it once admitted"
 
 
-async def test_more_than_a_queue_will_ever_have(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
+async def test_a_request_above_the_quota_is_a_permanent_blocker(
+    backend: KubernetesBackend, namespace: str, small_queue: str
+) -> None:
     ref = await launch(backend, spec(8, small_queue), "a", namespace=namespace)
     said = await stuck(backend, ref)
     assert "is Queued and cannot proceed" in said
     assert "> maximum capacity (8)" in said
 
 
-async def test_a_queue_that_does_not_exist(
+async def test_a_missing_queue_is_a_permanent_blocker(
     backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("kueue")
@@ -177,7 +179,7 @@ async def test_an_image_with_an_impossible_name(real_node: Access) -> None:
     await backend.aclose()
 
 
-async def test_an_image_that_is_nowhere(real_node: Access) -> None:
+async def test_an_unreachable_registry_is_a_temporary_blocker(real_node: Access) -> None:
     """The registry does not answer, which may change: said, and waited for."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     with real_node.namespace("real", real=True) as namespace:
@@ -190,7 +192,7 @@ async def test_an_image_that_is_nowhere(real_node: Access) -> None:
     await backend.aclose()
 
 
-async def test_without_the_right_to_look_around(
+async def test_missing_permissions_are_logged_once(
     cluster: Access, namespace: str, small_queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Trainer's own role for users shows no Workloads: said once, and the job is waited for all the same."""

@@ -43,7 +43,7 @@ def _never_restarting(cluster: Access, name: str) -> str:
     return name
 
 
-def test_reports_its_versions(own_cluster: Cluster) -> None:
+def test_the_cluster_reports_its_versions(own_cluster: Cluster) -> None:
     versions = own_cluster.versions()
     assert versions["kubernetes"] == "v1.36.2"
     assert versions["trainer"] == "v2.3.0"

@@ -123,7 +123,7 @@ def differing(sdk: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any,
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if not row.refused], ids=lambda row: row.name)
-def test_the_same_jobset(row: Row, made: dict[str, Made], jobsets: dict[str, Object]) -> None:
+def test_both_make_the_same_jobset(row: Row, made: dict[str, Made], jobsets: dict[str, Object]) -> None:
     both = made[row.name]
     sdk, ours = (described(jobsets[each["metadata"]["name"]]) for each in (both.sdk, both.ours))
     found = differing(sdk, ours)
@@ -134,7 +134,7 @@ def test_the_same_jobset(row: Row, made: dict[str, Made], jobsets: dict[str, Obj
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if not row.refused], ids=lambda row: row.name)
-def test_the_same_job(row: Row, made: dict[str, Made]) -> None:
+def test_both_make_the_same_job(row: Row, made: dict[str, Made]) -> None:
     """What stays with the TrainJob and makes no pod."""
     sdk, ours = made[row.name].sdk, made[row.name].ours
     for name in ("runtimeRef", "activeDeadlineSeconds", "managedBy"):
@@ -146,7 +146,7 @@ def test_the_same_job(row: Row, made: dict[str, Made]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WITH_PODS))
-def test_the_same_pods(name: str, cluster: Access, made: dict[str, Made], jobsets: dict[str, Object]) -> None:
+def test_both_make_the_same_pods(name: str, cluster: Access, made: dict[str, Made], jobsets: dict[str, Object]) -> None:
     sdk, ours = (_first_pods(cluster, jobsets[job["metadata"]["name"]]) for job in (made[name].sdk, made[name].ours))
     assert sdk
     assert sdk == ours
@@ -177,7 +177,7 @@ def _pod(pod: Object, job: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.refused], ids=lambda row: row.name)
-def test_both_are_refused(row: Row, cluster: Access, namespace_of_both: str) -> None:
+def test_invalid_specs_are_refused_by_both(row: Row, cluster: Access, namespace_of_both: str) -> None:
     assert row.refused in CALLS[row.name]["refused"]
     if CALLS[row.name]["request"]:  # by the server, then and now
         with pytest.raises(ApiError, match=re.escape(row.refused)):

@@ -103,7 +103,7 @@ async def leave_empty(given: Harness) -> None:
 
 
 async def test_evidence_of_the_rank_that_failed(shell: Harness) -> None:
-    # The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s, and the job with it.
+    # Without a handler, the first process of a container ignores SIGTERM, and it and the job run 30 s longer.
     sleeper = "trap 'exit 143' TERM; sleep 60 & wait"
     script = f'echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 1 ] && exit 3; {sleeper}'
     ref = await shell.run(script, num_nodes=2)

@@ -88,7 +88,9 @@ def user(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any], dict[
     return target
 
 
-def test_every_kind_of_user(package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path) -> None:
+def test_every_kind_of_kubeconfig_user(
+    package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
+) -> None:
     limited = cluster.kubeconfig_for(namespace=namespace)
     token = yaml.safe_load(limited.read_text())["users"][0]["user"]["token"]
     (tmp_path / "token").write_text(token)
@@ -123,7 +125,9 @@ def test_every_kind_of_user(package: tuple[str, Path], cluster: Access, namespac
     assert look(package, {}, KUBECONFIG=str(limited)) == [f"{namespace} []"]
 
 
-def test_in_a_pod(package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path) -> None:
+def test_the_in_cluster_service_account(
+    package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
+) -> None:
     """The files and variables that every pod has, in a mount namespace of its own."""
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("needs root and unshare, to have /var/run/secrets")
@@ -175,7 +179,9 @@ def connect_proxy() -> Iterator[tuple[str, list[str]]]:
     loop.close()
 
 
-def test_through_a_proxy(package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path) -> None:
+def test_requests_go_through_a_proxy(
+    package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
+) -> None:
     limited = cluster.kubeconfig_for(namespace=namespace)
     host = urlsplit(cluster.api.server).netloc
     with connect_proxy() as (url, asked):

@@ -42,7 +42,7 @@ def made(
 
 
 @pytest.mark.parametrize("failure", [each for each in FAILURES if not each.alone], ids=lambda failure: failure.name)
-def test_it_is_diagnosed(failure: Failure, made: dict[str, Made | Exception]) -> None:
+def test_each_failure_is_diagnosed(failure: Failure, made: dict[str, Made | Exception]) -> None:
     if failure.node == "torch" and failure.name not in made:
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")
     found = made[failure.name]
@@ -53,7 +53,7 @@ def test_it_is_diagnosed(failure: Failure, made: dict[str, Made | Exception]) ->
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("hidden", ["pods", "pods/log", "events"])
-async def test_without_a_right(hidden: str, cluster: Access, namespace: str) -> None:
+async def test_diagnosis_without_a_permission_uses_the_rest(hidden: str, cluster: Access, namespace: str) -> None:
     """The best is made of the rest, and it is said what could not be seen."""
     rules = [{**rule, "resources": [each for each in rule["resources"] if each != hidden]} for rule in RULES]
     narrow = cluster.kubeconfig_for([rule for rule in rules if rule["resources"]], namespace)
@@ -79,7 +79,7 @@ async def test_without_a_right(hidden: str, cluster: Access, namespace: str) -> 
 
 
 @pytest.mark.anyio
-async def test_with_the_shipped_role_a_removed_runtime_is_missed(cluster: Access, namespace: str) -> None:
+async def test_with_the_shipped_role_a_removed_runtime_is_reported(cluster: Access, namespace: str) -> None:
     (role,) = [each for each in objects("rbac") if each["kind"] == "Role"]
     narrow = cluster.kubeconfig_for(role["rules"], namespace)
     backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))

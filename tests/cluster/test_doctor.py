@@ -83,7 +83,7 @@ def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]
 # ---------------------------------------------------------------- well
 
 
-async def test_a_cluster_in_good_order(cluster: Access, namespace: str) -> None:
+async def test_a_healthy_cluster_passes(cluster: Access, namespace: str) -> None:
     for runtime in objects("runtimes", image=steps.IMAGE):  # which is what other tests have them with
         cluster.add_runtime(runtime)
 
@@ -129,7 +129,7 @@ async def test_defaults_of_kubeflow_pipelines(own_cluster: Cluster, namespace: s
     assert f"ConfigMap kubeflow/{pipelines.CONFIG} cannot be seen: " in hidden.message
 
 
-async def test_what_a_launcher_may_not_see_is_said(cluster: Access, namespace: str) -> None:
+async def test_checks_without_permission_are_reported_as_skipped(cluster: Access, namespace: str) -> None:
     narrow = cluster.kubeconfig_for(ROLE["rules"], namespace)
     found = await examined(narrow, namespace, ["torch-distributed"], kueue.QUEUE)
     assert failures(found) == []
@@ -173,7 +173,7 @@ def without(right: Right) -> list[dict[str, Any]]:
     return rules
 
 
-async def test_each_right_in_turn(cluster: Access, namespace: str) -> None:
+async def test_each_missing_permission_is_reported(cluster: Access, namespace: str) -> None:
     """The one that is missing is named, and what is said to fail without it does."""
     kubeconfigs = {right: cluster.kubeconfig_for(without(right), namespace) for right in RIGHTS}
     admin = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
@@ -252,7 +252,9 @@ FAILS = {
 }
 
 
-async def test_no_rights_at_all(cluster: Access, namespace: str) -> None:
+async def test_an_account_without_permissions_fails_only_the_check_of_permissions(
+    cluster: Access, namespace: str
+) -> None:
     nobody = cluster.kubeconfig_for([], namespace)
     found = await examined(nobody, namespace, queue=kueue.QUEUE)
     assert set(failures(found)) == {"rights"}
@@ -267,7 +269,7 @@ async def test_no_rights_at_all(cluster: Access, namespace: str) -> None:
 # ---------------------------------------------------------------- what is missing
 
 
-async def test_what_is_missing_in_a_namespace(cluster: Access, namespace: str) -> None:
+async def test_a_missing_runtime_and_queue_are_reported(cluster: Access, namespace: str) -> None:
     found = await examined(cluster.kubeconfig, namespace, ["nosuch", "torch-distributed"], "nosuch")
     assert failures(found) == ["queue", "runtime"]
     assert of(found, "runtime").message == "there is no runtime nosuch"
@@ -283,7 +285,7 @@ async def test_what_is_missing_in_a_namespace(cluster: Access, namespace: str) -
     }
 
 
-async def test_a_queue_that_takes_no_jobs(cluster: Access, namespace: str) -> None:
+async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None:
     held = {**kueue.cluster_queue(namespace), "spec": {**kueue.cluster_queue(namespace)["spec"], "stopPolicy": "Hold"}}
     cluster.api.apply(held)
     cluster.api.create(kueue.local_queue(namespace, "held", namespace))
@@ -414,7 +416,7 @@ def bare() -> Iterator[Cluster]:
         yield started
 
 
-async def test_a_cluster_falls_apart(bare: Cluster) -> None:
+async def test_each_failing_component_is_reported(bare: Cluster) -> None:
     """Piece by piece, without Kueue from the beginning, until nobody answers."""
     kubeconfig, namespace = bare.kubeconfig, "default"
 

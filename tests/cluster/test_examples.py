@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "cluster"
 Object = dict[str, Any]
 
 
-def test_what_an_example_says_reaches_the_jobset(cluster: Access, namespace: str) -> None:
+def test_settings_of_the_examples_reach_the_jobset(cluster: Access, namespace: str) -> None:
     """Pod failure policy, failure policy of the JobSet, TTL, arguments of torchrun."""
     read = {name: yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("torch-ttl", "torch-elastic")}
     resilient = next(each for each in objects("runtimes") if each["metadata"]["name"] == "torch-resilient")

@@ -86,7 +86,7 @@ async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires
         assert len(proxy.seen("WATCH", "/pods")) == 2, "it was closed when nobody listened"
 
 
-async def test_who_is_told_to_end_has_not_crashed(cluster: Access, namespace: str) -> None:
+async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str) -> None:
     """Suspended, preempted, cancelled: their containers end by SIGTERM."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
@@ -111,7 +111,7 @@ async def test_who_is_told_to_end_has_not_crashed(cluster: Access, namespace: st
     await backend.aclose()
 
 
-async def test_without_the_right_to_see_pods_it_is_said_and_waited(
+async def test_without_permission_to_list_pods_a_warning_is_logged(
     cluster: Access, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES[:1], namespace))))
@@ -124,7 +124,7 @@ async def test_without_the_right_to_see_pods_it_is_said_and_waited(
 
 # ---------------------------------------------------------------- real pods
 
-# The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s.
+# Without a handler, the first process of a container ignores SIGTERM and runs 30 s longer.
 CRASH = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -311,7 +311,7 @@ async def by_a_trigger(faces: Faces, *, fatal: bool) -> None:
 
 
 @pytest.mark.timeout(400)
-async def test_every_face_says_it_at_the_first_crash(real_node: Access, airflow_home: Path, tmp_path: Path) -> None:
+async def test_every_provider_reports_the_first_crash(real_node: Access, airflow_home: Path, tmp_path: Path) -> None:
     with real_node.namespace("real", real=True) as namespace:
         ways: list[Callable[[Faces], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
         of_airflow: list[Callable[[Faces], Any]] = [partial(by_an_airflow_task, home=airflow_home)]

@@ -38,7 +38,7 @@ RUNTIMES = [
 """Files of the runtimes that `trainjob install` prints, and of the examples."""
 
 ACCOUNT = "launcher"
-# The first process of a container has to ask for SIGTERM; otherwise it lives on for 30 s.
+# Without a handler, the first process of a container ignores SIGTERM and runs 30 s longer.
 SLEEPER = TrainJobSpec.parse(
     {"runtime": "trainjob-step", "command": ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]}
 )
@@ -95,7 +95,7 @@ def expanded(rules: Sequence[Mapping[str, Sequence[str]]]) -> set[tuple[str, str
     }
 
 
-async def test_the_second_time_nothing_changes(cluster: Access, namespace: str) -> None:
+async def test_installing_twice_changes_nothing(cluster: Access, namespace: str) -> None:
     documents = printed("-n", namespace, "--service-account", ACCOUNT, "--image", steps.IMAGE)
     first, second = applied(cluster, documents), applied(cluster, documents)
     assert {each["kind"] for each in first} >= {"Role", "RoleBinding", "ClusterTrainingRuntime"}
@@ -148,7 +148,7 @@ async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step
         assert finding.message == "CronJob trainjob-reaper ends jobs that nobody waits for"
 
 
-async def test_the_account_can_do_what_is_needed_and_nothing_more(real_node: Access, step_image: str) -> None:
+async def test_the_account_has_only_the_needed_permissions(real_node: Access, step_image: str) -> None:
     with real_node.namespace("installed", real=True) as namespace:
         real_node.restrict(namespace)
         words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)

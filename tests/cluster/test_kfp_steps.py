@@ -33,7 +33,7 @@ from trainjob.status import CANCELLED
 
 pytestmark = pytest.mark.timeout(400)
 
-# The kernel ignores SIGTERM for a container's first process without a handler; the process would run 30 s longer.
+# Without a handler, the first process of a container ignores SIGTERM and runs 30 s longer.
 TRAINING = """
 import os, signal, sys, time
 from trainjob import progress

@@ -118,7 +118,7 @@ USUAL = {
     ],
     ids=["plain", "step", "image", "tag and digest", "repository with tag", "repository", "resources", "usual patches"],
 )
-def test_what_is_allowed(cluster: Access, namespace: str, spec: Object) -> None:
+def test_specs_that_the_policy_allows(cluster: Access, namespace: str, spec: Object) -> None:
     assert asked(cluster, namespace, **spec) == ""
 
 
@@ -175,7 +175,7 @@ def test_what_is_allowed(cluster: Access, namespace: str, spec: Object) -> None:
         ),
     ],
 )
-def test_what_is_refused(cluster: Access, namespace: str, spec: Object, message: str) -> None:
+def test_specs_that_the_policy_refuses(cluster: Access, namespace: str, spec: Object, message: str) -> None:
     why = asked(cluster, namespace, **spec)
     assert message in why
     assert "ValidatingAdmissionPolicy 'trainjob'" in why
@@ -208,7 +208,7 @@ def test_patches_are_checked_when_they_change(cluster: Access, namespace: str) -
             cluster.api.delete(TRAINER, "TrainJob", before, "early")
 
 
-def test_without_its_lists_nothing_is_allowed(cluster: Access) -> None:
+def test_without_its_allow_lists_the_policy_refuses_all_jobs(cluster: Access) -> None:
     with cluster.namespace("unlisted") as name:
         lists, *others = printed("--only", "policy", "-n", name)
         metadata = yaml.safe_load(lists)["metadata"]

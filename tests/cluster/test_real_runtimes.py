@@ -159,14 +159,14 @@ def end(client: TrainJobClient, job: Ended) -> str:
     return job.text
 
 
-def test_a_plain_command(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
+def test_a_command_runs_and_reports_its_result(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
     assert end(client, jobs["plain"]) == "[node-0] this is a plain command"
     assert jobs["plain"].result
     assert jobs["plain"].result.metrics == {"answer": 42}
     assert jobs["plain"].result.outputs == {"model": "file:///tmp/model"}
 
 
-def test_what_a_function_returns_on_rank_0(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
+def test_a_function_returns_the_value_of_rank_0(client: TrainJobClient, jobs: dict[str, Ended]) -> None:
     end(client, jobs["function"])
     assert jobs["function"].result
     assert jobs["function"].result.returned == {"JAX_PROCESS_ID": "0", "JOB_COMPLETION_INDEX": "0"}
@@ -253,7 +253,7 @@ def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
     assert ours["spec"] == theirs["spec"]
 
 
-def test_what_the_page_says_ran_here_is_what_ran_here(jobs: dict[str, Ended]) -> None:
+def test_the_documented_runtimes_are_those_tested(jobs: dict[str, Ended]) -> None:
     said = {case.runtime for case in SHIPPED if case.real}
     assert said == {"torch-distributed", "jax-distributed", "deepspeed-distributed"}
     assert jobs.keys() >= {"jax", "mpi"}

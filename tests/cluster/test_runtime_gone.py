@@ -60,7 +60,7 @@ async def test_a_waiter_of_a_job_that_cannot_start_any_more(cluster: Access, nam
 
 
 @pytest.mark.anyio
-async def test_to_suspend_it_means_to_delete_it(cluster: Access, namespace: str) -> None:
+async def test_suspending_a_job_without_its_runtime_deletes_it(cluster: Access, namespace: str) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     with make.own(make.stages("node"))(cluster, namespace):
         asked = TrainJobSpec.parse(make.OWN | {"env": simulate(run="never")})

@@ -170,7 +170,7 @@ cases = pytest.mark.parametrize("case", SHIPPED, ids=lambda case: case.runtime)
 faces = pytest.mark.parametrize("face", FACES)
 
 
-def test_nothing_that_trainer_ships_is_left_out() -> None:
+def test_all_runtimes_of_trainer_are_tested() -> None:
     shipped = {each["metadata"]["name"] for each in load(build.rendered("trainer"), "runtimes")}
     assert {case.runtime for case in SHIPPED} == shipped
     needs_initializers = {case.runtime for case in SHIPPED if "dataset-initializer" in case.pods}
@@ -179,7 +179,7 @@ def test_nothing_that_trainer_ships_is_left_out() -> None:
 
 @faces
 @cases
-def test_its_pods(launched: Launched, case: Shipped, face: str) -> None:
+def test_a_job_has_the_expected_pods(launched: Launched, case: Shipped, face: str) -> None:
     job = launched.ran[face][case.runtime]
     assert condition(job.job, "Complete")
     assert {name: len(pods) for name, pods in job.pods.items()} == case.pods
@@ -197,14 +197,14 @@ def test_its_pods(launched: Launched, case: Shipped, face: str) -> None:
 
 @faces
 @cases
-def test_its_result(launched: Launched, case: Shipped, face: str) -> None:
+def test_a_job_reports_its_result(launched: Launched, case: Shipped, face: str) -> None:
     job, result = launched.ran[face][case.runtime].job, launched.results[face][case.runtime]
     assert result["metrics"] == {"loss": 0.5}
     assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
 
 
 @cases
-def test_its_lines(launched: Launched, case: Shipped) -> None:
+def test_logs_have_lines_of_all_ranks(launched: Launched, case: Shipped) -> None:
     trained = {f"{case.trains_in}-{rank}" for rank in range(case.pods[case.trains_in])}
     assert launched.logs[case.runtime] >= trained
 
@@ -249,7 +249,7 @@ def test_initializers_come_first(launched: Launched, case: Shipped, face: str) -
 
 
 @faces
-def test_what_initializers_are_told(cluster: Access, launched: Launched, face: str) -> None:
+def test_initializers_get_their_variables(cluster: Access, launched: Launched, face: str) -> None:
     tuned = launched.ran[face]["torchtune-llama3.2-1b"]
     (dataset,), (model,), (node,) = (tuned.pods[name] for name in ("dataset-initializer", "model-initializer", "node"))
     told = _environment(_container(dataset))

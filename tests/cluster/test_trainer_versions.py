@@ -128,7 +128,7 @@ def posts(namespace: str) -> str:
     return f"POST /apis/{TRAINER}/namespaces/{namespace}/trainjobs"
 
 
-async def test_it_is_the_release_it_is_taken_for(older: Older) -> None:
+async def test_the_cluster_runs_the_requested_release(older: Older) -> None:
     assert older.versions()["trainer"].startswith(f"v{older.release}.")
     document = older.api.request("GET", OPENAPI)
     schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]["properties"]["spec"]
@@ -149,7 +149,7 @@ async def test_a_job_runs_to_its_end_and_is_adopted(
     assert await launch(backend, asked, "a", namespace=namespace) == ref
 
 
-async def test_a_failure_is_a_failure(backend: KubernetesBackend, namespace: str) -> None:
+async def test_a_failed_rank_fails_the_job(backend: KubernetesBackend, namespace: str) -> None:
     ref = await launch(backend, spec(env=simulate(run="3s", exit_code=3, ranks="1")), "a", namespace=namespace)
     seen: list[Phase] = []
     with pytest.raises(TrainJobFailed, match="exited with code 3") as failed:
@@ -225,7 +225,7 @@ async def test_what_cannot_be_honoured_is_refused_before_anything_is_created(
     assert await backend.find(namespace, {}) == []
 
 
-async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend, namespace: str) -> None:
+async def test_a_job_is_suspended_resumed_and_deleted(older: Older, backend: KubernetesBackend, namespace: str) -> None:
     """Also with patches: 2.1 lets nobody change `podTemplateOverrides` of a job that is not suspended."""
     asked = spec(env=simulate(run="never"), runtime_patches=patches(POD))
     ref = await launch(backend, asked, "a", namespace=namespace)
@@ -240,7 +240,9 @@ async def test_suspend_go_on_and_delete(older: Older, backend: KubernetesBackend
     assert await backend.stopped(ref)
 
 
-async def test_a_queue(older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]) -> None:
+async def test_a_queued_job_runs_or_is_refused(
+    older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
+) -> None:
     """Kueue 0.18 admits a job of Trainer 2.1 and never starts it; it would be suspended for ever, without an event."""
     queued = spec(env=simulate(run="1s"), labels={QUEUE_LABEL: QUEUE}, resources_per_node={"gpu": 1})
     if older.release == "2.1":

@@ -119,7 +119,7 @@ async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: A
     assert len(leases(cluster, namespace)) == 1, "its jobs still run, and it says until when they were waited for"
 
 
-async def test_a_lease_goes_with_the_end_of_its_jobs(cluster: Access, namespace: str) -> None:
+async def test_a_lease_is_deleted_when_its_jobs_end(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as backend:
         ref = await launched(backend, namespace, "a", spec(env=simulate(run="2s")))
         async with anyio.create_task_group() as tasks:
@@ -130,9 +130,7 @@ async def test_a_lease_goes_with_the_end_of_its_jobs(cluster: Access, namespace:
     assert leases(cluster, namespace) == {}
 
 
-async def test_a_job_that_nobody_waits_for_is_suspended_and_resumed_by_who_waits_again(
-    cluster: Access, namespace: str
-) -> None:
+async def test_an_unattended_job_is_suspended_and_the_next_waiter_resumes_it(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as backend:
         attended, left = [await launched(backend, namespace, key) for key in ("attended", "left")]
         async with waited_for(backend, attended):
@@ -151,7 +149,7 @@ async def test_a_job_that_nobody_waits_for_is_suspended_and_resumed_by_who_waits
         assert not job(cluster, attended)["spec"].get("suspend")
 
 
-async def test_who_launches_the_key_again_resumes_it(cluster: Access, namespace: str) -> None:
+async def test_launching_the_key_again_resumes_the_job(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as backend:
         ref = await launched(backend, namespace, "a")
         await until_unattended()
@@ -161,7 +159,7 @@ async def test_who_launches_the_key_again_resumes_it(cluster: Access, namespace:
             await until_phase(backend, ref, Phase.RUNNING)
 
 
-async def test_what_a_person_paused_is_left(cluster: Access, namespace: str) -> None:
+async def test_jobs_suspended_by_a_person_are_kept(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as backend:
         paused, deleting = [
             await launched(backend, namespace, key, spec(action))
@@ -177,7 +175,7 @@ async def test_what_a_person_paused_is_left(cluster: Access, namespace: str) -> 
 
 
 @pytest.mark.parametrize("why", ["asked", "kueue", "runtime-gone"])
-async def test_one_that_cannot_be_suspended_is_deleted(
+async def test_a_job_that_cannot_be_suspended_is_deleted(
     cluster: Access, namespace: str, why: str, needs: Callable[[str], None]
 ) -> None:
     asked = spec("delete")
@@ -206,7 +204,7 @@ async def test_one_that_cannot_be_suspended_is_deleted(
         assert await backend.get(namespace, ref.name) is None
 
 
-async def test_who_may_have_no_lease_keeps_its_jobs(
+async def test_jobs_of_a_process_without_permission_for_leases_are_kept(
     cluster: Access, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kubeconfig = cluster.kubeconfig_for(RULES, namespace)
@@ -220,7 +218,7 @@ async def test_who_may_have_no_lease_keeps_its_jobs(
         assert await reaped(other, namespace) == []
 
 
-async def test_two_reapers_and_one_that_dies(cluster: Access, namespace: str) -> None:
+async def test_reapers_finish_the_work_of_a_cancelled_one(cluster: Access, namespace: str) -> None:
     async with opened(cluster) as first, opened(cluster) as second:
         refs = [await launched(first, namespace, key) for key in "abcdef"]
         await until_unattended()

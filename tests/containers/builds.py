@@ -1,4 +1,4 @@
-"""Builds of images, with nothing but what this machine's package managers reach."""
+"""Builds images from packages that this machine's package managers can reach."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SERVICES = "trainjob.test/services"
 
 _DEBIAN = f"trainjob.test/debian:{images.directory().name}"
 PYTHON = "trainjob.test/python"
-# How packages are reached. A cache, a folder with wheels or a constraint of this machine's is none of an image's.
-_REACHED_BY = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")
+# pip settings for access to packages. Caches, wheel folders and constraints of this machine must not affect an image.
+_ACCESS_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")
 
 
 def step() -> str:
-    """The step image, as its Dockerfile builds it on Debian's Python."""
+    """Build the step image from its Dockerfile, on Debian's Python."""
     return _build(STEP, "components/trainjob/install/Dockerfile", BASE=_python())
 
 
 def digits() -> str:
-    """The example's training image on top of the step image."""
+    """Build the training image of the example on top of the step image."""
     return _build(DIGITS, "dags_examples/cluster/Dockerfile", BASE=step())
 
 
 def services() -> str:
-    """All servers of compose.yaml."""
+    """Build the image of all servers of compose.yaml."""
     return _build(SERVICES, "tests/containers/Dockerfile", BASE=_debian())
 
 
@@ -61,7 +61,7 @@ def _debian() -> str:
 def _build(tag: str, dockerfile: str, *options: str, **arguments: str) -> str:
     """Build `dockerfile` in this checkout.
 
-    How this machine reaches packages is a secret of the build: no layer and no history of an image keeps it.
+    The pip settings of this machine are secrets of the build, so no layer and no history of an image contains them.
     """
     with tempfile.TemporaryDirectory() as secrets:
         pip, authority = Path(secrets, "pip.conf"), Path(secrets, "ca.crt")
@@ -77,21 +77,21 @@ def _build(tag: str, dockerfile: str, *options: str, **arguments: str) -> str:
 
 
 def pip_settings() -> dict[str, str]:
-    """How pip on this machine reaches packages: the settings of its files and of its environment."""
+    """Settings of this machine's pip for access to packages, from its files and its environment."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     pairs = [line.partition("=")[::2] for line in lines]
     settings = {name.rpartition(".")[2]: str(ast.literal_eval(value)) for name, value in pairs}
-    return {name: "\n    ".join(settings[name].split()) for name in (*_REACHED_BY, "cert") if name in settings}
+    return {name: "\n    ".join(settings[name].split()) for name in (*_ACCESS_SETTINGS, "cert") if name in settings}
 
 
 def which(program: str) -> str | None:
-    """Where `program` is; Debian's own before others."""
+    """Path of `program`; Debian's takes precedence."""
     return shutil.which(program, path=f"/usr/bin{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def _client() -> str:
-    # Debian's has BuildKit in it. One without, and without the plugin that took its place, cannot give a build secrets.
+    # Debian's client contains BuildKit. A client without BuildKit or its plugin cannot pass secrets to a build.
     return which("docker") or "docker"
 
 

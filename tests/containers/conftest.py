@@ -27,17 +27,17 @@ KEYS = {"AWS_ACCESS_KEY_ID": "containers", "AWS_SECRET_ACCESS_KEY": "of-the-buck
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # Most of it once: all images are built within the first tests.
+            # Long, because the first tests build all images.
             item.add_marker(pytest.mark.timeout(1500), append=False)
-            # docker-py leaves the sockets of logs that it has read to the garbage collector.
+            # docker-py does not close the sockets of logs; the garbage collector does.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
-            # kfp.local, of every image without "python" in its name.
+            # kfp.local warns about every image without "python" in its name.
             item.add_marker(pytest.mark.filterwarnings("ignore:.*non-Python base image:RuntimeWarning"))
 
 
 @pytest.fixture(scope="session")
 def docker_client() -> Iterator[docker.DockerClient]:
-    """Of the daemon that answers here, or else of one of the tests' own."""
+    """A client of the daemon that answers on this machine, otherwise of a separate one for the tests."""
     if answers():
         client = docker.from_env()
         yield client
@@ -83,12 +83,12 @@ def docker_setup() -> list[str]:
 
 @dataclass
 class Servers:
-    """The servers of compose.yaml, as seen from here and as seen from the containers beside them.
+    """Addresses of the servers of compose.yaml, for this machine and for containers.
 
     Attributes:
-        network: That containers have to be in.
-        s3: As seen from here; so are the next three.
-        environment: Of containers: how they reach storage and registry.
+        network: The network of the servers, which other containers must join.
+        s3: Address for this machine; the next three likewise.
+        environment: Environment of containers, with the addresses of storage and registry.
     """
 
     network: str
@@ -112,7 +112,7 @@ class Servers:
 def servers(
     docker_client: docker.DockerClient, docker_services: Any, docker_ip: str, docker_compose_project_name: str
 ) -> Servers:
-    """All of them answer."""
+    """Start the servers and wait until all of them answer."""
     address = {
         name: f"{docker_ip}:{docker_services.port_for(name, port)}"
         for name, port in {"s3": 8333, "mlflow": 5000, "registry": 5000, "postgresql": 5432}.items()
@@ -120,11 +120,11 @@ def servers(
     for name, path in {"s3": "/", "registry": "/v2/", "mlflow": "/health"}.items():
         labels = [f"{_COMPOSE}.project={docker_compose_project_name}", f"{_COMPOSE}.service={name}"]
         (container,) = docker_client.containers.list(all=True, filters={"label": labels})
-        patience = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         while not _answers(f"http://{address[name]}{path}"):
             container.reload()
-            if container.status != "running" or time.monotonic() > patience:
-                pytest.fail(f"{name} does not answer; it said: {container.logs().decode()[-4000:]}")
+            if container.status != "running" or time.monotonic() > deadline:
+                pytest.fail(f"{name} does not answer; its log: {container.logs().decode()[-4000:]}")
             time.sleep(0.2)
     made = Servers(
         f"{docker_compose_project_name}_default",
@@ -144,7 +144,7 @@ def _answers(url: str) -> bool:
             return int(answer.status) < 500
     except urllib.error.HTTPError as error:
         error.close()
-        return error.code < 500  # it answers that we are nobody
+        return error.code < 500  # it answers, with 403: the request has no credentials
     except OSError:
         return False
 
@@ -159,8 +159,8 @@ def in_containers(servers: Servers, tmp_path: Path) -> Run:
     """Runs a compiled component or pipeline with kfp.local's DockerRunner, its jobs on the local backend inside."""
     root = tmp_path / "pipeline-root"
     root.mkdir()
-    root.chmod(0o777)  # it is mounted, and the image's user is not ours
-    as_us = {"user": f"{os.getuid()}:0"} if os.getuid() else {}
+    root.chmod(0o777)  # it is mounted, and the image has another user
+    own_user = {"user": f"{os.getuid()}:0"} if os.getuid() else {}
 
     def run(compiled: str, **parameters: Any) -> Any:
         environment = {
@@ -169,7 +169,7 @@ def in_containers(servers: Servers, tmp_path: Path) -> Run:
             "TRAINJOB_EXAMPLES": "/opt/dags_examples",
             **servers.environment,
         }
-        runner = local.DockerRunner(network=servers.network, environment=environment, init=True, **as_us)
+        runner = local.DockerRunner(network=servers.network, environment=environment, init=True, **own_user)
         local.init(runner, pipeline_root=str(root), workspace_root=str(tmp_path / "workspace"))
         return components.load_component_from_text(compiled)(**parameters)
 

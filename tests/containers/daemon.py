@@ -1,7 +1,7 @@
-"""A Docker daemon of the tests' own, beside whatever else runs on the machine: it ends with them and leaves nothing.
+"""A separate Docker daemon for the tests, which ends with them and leaves nothing behind.
 
-No bridge, no rule of a firewall and no setting of the kernel is changed for it. Containers reach each other on the
-networks that compose makes, this machine reaches them by Docker's own proxy, and builds use this machine's network.
+It changes no bridge, no firewall rule and no kernel setting. Containers reach each other on the networks that compose
+creates, this machine reaches them by Docker's proxy, and builds use this machine's network.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PROGRAMS = ("dockerd", "containerd", "runc", "docker-compose", "setpriv")
 
 
 def why_unsupported() -> str:
-    """Why this machine cannot have a daemon, in words; empty if it can."""
+    """Why this machine cannot run a daemon, as text; empty if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        return "no Docker daemon answers, and one of the tests' own needs Linux and root"
+        return "no Docker daemon answers, and a separate one for the tests needs Linux and root"
     wanted = _PROGRAMS if (images.directory() / "python.tar").exists() else (*_PROGRAMS, "debootstrap")
     missing = [each for each in wanted if shutil.which(each) is None]
-    return f"{', '.join(missing)} missing: apt-get install what apt-packages.txt names" if missing else ""
+    return f"{', '.join(missing)} missing: apt-get install the packages of apt-packages.txt" if missing else ""
 
 
 def answers() -> bool:
-    """Whether there is a daemon where the environment says, or in the usual place."""
+    """Whether a daemon answers at the address of the environment, or at the default address."""
     try:
         client = docker.from_env()
     except docker.errors.DockerException:
@@ -52,17 +52,17 @@ def answers() -> bool:
 
 
 class Daemon:
-    """Runs while the context does.
+    """Context manager that runs the daemon.
 
-    Images and what builds were made of stay, in a directory that one daemon at a time has.
+    Images and build caches are kept in a directory that only one daemon uses at a time.
 
     Attributes:
-        host: What ``DOCKER_HOST`` has to be.
+        host: The value for ``DOCKER_HOST``.
     """
 
     def __init__(self) -> None:
         self._data = cache_directory().with_name("docker")
-        self._directory = Path(tempfile.mkdtemp(prefix="trainjob-docker-"))  # short: the paths of sockets are
+        self._directory = Path(tempfile.mkdtemp(prefix="trainjob-docker-"))  # short, because socket paths are limited
         self.host = f"unix://{self._directory}/docker.sock"
 
     def __enter__(self) -> Daemon:
@@ -73,19 +73,19 @@ class Daemon:
         settings = {"builder": {"gc": {"enabled": True, "defaultKeepStorage": "6GB"}}}
         (self._directory / "daemon.json").write_text(json.dumps(settings))
         command = [
-            # It ends when we do, however that happens, and ends its containers and containerd before.
+            # It ends when this process ends, and first ends its containers and containerd.
             *("setpriv", "--pdeathsig", "TERM", "--"),
             *("dockerd", f"--host={self.host}", f"--config-file={self._directory}/daemon.json"),
             *(f"--pidfile={self._directory}/docker.pid", f"--exec-root={self._directory}/exec"),
             *(f"--data-root={self._data}", "--bridge=none"),
-            # It leaves the groups of its containers and builds: they are below one of our own, which is removed.
+            # It does not remove cgroups of containers and builds, so they are below one parent, which is removed.
             *("--exec-opt=native.cgroupdriver=cgroupfs", f"--cgroup-parent=/{_CGROUP}"),
             *("--iptables=false", "--ip-forward=false", "--ip-masq=false"),
         ]
         with (self._directory / "log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            self._wait_until_it_answers()
+            self._wait_for_answer()
             self._clean()
         except BaseException:
             self._end()
@@ -99,7 +99,7 @@ class Daemon:
             self._end()
 
     def left(self) -> list[str]:
-        """Mounts, processes and cgroups of this daemon that are still there."""
+        """Remaining mounts, processes and cgroups of this daemon."""
         places = (str(self._directory), str(self._data))
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         found = [mount for mount in mounts if mount.startswith(places)]
@@ -111,8 +111,8 @@ class Daemon:
                     found.append(f"{entry.name}: {command}")
         return found
 
-    def _wait_until_it_answers(self) -> None:
-        patience = time.monotonic() + 60
+    def _wait_for_answer(self) -> None:
+        deadline = time.monotonic() + 60
         while True:
             ended = self._process.poll() is not None
             with suppress(docker.errors.DockerException, OSError):
@@ -122,12 +122,12 @@ class Daemon:
                     return
                 finally:
                     client.close()
-            if ended or time.monotonic() > patience:
+            if ended or time.monotonic() > deadline:
                 raise OSError(f"dockerd does not answer: {self._log()}")
             time.sleep(0.1)
 
     def _clean(self) -> None:
-        """Remove what a session has left that was killed, and images that nothing names any more."""
+        """Remove the containers, networks and volumes of a killed session, and images without a tag."""
         client = docker.DockerClient(self.host)
         try:
             for container in client.containers.list(all=True):
@@ -145,11 +145,11 @@ class Daemon:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(10)
-        with suppress(OSError):  # what is left is told below
+        with suppress(OSError):  # remaining cgroups are reported below
             remove_cgroups(_CGROUP)
         left = self.left()
         self._lock.close()
-        assert not left, f"the Docker daemon has left {left}; it said: {self._log()}"
+        assert not left, f"the Docker daemon has left {left}; its log: {self._log()}"
         shutil.rmtree(self._directory)
 
     def _log(self) -> str:
@@ -157,5 +157,5 @@ class Daemon:
 
 
 def _cgroups() -> set[str]:
-    """Those that a Docker daemon may have made: in each hierarchy of cgroups v1, at the top of v2."""
+    """Cgroups that a Docker daemon can have created: in each hierarchy of cgroups v1, or at the top of v2."""
     return {str(each) for pattern in ("*docker*", "*/*docker*") for each in Path("/sys/fs/cgroup").glob(pattern)}

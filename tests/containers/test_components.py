@@ -1,4 +1,4 @@
-"""Every compiled component that is shipped, in the step image, with kfp.local's DockerRunner."""
+"""Every compiled component in the step image, run by kfp.local's DockerRunner."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("component", "given"), CASES)
-def test_it_runs(
+def test_each_component_runs_in_the_step_image(
     component: str,
     given: dict[str, Any],
     step_image: str,
@@ -71,10 +71,10 @@ def test_it_runs(
         assert outputs["digest"].startswith("sha256:")
 
 
-def test_wait_finds_no_job_of_another_container(
+def test_wait_reports_a_missing_job(
     step_image: str, servers: Servers, in_containers: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs of the local backend are those of a container; waiting for one: tests/kfp."""
+    """A container has only its own local jobs, so `wait` finds none; tests/kfp tests waiting."""
     compiled = (COMPILED / "wait.yaml").read_text()
     (executor,) = yaml.safe_load(compiled)["deploymentSpec"]["executors"].values()
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""The step image as its Dockerfile builds it."""
+"""The step image that its Dockerfile builds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainjob import __version__
 
 
 def _run(client: docker.DockerClient, image: str, *command: str, user: str | None = None) -> str:
-    # `containers.run` alone follows the log, and Docker may end that before a last line without a newline is in it.
+    # `containers.run` alone follows the log, which can end before a last line without a newline.
     container = client.containers.run(image, command, detach=True, network_mode="none", user=user)
     try:
         status = container.wait(timeout=120)["StatusCode"]
@@ -24,7 +24,7 @@ def _run(client: docker.DockerClient, image: str, *command: str, user: str | Non
     return output
 
 
-def test_it_is_small_and_not_root(docker_client: docker.DockerClient, step_image: str) -> None:
+def test_the_image_is_small_and_does_not_run_as_root(docker_client: docker.DockerClient, step_image: str) -> None:
     image = docker_client.images.get(step_image)
     below = sum(layer["Size"] for layer in docker_client.images.get(builds.PYTHON).history())
     ours = image.attrs["Size"] - below
@@ -61,8 +61,8 @@ print(json.dumps([[each.name, each.version] for each in distributions()]))
 """
 
 
-def test_its_sbom_lists_what_is_installed(docker_client: docker.DockerClient, step_image: str) -> None:
-    """Which are the packages of the list with hashes, this package, and pip of the virtual environment."""
+def test_the_sbom_lists_the_installed_packages(docker_client: docker.DockerClient, step_image: str) -> None:
+    """These are the packages with hashes in the constraints, this package, and pip of the virtual environment."""
     sbom = json.loads(_run(docker_client, step_image, "cat", "/opt/trainjob/sbom.cdx.json"))
     root = sbom["metadata"]["component"]
     assert (sbom["bomFormat"], root["name"], root["version"]) == ("CycloneDX", "trainjob", __version__)
@@ -79,19 +79,19 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@pytest.mark.parametrize("user", [None, "1000660000:0"], ids=["own user", "a user that OpenShift drew"])
-def test_its_programs(docker_client: docker.DockerClient, step_image: str, user: str | None) -> None:
+@pytest.mark.parametrize("user", [None, "1000660000:0"], ids=["own user", "a random user of OpenShift"])
+def test_the_programs_of_the_image_run(docker_client: docker.DockerClient, step_image: str, user: str | None) -> None:
     assert __version__ in _run(docker_client, step_image, "trainjob", "--version", user=user)
     assert "initialize-model" in _run(docker_client, step_image, "python", "-m", "trainjob.data", "--help", user=user)
     job = ("trainjob", "run", "--backend=local", "--runtime=trainjob-step", "--", "id", "-u")
     assert f"[node-0] {(user or '65532').partition(':')[0]}" in _run(docker_client, step_image, *job, user=user)
 
 
-def test_it_does_not_tell_how_packages_were_reached(docker_client: docker.DockerClient, step_image: str) -> None:
+def test_the_image_does_not_contain_package_index_settings(docker_client: docker.DockerClient, step_image: str) -> None:
     settings = builds.pip_settings()
     print(f"secrets of the build: {', '.join(settings) or 'none'}")
     kept = _run(docker_client, step_image, "sh", "-c", "ls -A /run/secrets /etc/pip.conf 2>/dev/null; env")
     lines = [layer["CreatedBy"] for layer in docker_client.images.get(step_image).history()]
-    for told in ("pip.conf", "ca.crt", *(value for value in settings.values() if "/" in value)):
-        assert told not in kept
-        assert not [line for line in lines if told in line]
+    for secret in ("pip.conf", "ca.crt", *(value for value in settings.values() if "/" in value)):
+        assert secret not in kept
+        assert not [line for line in lines if secret in line]

@@ -1,4 +1,4 @@
-"""The example pipeline in containers, twice: data and models on S3, the registry a MLflow server on PostgreSQL."""
+"""Runs the example pipeline in containers twice: data and models on S3, MLflow with PostgreSQL as the registry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATASET = "datasets/digits.csv.gz"
 
 
 def _compiled(directory: Path, image: str, registry_uri: str, epochs: int) -> str:
-    """The pipeline as the example compiles it for a KFP backend."""
+    """Compile the pipeline of the example for a KFP backend."""
     target = directory / f"{epochs}.yaml"
     options = ["--compile", str(target), "--models", MODELS, "--registry", registry_uri, "--epochs", str(epochs)]
     environment = {**os.environ, "TRAINJOB_STEP_IMAGE": image, "TRAINJOB_EXAMPLES": "/opt/dags_examples"}
@@ -35,7 +35,7 @@ def _compiled(directory: Path, image: str, registry_uri: str, epochs: int) -> st
 
 @pytest.fixture
 def digits_in_registry(docker_client: docker.DockerClient, digits_image: str, servers: Servers) -> str:
-    """The image as it can be pulled from the registry; no daemon has it by this name yet."""
+    """Push the image to the registry; the daemon does not have it under this name, so it is pulled."""
     reference = f"{servers.registry}/digits:1"
     docker_client.images.get(digits_image).tag(reference)
     for line in docker_client.images.push(reference, stream=True, decode=True):
@@ -86,5 +86,5 @@ def test_the_second_run_starts_from_the_first_ones_champion(
     engine.dispose()
 
 
-def test_the_store_knows_who_asks(servers: Servers) -> None:
+def test_the_store_requires_credentials(servers: Servers) -> None:
     assert httpx.get(f"{servers.s3}/digits").status_code == 403

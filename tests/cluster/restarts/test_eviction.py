@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize("failure", [each for each in FAILURES if each.alone], ids=lambda failure: failure.name)
-def test_it_is_diagnosed(failure: Failure, own_cluster: Cluster, step_image: str) -> None:
+def test_an_eviction_is_diagnosed(failure: Failure, own_cluster: Cluster, step_image: str) -> None:
     found = corpus.make_all([failure], own_cluster, record=RECORD)[failure.name]
     if isinstance(found, Exception):
         raise found
