@@ -1,4 +1,4 @@
-"""The cluster for tests: started once per session, or whichever one ``TRAINJOB_TEST_KUBECONFIG`` names."""
+"""The cluster for tests: started once per session, or the cluster of ``TRAINJOB_TEST_KUBECONFIG``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LONGEST = (
     "real_runtimes",
     "first_crash",
 )
-"""Files that take longest, in the order in which they are started."""
+"""The longest test files, in the order in which they are started."""
 
 _cluster = pytest.StashKey[Cluster]()
 
@@ -78,9 +78,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """httpcore leaves the socket of a TLS handshake that was cancelled to the garbage collector.
+    """Ignore unclosed sockets: httpcore does not close the socket of a cancelled TLS handshake.
 
-    (Its `start_tls` closes it after an `Exception` only.) That shows in whichever test runs then.
+    (Its `start_tls` closes it only after an `Exception`.) The garbage collector reports it in an unrelated test.
     """
     item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _order(item: pytest.Item) -> int:
-    """The longest files first, so that none is left alone at the end."""
+    """The longest files first, so that no long file runs alone at the end."""
     name = item.path.stem.removeprefix("test_")
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
@@ -99,17 +99,17 @@ def _order(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build now what the collected tests need: a quarter of an hour the first time, for which no test has the time."""
+    """Build what the collected tests need: the first build takes 15 minutes, longer than the timeout of a test."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if not wanted & {"cluster", "older"} or {KUBECONFIG, SHARED} & set(os.environ) or session.config.option.collectonly:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled(), suppress(build.BuildError):  # the fixture will meet it again
+    with capture.global_and_fixture_disabled(), suppress(build.BuildError):  # the fixture raises it again
         ensure_built(wanted)
 
 
 def ensure_built(wanted: AbstractSet[str]) -> None:
-    """Build what the fixtures named need."""
+    """Build what these fixtures need."""
     build.ensure("control-plane")
     if "older" in wanted:
         build.ensure(*build.OLDER)
@@ -125,7 +125,7 @@ def ensure_built(wanted: AbstractSet[str]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
-    """Any cluster that has Trainer. A test that wants more of it asks `needs`, `own_cluster` or `real_node`."""
+    """Any cluster with Trainer. A test that needs more uses `needs`, `own_cluster` or `real_node`."""
     if given := os.environ.get(KUBECONFIG):
         foreign = Access(Path(given), tmp_path_factory.mktemp("cluster"))
         if why := foreign.lacks("trainer"):
@@ -145,7 +145,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
 
 @pytest.fixture(scope="session")
 def own_cluster(cluster: Access) -> Cluster:
-    """The cluster that was started here: its components can be killed and started again."""
+    """The cluster of this test run: its components can be killed and restarted."""
     if not isinstance(cluster, Cluster):
         pytest.skip(cluster.lacks("processes"))
     return cluster
@@ -164,7 +164,7 @@ def real_node(cluster: Access) -> Access:
 
 
 def load_step_image(cluster: Cluster) -> None:
-    """Load the step image, with this checkout's source, into the real node, and install the runtimes that use it."""
+    """Load the step image, with the source of this checkout, into the real node, and install its runtimes."""
     assert cluster.real_node
     cluster.real_node.load(steps.build(cluster.directory, image_store.step_layers()))
     add_runtimes(cluster)
@@ -178,7 +178,7 @@ def add_runtimes(cluster: Access) -> None:
 
 @pytest.fixture(scope="session")
 def step_image(real_node: Access, own_cluster: Cluster) -> str:
-    """The step image on the real node, with this checkout's source; its reference."""
+    """Load the step image, with the source of this checkout, into the real node; return its reference."""
     if SHARED not in os.environ:
         load_step_image(own_cluster)
     return steps.IMAGE
@@ -186,7 +186,7 @@ def step_image(real_node: Access, own_cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def kfp_steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
-    """Steps of pipelines, in a namespace of their own whose pods are real, those of their jobs as well."""
+    """Runs steps of pipelines in a separate namespace, where pods of steps and of their jobs are real."""
     with own_cluster.namespace("pipeline", real=True) as namespace:
         create_account(own_cluster, namespace)
         yield Steps(own_cluster, namespace, step_image)
@@ -194,16 +194,16 @@ def kfp_steps(own_cluster: Cluster, step_image: str) -> Iterator[Steps]:
 
 @pytest.fixture(scope="session")
 def gangs(own_cluster: Cluster) -> Cluster:
-    """The cluster with definitions of PodGroups, which Trainer then makes, and with the coscheduling scheduler."""
+    """The cluster with definitions of PodGroups, which Trainer then creates, and with the coscheduling scheduler."""
     own_cluster.start_gang_scheduling()
     return own_cluster
 
 
 @pytest.fixture(scope="session")
 def airflow_home(cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a migrated database, which is made once for all workers.
+    """A home of Airflow with a migrated database, which is created once for all workers.
 
-    The process of the tests has another Airflow: it reads its home when it is imported.
+    The process of the tests has another Airflow home: Airflow reads it at its import.
     """
     home = tmp_path_factory.mktemp("airflow")
     template = cluster.directory / "airflow"
@@ -220,7 +220,7 @@ def airflow_home(cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def needs(cluster: Access) -> Callable[[str], None]:
-    """``needs("kueue")`` skips the test, with the reason, where the cluster has no Kueue; see `Access.lacks`."""
+    """``needs("kueue")`` skips the test, with the reason, if the cluster has no Kueue; see `Access.lacks`."""
 
     def check(feature: str) -> None:
         if why := cluster.lacks(feature):
@@ -231,7 +231,7 @@ def needs(cluster: Access) -> Callable[[str], None]:
 
 @pytest.fixture
 def namespace(cluster: Access) -> Iterator[str]:
-    """A namespace of the test's own, for pods on simulated nodes; with the LocalQueue ``gpus``."""
+    """A separate namespace, for pods on simulated nodes; with the LocalQueue ``gpus``."""
     with cluster.namespace() as name:
         yield name
 
@@ -249,7 +249,7 @@ def small_queue(cluster: Access, namespace: str, needs: Callable[[str], None]) -
 
 @pytest.fixture(params=[False, True], ids=["alone", "shared"])
 async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncIterator[KubernetesBackend]:
-    """The administrator's, by both kinds of watch."""
+    """A backend of the administrator, with both kinds of watch."""
     opened = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)), shared=request.param)
     yield opened
     await opened.aclose()
@@ -257,20 +257,20 @@ async def backend(request: pytest.FixtureRequest, cluster: Access) -> AsyncItera
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """For certificates of proxies."""
+    """Issues the certificates of proxies."""
     return Authority(tmp_path_factory.mktemp("proxies") / "authority")
 
 
 @pytest.fixture
 def wires(cluster: Access, authority: Authority, token: str, namespace: str) -> Iterator[Wires]:
-    """Makes backends behind proxies, in a namespace of the test's own."""
+    """Creates backends behind proxies, in a separate namespace."""
     yield Wires(cluster, authority, token, namespace)
     gc.collect()
 
 
 @pytest.fixture(scope="session")
 def token(cluster: Access) -> str:
-    """Of a service account with the rights of Trainer's editor role in all namespaces."""
+    """Token of a service account with the permissions of Trainer's editor role in all namespaces."""
     clean_up = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["deletecollection"]}
     kubeconfig = cluster.kubeconfig_for([*RULES, clean_up], cluster_wide=True)
     return str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])

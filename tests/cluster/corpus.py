@@ -53,7 +53,7 @@ Object = dict[str, Any]
 
 
 def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[str]:
-    """What a diagnosis says that it should not, and what its evidence lacks, a line each."""
+    """Differences of a diagnosis from the expected one, and missing evidence, one a line."""
     wanted = {
         "category": failure.category,
         "retry": failure.retry,
@@ -128,7 +128,7 @@ def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[s
 
 
 async def make(failure: Failure, cluster: Access) -> Made:
-    """Make a job fail, and look at it until what is said is right, or for as long as a failure may take."""
+    """Make a job fail, and diagnose it until the diagnosis is right or the time limit of the failure expires."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     run = anyio.to_thread.run_sync
     room = cluster.namespace(f"fails-{failure.name[:30]}", real=failure.node != "simulated")
@@ -208,10 +208,10 @@ async def _look(failure: Failure, backend: KubernetesBackend, ref: JobRef, crash
 
 @contextmanager
 def registry(node: RealNode) -> Iterator[None]:
-    """A registry on the real node that has no image, and takes for ever to say so of one of them."""
+    """A registry on the real node without images; for one of them it never answers."""
     host = node.directory / "registries" / REGISTRY
     host.mkdir()
-    (host / "hosts.toml").write_text(f'server = "http://{REGISTRY}"\n')  # else containerd insists on TLS
+    (host / "hosts.toml").write_text(f'server = "http://{REGISTRY}"\n')  # otherwise containerd requires TLS
     port = REGISTRY.rpartition(":")[2]
     component = Component("registry", node.inside(sys.executable, "-c", _REGISTRY, port), node.directory, {})
     component.start()

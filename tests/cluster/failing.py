@@ -1,4 +1,4 @@
-"""What failures are made of: specs, scripts, and what is done to a cluster. The failures are in `failures`."""
+"""Parts of failures: specs, scripts, and changes of a cluster. The failures are in `failures`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ OWN: Object = {"runtime": {"name": "own", "kind": "TrainingRuntime"}}
 
 
 def own(spec: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
-    """The job's namespace has a runtime `own`."""
+    """Create a runtime `own` in the job's namespace."""
 
     @contextmanager
     def made(cluster: Access, where: str) -> Iterator[None]:
@@ -204,7 +204,7 @@ def _pressed(cluster: Access) -> bool:
 
 
 def kill_rank_1(cluster: Access, ref: JobRef) -> None:
-    """As the kernel does where memory is short, which no container is told of."""
+    """Kill the container of rank 1, as the kernel does when memory is short, without a notice to the container."""
     labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index=1"
     (pod,) = cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
     (container,) = pod["status"]["containerStatuses"]
@@ -430,7 +430,7 @@ def unbound_claim(cluster: Access, where: str) -> Iterator[None]:
 
 
 def remove_runtime(cluster: Access, ref: JobRef) -> None:
-    """And let the job, which is suspended, go on."""
+    """Then resume the suspended job."""
     cluster.api.delete(TRAINER, "TrainingRuntime", ref.namespace, "own")
     with suppress(ApiError):  # Trainer's webhook refuses every change to a job whose runtime is gone
         cluster.api.patch(TRAINER, "TrainJob", ref.namespace, ref.name, {"spec": {"suspend": False}})

@@ -1,7 +1,7 @@
-"""A proxy between a client and the API server that breaks what it is told to break.
+"""A proxy between a client and the API server that injects planned faults.
 
-It terminates TLS with a certificate of its own, understands HTTP/1.1 just enough to see single requests and replies,
-counts them, and asks a plan for each one what should go wrong with it.
+It terminates TLS with a separate certificate, parses HTTP/1.1 just enough to separate requests and replies, counts
+them, and asks a plan which fault each one gets.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class FaultProxy:
             return False
         if request.seen.method != "WATCH":
             return await self._forward(request, writer)
-        # A client that hangs up has to end the watch behind us, too; otherwise nothing would before the next event.
+        # If the client disconnects, end the watch at the API server, too; otherwise it ends only at the next event.
         forward = asyncio.create_task(self._forward(request, writer))
         closed = asyncio.create_task(_until_closed(reader))
         try:

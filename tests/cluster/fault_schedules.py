@@ -1,4 +1,4 @@
-"""Random schedules of faults: what is launched, waited for and cancelled, what breaks meanwhile, what came of it."""
+"""Random schedules of faults: jobs that are launched, waited for and cancelled, the faults meanwhile, the outcomes."""
 
 from __future__ import annotations
 
@@ -132,14 +132,14 @@ def _faults(seen: Seen, dice: random.Random, *, first: bool) -> Iterator[Fault]:
 
 @dataclass
 class Life:
-    """One TrainJob, as the API server told it on a connection of our own.
+    """One TrainJob, as the API server reported it on a direct connection.
 
     Attributes:
-        key: Of its work.
-        name: Its own.
-        born: Number of the event that told of it first.
+        key: Key of the job.
+        name: Name of the job.
+        born: Number of the first event about the job.
         end: The first final phase.
-        ended: Number of the event that told of that.
+        ended: Number of the event with that phase.
     """
 
     key: str
@@ -150,10 +150,10 @@ class Life:
 
 
 class Truth:
-    """All TrainJobs that ever were, seen past every proxy.
+    """The history of all TrainJobs, read without a proxy.
 
     Args:
-        direct: A client of the API server itself.
+        direct: A client with a direct connection to the API server.
     """
 
     def __init__(self, direct: httpx.AsyncClient) -> None:
@@ -161,7 +161,7 @@ class Truth:
         self.lives: dict[str, Life] = {}
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Listen for ever."""
+        """Watch until cancelled."""
         version = (await self._direct.get(_LIST, params={"limit": "1"})).json()["metadata"]["resourceVersion"]
         params = {"watch": "true", "resourceVersion": version, "timeoutSeconds": "3600"}
         async with self._direct.stream("GET", _LIST, params=params, timeout=None) as answer:
@@ -229,7 +229,7 @@ class Run:
                 await self._work(work)
         except TimeoutError:
             self._problem(work, f"not over within {SECONDS:.0f} s")
-        except Exception as error:  # noqa: BLE001 - every schedule is to be told about
+        except Exception as error:  # noqa: BLE001 - the outcome of every schedule is reported
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             self._problem(work, f"{type(error).__name__}: {error}")

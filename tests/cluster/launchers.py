@@ -15,15 +15,15 @@ from tests.processes import Component, free_port, wait_until
 
 
 def launcher_environment() -> dict[str, str]:
-    """This process's, without what leads to a backend, to storage or to another test's Airflow."""
+    """The environment of this process without variables of backends, storage and other tests' Airflow."""
     foreign = ("TRAINJOB_", "AWS_", "AIRFLOW", "KUBE", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def run(environment: dict[str, str], directory: Path, *command: str, code: int = 0, timeout: float = 400) -> str:
-    """What a program says, which ends with `code` after at most `timeout` seconds."""
-    # KFP's own command, for one, leaves its program where `mktemp` makes it.
+    """Run a program that must exit with `code` within `timeout` seconds; return its output."""
+    # KFP's command, for example, does not delete the program that it writes to a `mktemp` directory.
     temporary = directory / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {"TMPDIR": str(temporary), **environment}
@@ -36,14 +36,14 @@ def run(environment: dict[str, str], directory: Path, *command: str, code: int =
 
 @contextmanager
 def execution_api(environment: dict[str, str], directory: Path) -> Iterator[dict[str, str]]:
-    """Within it, ``airflow dags test --use-executor`` runs tasks at once; without, one after the other.
+    """Context manager: ``airflow dags test --use-executor`` runs tasks in parallel; without it, one after the other.
 
     Args:
-        environment: Of the Airflow.
-        directory: Where the server's log is written.
+        environment: Environment of Airflow.
+        directory: Directory of the server's log.
 
     Yields:
-        More variables, for the Airflow.
+        Additional variables for Airflow.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}/execution/"

@@ -1,4 +1,4 @@
-"""What the controllers make of jobs, looked at all the time."""
+"""Records the objects that the controllers create for jobs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
 
 @dataclass
 class Ran:
-    """What the controllers made of one job.
+    """The objects of one job.
 
     Attributes:
         job: The TrainJob at its end.
-        pods: Replicated job -> its pods by rank, each as it was last seen.
+        pods: Replicated job -> its pods by rank, each in its last recorded state.
     """
 
     job: Object
@@ -38,33 +38,33 @@ class Ran:
 
 
 class Recorder:
-    """Looks at the pods of all TrainJobs: those of an MPI job's nodes are gone when it has ended."""
+    """Polls the pods of all TrainJobs: the pods of an MPI job's nodes are deleted at its end."""
 
     def __init__(self, cluster: Access) -> None:
         self._cluster = cluster
         self._seen: dict[str, Object] = {}
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll)
 
     def __enter__(self) -> Recorder:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._enough.set()
+        self._stop.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with closing(Api(self._cluster.kubeconfig)) as api:
             last = False
             while not last:
-                last = self._enough.wait(0.3)
+                last = self._stop.wait(0.3)
                 for pod in api.find("v1", "Pod", labels=JOBSET):
                     if "deletionTimestamp" not in pod["metadata"]:
                         self._seen[pod["metadata"]["uid"]] = pod
 
     def ran(self, namespace: str) -> dict[str, Ran]:
-        """Runtime -> what became of its job in that namespace."""
+        """Runtime -> the objects of its job in that namespace."""
         jobs = self._cluster.api.find(TRAINER, "TrainJob", namespace)
         ran = {str(job["spec"]["runtimeRef"]["name"]): Ran(job) for job in jobs}
         assert len(ran) == len(jobs), "one job of each runtime"

@@ -1,6 +1,6 @@
-"""Every runtime that Trainer ships: how it is asked for, and what Trainer then makes of it.
+"""Every runtime that Trainer ships: the fields of a job for it, and the pods that Trainer creates.
 
-The table of docs/runtimes.md is written from here (`tests/docs/runtimes.py`), and test_runtimes.py runs all of it.
+`tests/docs/runtimes.py` generates the table of docs/runtimes.md from this module, and test_runtimes.py runs all jobs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
-FACES = {"python": "Python", "airflow": "Airflow", "kfp": "KFP"}
+PROVIDERS = {"python": "Python", "airflow": "Airflow", "kfp": "KFP"}
 """Where each runtime is launched from."""
 
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -97,7 +97,7 @@ _QWEN = ("tokenizer.path=/workspace/model/vocab.json", "tokenizer.merges_file=/w
 
 
 def _tune(recipe: str, config: str, *tokenizer: str, meeting: bool = True) -> tuple[str, ...]:
-    """What Trainer makes of ``tune run``."""
+    """The command that Trainer generates from ``tune run``."""
     where = ["--rdzv_endpoint={job}-node-0-0.{job}:29500"] if meeting else []
     paths = ("output_dir=/workspace/output", *tokenizer, "checkpointer.checkpoint_dir=/workspace/model")
     return ("tune", "run", *where, recipe, "--config", config, *paths)
@@ -194,7 +194,7 @@ KFP_PARAMETERS = (
 
 
 def for_kfp(fields: Mapping[str, Any]) -> Object:
-    """The arguments of the component ``train`` that say the same as fields of a spec."""
+    """The arguments of the component ``train`` that are equivalent to fields of a spec."""
     own = {name: value for name, value in fields.items() if name in KFP_PARAMETERS}
     others = {name: value for name, value in fields.items() if name not in KFP_PARAMETERS}
     return {**own, **({"spec": others} if others else {})}

@@ -68,7 +68,7 @@ async def test_launch_wait_and_adopt(backend: KubernetesBackend, cluster: Access
 
 async def finish_once_it_runs(cluster: Access, backend: KubernetesBackend, ref: JobRef) -> None:
     await until_phase(backend, ref, Phase.RUNNING)
-    await anyio.sleep(0.5)  # other waiters see it, too
+    await anyio.sleep(0.5)  # other waiters must see it, too
     await anyio.to_thread.run_sync(cluster.finish, ref.namespace)
 
 
@@ -101,7 +101,7 @@ async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace
 
 
 async def test_refusals_of_the_api_server_are_not_retried(cluster: Access, namespace: str) -> None:
-    """What a real server says to what may not be, is too big, is invalid or is over a quota; nothing is asked twice."""
+    """Refusals of a real server: forbidden, too large, invalid, over a quota. No request is repeated."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     reading = [{**RULES[0], "verbs": ["get", "list", "watch"]}]
     reader = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(reading, namespace))))
@@ -173,7 +173,7 @@ async def test_a_job_is_suspended_resumed_and_deleted(backend: KubernetesBackend
 
 
 async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace: str) -> None:
-    """A controller that has just seen a job go on makes pods for it, also if the job is deleted at that moment."""
+    """A controller that has just seen a resumed job creates its pods, even if the job is deleted at that moment."""
     for number in range(6):
         ref = await launch(backend, spec(env=simulate(run="never"), suspend=True), f"{number}", namespace=namespace)
         await until_phase(backend, ref, Phase.SUSPENDED)
@@ -181,13 +181,13 @@ async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace
         await anyio.sleep(0.05 * number)
         assert await cancel(backend, ref)
         with anyio.move_on_after(0.7):
-            while await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+            while await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.02)
-            pytest.fail(f"a pod of {ref} came after it was cancelled ({0.05 * number:.2f} s after it went on)")
+            pytest.fail(f"a pod of {ref} came after it was cancelled ({0.05 * number:.2f} s after it was resumed)")
 
 
 async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
-    """Kueue takes jobs of every namespace that has its default queue; there, it decides over suspension."""
+    """Kueue manages the jobs of every namespace with its default queue, and controls their suspension."""
     return observe(await backend.get(ref.namespace, ref.name)).phase is Phase.QUEUED
 
 
@@ -210,7 +210,7 @@ async def test_a_job_deleted_while_waiting_is_reported(backend: KubernetesBacken
 
 
 async def test_the_first_crash_is_kept_for_the_end(backend: KubernetesBackend, namespace: str) -> None:
-    """With the shipped runtimes a rank is started again in place, and at the end the Job's pods are deleted."""
+    """With the shipped runtimes a rank is restarted in place, and at the end the Job's pods are deleted."""
     ref = await launch(backend, spec(env=simulate(run="1s", exit_code=3, ranks="1")), "a", namespace=namespace)
     crashes: list[Diagnosis] = []
     with anyio.fail_after(120), pytest.raises(TrainJobFailed) as failed:
@@ -226,7 +226,7 @@ async def test_a_failed_rank_fails_the_job(backend: KubernetesBackend, namespace
     with pytest.raises(TrainJobFailed, match="exited with code 3"):
         await phases_of(backend, ref)
     next_attempt = await launch(backend, spec(env=simulate(run="100ms")), "a", namespace=namespace)
-    assert next_attempt.attempt == 2, "after a failure the next attempt, under a name of its own, even of another spec"
+    assert next_attempt.attempt == 2, "after a failure, another spec starts the next attempt, with a new name"
 
 
 async def test_a_queue_is_not_a_failure(backend: KubernetesBackend, namespace: str, small_queue: str) -> None:
@@ -268,7 +268,7 @@ async def test_the_shipped_role_is_needed_and_suffices(
         collection, _, rest = request.path.partition(f"/namespaces/{namespace}/")[2].partition("/")
         resource = f"{collection}/log" if rest.endswith("/log") else collection
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "get" if rest else "list")
-        if resource:  # a job that waits for more than a second asks for its ClusterTrainingRuntime, too: in no Role
+        if resource:  # a waiter also requests the ClusterTrainingRuntime after a second; no Role can allow that
             used.add((resource, "watch" if "watch" in request.params else verb))
         return stream(self, request)
 
@@ -329,7 +329,7 @@ async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_n
 
 
 async def test_a_crash_says_that_a_probe_killed_the_rank(real_node: Access) -> None:
-    """Its status says SIGKILL and no more; the Event that says why is asked for before the crash is reported."""
+    """The pod's status has only SIGKILL; the Event with the reason is requested before the crash is reported."""
     connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     runtime = make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)
     with real_node.namespace("probe", real=True) as namespace, make.own(runtime)(real_node, namespace):
@@ -365,7 +365,7 @@ async def test_a_log_that_comes_late_is_read_all_the_same(
 async def test_logs_of_many_jobs_take_no_list_every_time(
     cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A triggerer follows a thousand: which pods there are is told by the one watch that they share."""
+    """A triggerer waits for a thousand jobs: their shared watch provides the list of pods."""
     lists: list[str] = []
     stream = ApiClient.stream
 

@@ -1,4 +1,4 @@
-"""What keeps a job from running is said while it is waited for, and can end the wait at once: by real controllers."""
+"""Blockers of a job are reported while waiting, and can end the wait at once; with real controllers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainjob.waiting import wait
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
 
-_SECONDS = 180  # for controllers that serve all other tests, too, on a machine that is busy
+_SECONDS = 180  # long, because the controllers also serve all other tests on a busy machine
 
 
 def spec(gpus: int = 0, queue: str = "", **fields: Any) -> TrainJobSpec:
@@ -39,7 +39,7 @@ def spec(gpus: int = 0, queue: str = "", **fields: Any) -> TrainJobSpec:
 async def until(
     backend: KubernetesBackend, ref: JobRef, enough: Callable[[Observation], bool], seen: list[Observation]
 ) -> None:
-    """Wait for the job until `enough` says so of an observation."""
+    """Wait for the job until `enough` is true for an observation."""
     found = False
     with anyio.move_on_after(_SECONDS) as scope:
 
@@ -60,7 +60,7 @@ async def stuck(backend: KubernetesBackend, ref: JobRef, seconds: float = _SECON
         await wait(backend, ref, WaitOptions(fail_fast=True))
     assert caught.value.retry is RetryVerdict.CONFIGURATION
     assert str(ref) in str(caught.value)
-    assert await backend.get(ref.namespace, ref.name), "the job is left as it is"
+    assert await backend.get(ref.namespace, ref.name), "the job is not changed"
     return str(caught.value)
 
 
@@ -82,7 +82,9 @@ async def test_a_queued_job_reports_its_blocker(backend: KubernetesBackend, name
     assert waiting.message.startswith(f"waiting for admission in queue {small_queue}: couldn't assign flavors")
     assert "insufficient unused quota for nvidia.com/gpu" in waiting.message
     assert not waiting.stuck, "it waits for another job, which will end"
-    assert not any(each.message for each in seen if each.phase is not Phase.QUEUED), "and is free of it once admitted"
+    assert not any(each.message for each in seen if each.phase is not Phase.QUEUED), (
+        "the blocker is gone once the job is admitted"
+    )
 
 
 async def test_a_request_above_the_quota_is_a_permanent_blocker(
@@ -132,7 +134,7 @@ async def test_preempted_and_admitted_again(
 
 
 async def test_a_jobset_that_is_refused(backend: KubernetesBackend, cluster: Access, namespace: str) -> None:
-    """Such a job has no status at all, for ever; only Events tell. Our own names are short enough."""
+    """Such a job never gets a status; only Events have the reason. The names of `launch` are short enough."""
     for letter in "nop":
         trainjob = {**render(spec(), letter, 1, namespace)}
         trainjob["metadata"] = {**trainjob["metadata"], "name": letter * 60}
@@ -162,7 +164,7 @@ async def test_an_image_that_does_not_exist(
 
 
 async def test_more_gpus_than_any_node_has(backend: KubernetesBackend, namespace: str) -> None:
-    """A cluster may grow: said, and waited for."""
+    """The cluster can grow, so the blocker is reported and the wait continues."""
     ref = await launch(backend, spec(1000), "a", namespace=namespace)
     seen: list[Observation] = []
     await until(backend, ref, lambda each: each.reason == "Unschedulable", seen)
@@ -180,7 +182,7 @@ async def test_an_image_with_an_impossible_name(real_node: Access) -> None:
 
 
 async def test_an_unreachable_registry_is_a_temporary_blocker(real_node: Access) -> None:
-    """The registry does not answer, which may change: said, and waited for."""
+    """The registry can come back, so the blocker is reported and the wait continues."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     with real_node.namespace("real", real=True) as namespace:
         ref = await launch(backend, spec(image="127.0.0.1:1/nosuch:1"), "a", namespace=namespace)
@@ -195,7 +197,7 @@ async def test_an_unreachable_registry_is_a_temporary_blocker(real_node: Access)
 async def test_missing_permissions_are_logged_once(
     cluster: Access, namespace: str, small_queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Trainer's own role for users shows no Workloads: said once, and the job is waited for all the same."""
+    """Trainer's role for users may not list Workloads: that is logged once, and the wait continues."""
     narrow = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(RULES, namespace))))
     ref = await launch(narrow, spec(8, small_queue), "a", namespace=namespace)
     with anyio.move_on_after(9):

@@ -1,4 +1,4 @@
-"""The test cluster itself: that it is what other tests take it for."""
+"""The test cluster itself: checks of what the other tests assume."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_kueue_holds_a_job_until_there_is_quota(cluster: Access, namespace: str,
     wait_until("the first runs", lambda: _runs(cluster, namespace, "first"), 20)
     cluster.api.create(_queued("second", namespace, small_queue, "100ms"))
 
-    def told() -> str:
+    def message() -> str:
         found = cluster.api.find(kueue.API, "Workload", namespace)
         second = [each for each in found if "second" in each["metadata"]["name"]]
         conditions = second[0].get("status", {}).get("conditions", []) if second else []
         return next((each["message"] for each in conditions if each["type"] == "QuotaReserved"), "")
 
-    assert "insufficient unused quota" in wait_until("the second is told why it waits", told, 20)
+    assert "insufficient unused quota" in wait_until("Kueue reports why the second job waits", message, 20)
     wait_until("it is suspended", lambda: condition(_job(cluster, namespace, "second"), "Suspended"), 20)
     cluster.api.delete(TRAINER, "TrainJob", namespace, "first")
     finished = lambda: condition(_job(cluster, namespace, "second"), "Complete")  # noqa: E731

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 Object = dict[str, Any]
 CALLS = recorded()["calls"]
 WITH_PODS = {"container-with-resources", "patched-containers", "hugging-face", "container-by-mpirun"}
-"""Rows whose jobs are not suspended. (Not by resuming them: JobSet refuses that where a runtime makes claims.)"""
+"""Rows whose jobs are not suspended. (JobSet refuses to resume jobs whose runtime creates PVCs.)"""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def without_names(each: Object, name: str) -> Object:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path -> value; lists of what has a name by that name, other lists whole."""
+    """Path -> value; items of lists by their name if they have one, other lists as one value."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {each["name"]: {k: v for k, v in each.items() if k != "name"} or True for each in value}
     if isinstance(value, dict) and value:
@@ -135,7 +135,7 @@ def test_both_make_the_same_jobset(row: Row, made: dict[str, Made], jobsets: dic
 
 @pytest.mark.parametrize("row", [row for row in TABLE if not row.refused], ids=lambda row: row.name)
 def test_both_make_the_same_job(row: Row, made: dict[str, Made]) -> None:
-    """What stays with the TrainJob and makes no pod."""
+    """Fields of the TrainJob that do not affect its pods."""
     sdk, ours = made[row.name].sdk, made[row.name].ours
     for name in ("runtimeRef", "activeDeadlineSeconds", "managedBy"):
         assert sdk["spec"].get(name) == ours["spec"].get(name)

@@ -39,7 +39,7 @@ globals().update(
 
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: Access) -> Path:
-    """Of somebody with the rights of Trainer's own role for users, in all namespaces."""
+    """Kubeconfig of a user with the permissions of Trainer's role for users, in all namespaces."""
     return cluster.kubeconfig_for(cluster_wide=True)
 
 
@@ -56,7 +56,7 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
     async def end(ref: JobRef, code: int) -> None:
         """As the kubelet of the node where the job's only pod runs."""
         with anyio.fail_after(60):
-            while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - nobody but the server knows
+            while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - only the server knows
                 await anyio.sleep(0.05)
         name = pods[0]["metadata"]["name"]
         path = f"{cluster.api.path('v1', 'Pod', ref.namespace, name)}/status"

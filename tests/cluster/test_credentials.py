@@ -53,7 +53,7 @@ print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "Exec
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A release of the ``kubernetes`` package, in a directory of its own."""
+    """A release of the ``kubernetes`` package in a separate directory."""
     target = tmp_path_factory.mktemp("kubernetes")
     uv = Path(sys.executable).parent / "uv"
     install = [str(uv), "pip", "install", "--quiet", "--python", sys.executable, "--target", str(target)]
@@ -128,7 +128,7 @@ def test_every_kind_of_kubeconfig_user(
 def test_the_in_cluster_service_account(
     package: tuple[str, Path], cluster: Access, namespace: str, tmp_path: Path
 ) -> None:
-    """The files and variables that every pod has, in a mount namespace of its own."""
+    """The files and variables of every pod, in a separate mount namespace."""
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("needs root and unshare, to have /var/run/secrets")
     limited = cluster.kubeconfig_for(namespace=namespace)

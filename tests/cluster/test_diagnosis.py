@@ -54,13 +54,13 @@ def test_each_failure_is_diagnosed(failure: Failure, made: dict[str, Made | Exce
 @pytest.mark.anyio
 @pytest.mark.parametrize("hidden", ["pods", "pods/log", "events"])
 async def test_diagnosis_without_a_permission_uses_the_rest(hidden: str, cluster: Access, namespace: str) -> None:
-    """The best is made of the rest, and it is said what could not be seen."""
+    """The diagnosis uses the other evidence, and reports the evidence that could not be read."""
     rules = [{**rule, "resources": [each for each in rule["resources"] if each != hidden]} for rule in RULES]
     narrow = cluster.kubeconfig_for([rule for rule in rules if rule["resources"]], namespace)
     backend = KubernetesBackend(Credentials(kubeconfig=str(narrow)))
     jobs = {Category.SCHEDULING: make.simulated(gpus=1000)}
     if hidden != "pods":
-        # On a runtime that leaves pods as they end: Trainer's own has them removed after the seventh crash.
+        # On a runtime that keeps ended pods: with Trainer's runtime they are deleted after the seventh crash.
         jobs[Category.USER_CODE] = make.OWN | {"env": simulate(run="100ms", exit_code=3)}
     with make.own(make.stages("node"))(cluster, namespace):
         refs = {

@@ -161,7 +161,7 @@ async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, nam
     assert "is suspended" in of(await examined(cluster.kubeconfig, namespace), "reaper").message
 
 
-# ---------------------------------------------------------------- rights
+# ---------------------------------------------------------------- permissions
 
 
 def without(right: Right) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def without(right: Right) -> list[dict[str, Any]]:
 
 
 async def test_each_missing_permission_is_reported(cluster: Access, namespace: str) -> None:
-    """The one that is missing is named, and what is said to fail without it does."""
+    """The missing permission is named, and the operation that is reported to fail does fail."""
     kubeconfigs = {right: cluster.kubeconfig_for(without(right), namespace) for right in RIGHTS}
     admin = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     refs = {}
@@ -195,7 +195,7 @@ async def test_each_missing_permission_is_reported(cluster: Access, namespace: s
         watched, unwatchable = of(found, "watch"), (right.resource, right.verb) == ("trainjobs", "watch")
         assert watched.level is (Level.WARNING if unwatchable else Level.OK)
         assert watched.advice == ("see what is said about rights" if unwatchable else "")
-        await fails_as_said(kubeconfigs[right], right, f"{RIGHTS.index(right)}", refs[right])
+        await fails_as_reported(kubeconfigs[right], right, f"{RIGHTS.index(right)}", refs[right])
 
     async with anyio.create_task_group() as tasks:
         for right in RIGHTS:
@@ -207,7 +207,7 @@ def spec() -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="2s")})
 
 
-async def fails_as_said(kubeconfig: Path, right: Right, key: str, ref: JobRef) -> None:
+async def fails_as_reported(kubeconfig: Path, right: Right, key: str, ref: JobRef) -> None:
     """Uses everything, and sees what does not work."""
     often = Timings(poll=(0.2, 0.5))
     backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=often)
@@ -409,7 +409,7 @@ async def test_clocks_that_disagree(
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Cluster]:
-    """A cluster without Kueue, for the test's own misdeeds."""
+    """A cluster without Kueue, which the test may damage."""
     if KUBECONFIG in os.environ:
         pytest.skip(f"{KUBECONFIG} names a cluster that is not ours to break")
     with Cluster(kueue=False, simulated_nodes=0) as started:
@@ -417,7 +417,7 @@ def bare() -> Iterator[Cluster]:
 
 
 async def test_each_failing_component_is_reported(bare: Cluster) -> None:
-    """Piece by piece, without Kueue from the beginning, until nobody answers."""
+    """Component by component, from the beginning without Kueue, until the API server does not answer."""
     kubeconfig, namespace = bare.kubeconfig, "default"
 
     found = await examined(kubeconfig, namespace)

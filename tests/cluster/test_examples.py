@@ -1,4 +1,4 @@
-"""The examples for what no field of a spec says: what JobSets they become."""
+"""The examples of settings without a field in the spec: the JobSets that they produce."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ printf '"status": {"token": "%s"}}' "$(cat "$0")" """
 
 @dataclass
 class Tokens:
-    """Tokens of a service account, each bound to a Secret: it ends with that, since none may last less than 10 min."""
+    """Tokens of a service account, each bound to a Secret: its deletion ends the token before its minimum of 10 min."""
 
     cluster: Access
     namespace: str
@@ -51,7 +51,7 @@ class Tokens:
         return str(self.cluster.api.request("POST", f"{path}/token", request)["status"]["token"])
 
     async def end(self, secret: str, proxy: FaultProxy) -> None:
-        """Delete the Secret and wait until the server says 401; it remembers what it has checked for 10 s."""
+        """Delete the Secret and wait until the server answers 401; it caches checked tokens for 10 s."""
         self.cluster.api.delete("v1", "Secret", self.namespace, secret)
         before = len(refusals(proxy))
         with anyio.fail_after(40):

@@ -1,4 +1,4 @@
-"""One fault at a time between us and a real API server: each is injected for certain, and none changes the outcome."""
+"""One fault at a time between a backend and a real API server: every fault occurs, and none changes the outcome."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_faulty_launch_makes_one_job(wires: Wires) -> None:
 
 
 async def test_a_lost_reply_adopts_nothing_that_was_there_before(wires: Wires) -> None:
-    """The server said that the name is taken, by a job of another spec or a failed one, and nobody heard it."""
+    """The answer is lost: the name is taken by a job of another spec, or by a failed one."""
 
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         await launch(backend, LONG, f"{name}/spec", namespace=wires.namespace)

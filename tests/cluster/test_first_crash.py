@@ -1,6 +1,6 @@
-"""Crashes while a job goes on, with Trainer's own runtimes, which start a rank again: told at once, and fatal if asked.
+"""Crashes while a job keeps running, with Trainer's runtimes, which restart a rank: reported at once, fatal on request.
 
-How soon is printed by tests/bench/first_crash.py; limits are generous here, since the machine may be busy.
+tests/bench/first_crash.py measures the delay; the limits here are generous, since the machine can be busy.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str
         tasks.start_soon(listen)
         await backend.patch(ref, {"spec": {"suspend": True}})
         with anyio.fail_after(60):
-            while not await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+            while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.1)
-        await anyio.sleep(2)  # longer than what is told of together
+        await anyio.sleep(2)  # longer than the interval in which crashes are reported together
         tasks.cancel_scope.cancel()
     assert found == []
     await cancel(backend, ref)
@@ -137,7 +137,7 @@ time.sleep(600)
 REAL = {"image": images.PYTHON, "command": ["python3", "-c", CRASH]}
 SAID = ("node-1 exited with code 3", "  | ValueError: the data is wrong")
 
-# Airflow reads its home when it is first imported, so that it cannot be in this process; and there is nobody to ask for
+# Airflow reads its home at its first import, so it cannot run in this process; and there is no server that provides
 # connections.
 TRIGGER = """
 import asyncio, json, logging, sys
@@ -160,8 +160,8 @@ asyncio.run(main(json.loads(sys.argv[1])))
 """
 
 
-class Faces:
-    """The ways to wait for a job on the real node, each in a process of its own, all at once."""
+class Waiters:
+    """The ways to wait for a job on the real node, each in a separate process, all in parallel."""
 
     def __init__(self, cluster: Access, namespace: str, directory: Path) -> None:
         self.cluster = cluster
@@ -192,60 +192,60 @@ class Faces:
         ]
         return (datetime.now(UTC) - min(ends)).total_seconds() if ends else 0.0
 
-    def goes_on(self, name: str) -> bool:
+    def keeps_running(self, name: str) -> bool:
         phase = observe(self.cluster.api.get(TRAINER, "TrainJob", self.namespace, name)).phase
         return phase in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
-async def by_the_core(faces: Faces) -> None:
-    backend = KubernetesBackend(Credentials(kubeconfig=str(faces.cluster.kubeconfig)))
-    ref = await launch(backend, spec(**REAL), "core", namespace=faces.namespace)
+async def by_the_core(waiters: Waiters) -> None:
+    backend = KubernetesBackend(Credentials(kubeconfig=str(waiters.cluster.kubeconfig)))
+    ref = await launch(backend, spec(**REAL), "core", namespace=waiters.namespace)
     with pytest.raises(RankCrashed) as caught:
         await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
-    assert faces.since_crash(ref.name) < SOON
+    assert waiters.since_crash(ref.name) < SOON
     diagnosis = caught.value.diagnosis
     assert (diagnosis.rank, diagnosis.exit_code) == ("node-1", 3)
     assert diagnosis.log == ("ValueError: the data is wrong",), diagnosis
-    assert faces.goes_on(ref.name)
+    assert waiters.keeps_running(ref.name)
     assert await give_up(backend, ref, diagnosis) == f"{ref} was suspended"
-    await anyio.to_thread.run_sync(lambda: wait_until("its pods are gone", lambda: not faces.pods(ref.name), 90))
-    report = await take(backend, faces.namespace, ref.name)
+    await anyio.to_thread.run_sync(lambda: wait_until("its pods are gone", lambda: not waiters.pods(ref.name), 90))
+    report = await take(backend, waiters.namespace, ref.name)
     assert report.ranks == [], "its pods are gone, and why is still known"
     assert (report.given_up, report.diagnosis.log) == (True, diagnosis.log)
-    second = await launch(backend, spec(**REAL), "core", namespace=faces.namespace)
+    second = await launch(backend, spec(**REAL), "core", namespace=waiters.namespace)
     assert second.attempt == 2
     await cancel(backend, second)
     await backend.aclose()
 
 
-async def by_the_command_line(faces: Faces) -> None:
-    """Kept, so that a waiter that is started again finds the crash that is over."""
+async def by_the_command_line(waiters: Waiters) -> None:
+    """Keep the job, so that a restarted waiter finds the past crash."""
     words = ["--runtime", "torch-distributed", "--num-nodes", "2", "--image", images.PYTHON]
     options = ["--fail-on-first-crash", "--on-crash", "keep", "--no-logs", "--key", "cli"]
-    done = await faces.trainjob("run", *options, *words, "--", *REAL["command"])
-    name = next(word for word in done.stderr.split() if word.startswith(f"{faces.namespace}/")).partition("/")[2]
+    done = await waiters.trainjob("run", *options, *words, "--", *REAL["command"])
+    name = next(word for word in done.stderr.split() if word.startswith(f"{waiters.namespace}/")).partition("/")[2]
 
     def crashed_again() -> bool:
-        """And the kubelet has removed the first run, of which the pod still tells."""
-        states = [status for pod in faces.pods(name) for status in pod["status"]["containerStatuses"]]
+        """The kubelet has removed the container of the first run, but the pod's status still has its end."""
+        states = [status for pod in waiters.pods(name) for status in pod["status"]["containerStatuses"]]
         return any("terminated" in each["state"] and "terminated" in each["lastState"] for each in states)
 
     await anyio.to_thread.run_sync(lambda: wait_until("it has crashed again", crashed_again, 60))
-    for again in (done, await faces.trainjob("wait", name, "--fail-on-first-crash", "--no-logs")):
+    for again in (done, await waiters.trainjob("wait", name, "--fail-on-first-crash", "--no-logs")):
         assert again.returncode == 1, again.stderr
-        assert f"{faces.namespace}/{name} keeps running" in again.stderr
+        assert f"{waiters.namespace}/{name} keeps running" in again.stderr
         for said in SAID:
             assert said in again.stderr, again.stderr
-    found = await faces.trainjob("diagnose", name, "--html", str(faces.directory / "report.html"))
+    found = await waiters.trainjob("diagnose", name, "--html", str(waiters.directory / "report.html"))
     assert found.returncode == 0, "it goes on"
-    for text in (found.stdout, (faces.directory / "report.html").read_text()):
+    for text in (found.stdout, (waiters.directory / "report.html").read_text()):
         assert "exited with code 3" in text
         assert "ValueError: the data is wrong" in text
-    assert (await faces.trainjob("cancel", name)).returncode == 0
+    assert (await waiters.trainjob("cancel", name)).returncode == 0
 
 
-async def by_a_pipeline(faces: Faces) -> None:
-    steps = Steps(faces.directory, {**faces.settings, "TRAINJOB_WORKSPACE": "s3://nowhere/at-all"})
+async def by_a_pipeline(waiters: Waiters) -> None:
+    steps = Steps(waiters.directory, {**waiters.settings, "TRAINJOB_WORKSPACE": "s3://nowhere/at-all"})
     parameters: dict[str, Any] = {**REAL, "runtime": "torch-distributed", "num_nodes": 2, "fail_on_first_crash": True}
     process = steps.start("train", **parameters, on_crash_action="cancel")
     ended = await anyio.to_thread.run_sync(lambda: steps.end("train", process, 300))
@@ -265,46 +265,46 @@ with DAG("crashes"):
 """
 
 
-async def by_an_airflow_task(faces: Faces, home: Path) -> None:
-    dags = faces.directory / "dags"
+async def by_an_airflow_task(waiters: Waiters, home: Path) -> None:
+    dags = waiters.directory / "dags"
     dags.mkdir()
     (dags / "crashes.py").write_text(f"REAL = {REAL!r}\n{DAG}")
-    connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": faces.namespace}}
-    faces.environment |= {
+    connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": waiters.namespace}}
+    waiters.environment |= {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW_CONN_TRAINJOB_DEFAULT": json.dumps(connection),
     }
-    done = await faces.run("airflow", "dags", "test", "crashes")
+    done = await waiters.run("airflow", "dags", "test", "crashes")
     assert done.returncode == 1, done.stdout + done.stderr
     for said in (*SAID, "was suspended"):
         assert said in done.stdout + done.stderr
 
 
-async def by_a_trigger(faces: Faces, *, fatal: bool) -> None:
+async def by_a_trigger(waiters: Waiters, *, fatal: bool) -> None:
     key = f"trigger-{fatal}"
-    backend = KubernetesBackend(Credentials(kubeconfig=str(faces.cluster.kubeconfig)))
-    ref = await launch(backend, spec(**REAL), key, namespace=faces.namespace)
+    backend = KubernetesBackend(Credentials(kubeconfig=str(waiters.cluster.kubeconfig)))
+    ref = await launch(backend, spec(**REAL), key, namespace=waiters.namespace)
     job = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "attempt": 1, "fail_on_first_crash": fatal}
     command = [sys.executable, "-c", TRIGGER, json.dumps(job)]
-    told = ""
-    async with await anyio.open_process(command, cwd=faces.directory, env=faces.environment) as process:
+    log = ""
+    async with await anyio.open_process(command, cwd=waiters.directory, env=waiters.environment) as process:
         assert process.stderr is not None
         assert process.stdout is not None
         async for text in process.stderr:
-            told += text.decode()
-            if SAID[-1] in told:
+            log += text.decode()
+            if SAID[-1] in log:
                 await backend.delete(ref)
         event = json.loads(b"".join([text async for text in process.stdout]).splitlines()[-1])
     if fatal:
-        assert event["status"] == "crashed", told
+        assert event["status"] == "crashed", log
         assert event["diagnosis"]["log"] == ["ValueError: the data is wrong"]
-        assert faces.goes_on(ref.name), "the worker decides what becomes of it"
+        assert waiters.keeps_running(ref.name), "the worker decides what happens to the job"
     else:
         assert (event["status"], event["final"]["phase"]) == ("failed", "Deleted")
         for said in SAID:
-            assert said in told, "while it goes on"
+            assert said in log, "reported while the job runs"
         assert "ValueError: the data is wrong" in json.dumps(event["crash"]), "its pods are gone"
     await cancel(backend, ref)
     await backend.aclose()
@@ -313,8 +313,8 @@ async def by_a_trigger(faces: Faces, *, fatal: bool) -> None:
 @pytest.mark.timeout(400)
 async def test_every_provider_reports_the_first_crash(real_node: Access, airflow_home: Path, tmp_path: Path) -> None:
     with real_node.namespace("real", real=True) as namespace:
-        ways: list[Callable[[Faces], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
-        of_airflow: list[Callable[[Faces], Any]] = [partial(by_an_airflow_task, home=airflow_home)]
+        ways: list[Callable[[Waiters], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
+        of_airflow: list[Callable[[Waiters], Any]] = [partial(by_an_airflow_task, home=airflow_home)]
         of_airflow += [partial(by_a_trigger, fatal=True), partial(by_a_trigger, fatal=False)]
         # Not all at once: each starts a large program, and the kubelet keeps the log of one run before the last only.
         for number, some in enumerate((ways, of_airflow)):
@@ -322,4 +322,4 @@ async def test_every_provider_reports_the_first_crash(real_node: Access, airflow
                 for way in some:
                     directory = tmp_path / f"{number}-{some.index(way)}"
                     directory.mkdir()
-                    tasks.start_soon(way, Faces(real_node, namespace, directory))
+                    tasks.start_soon(way, Waiters(real_node, namespace, directory))

@@ -1,4 +1,4 @@
-"""All pods of a job or none: by the coscheduling scheduler, by Volcano's settings, by Kueue."""
+"""Gang scheduling, all pods of a job or none: by coscheduling, by Volcano's settings, by Kueue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def spec(runtime: str, num_nodes: int, gpus: int, **fields: Any) -> TrainJobSpec
 
 
 async def until(backend: KubernetesBackend, ref: JobRef, enough: Callable[[Observation], bool]) -> Observation:
-    """The first observation of which `enough` says so."""
+    """The first observation for which `enough` is true."""
     with anyio.fail_after(90):
         async with aclosing(follow(backend, ref)) as changes:
             async for observation, _ in changes:
@@ -65,7 +65,7 @@ def running(pods: list[Object]) -> int:
 
 
 def refusals(cluster: Access, namespace: str) -> str:
-    """Why pods got no node, all that schedulers have said: a pod itself has the latest only."""
+    """All messages of schedulers about pods without a node: a pod itself has only the latest."""
     events = cluster.api.find("v1", "Event", namespace, fields="reason=FailedScheduling")
     return "\n".join(str(event["message"]) for event in events)
 
@@ -127,7 +127,7 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
         assert group["metadata"]["ownerReferences"][0]["uid"] == gang.uid
 
         assert await cancel(backend, first)
-        # Coscheduling does not hear of the GPU that is free again, but of the next pod that gets a place.
+        # Coscheduling is not notified of the freed GPU, but of the next pod that is scheduled.
         late = await launch(backend, TrainJobSpec.parse({"runtime": "torch-distributed"}), "late", namespace=elsewhere)
         wait_until("all of the gang run", lambda: running(pods_of(gangs, gang)) == 4, 90)
         assert running(pods_of(gangs, apart)) == 3
@@ -154,7 +154,7 @@ async def test_coscheduling_cannot_start_jobs_that_depend_on_others(
 async def test_volcanos_settings_reach_its_pod_group(
     gangs: Cluster, backend: KubernetesBackend, namespace: str
 ) -> None:
-    """Of the kind that Volcano's own Go types define. There is no Volcano here that would schedule the pods."""
+    """A PodGroup of Volcano's Go types. No Volcano runs here, so its pods are not scheduled."""
     gangs.add_priority_class("training")
     gangs.add_runtime(yaml.safe_load((EXAMPLES / "torch-volcano.yaml").read_text()))
     theirs = {"training_runtime_spec": {"template": {"metadata": {"annotations": {QUEUE: "theirs"}}}}}

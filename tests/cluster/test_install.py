@@ -126,13 +126,13 @@ def test_pods_of_runtimes_meet_the_restricted_standard(cluster: Access, namespac
 
 
 async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step_image: str) -> None:
-    """One run of its CronJob, by its own account; and `doctor` finds it."""
+    """Run its CronJob once with its service account; `doctor` finds it."""
     with real_node.namespace("reaper", real=True) as namespace:
         real_node.restrict(namespace)
         documents = printed("--only", "reaper", "-n", namespace, "--image", step_image)
         cron = next(each for each in applied(real_node, documents) if each["kind"] == "CronJob")
         run = {**cron["spec"]["jobTemplate"], "apiVersion": "batch/v1", "kind": "Job"}
-        # The Dockerfile's USER; the image of the tests has none.
+        # The USER of the Dockerfile; the image of the tests has none.
         run["spec"]["template"]["spec"]["securityContext"]["runAsUser"] = 65532
         real_node.api.create({**run, "metadata": {"name": "run", "namespace": namespace}})
 

@@ -1,4 +1,4 @@
-"""The real node: processes that really run, find each other and are heard."""
+"""The real node: real processes run, find each other, and their logs are read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_layer_on_top_of_an_image(real_node: Access, own_cluster: Cluster, tmp
 
 
 def _run(cluster: Access, image: str, *command: str) -> str:
-    """What a pod that runs `command` says."""
+    """The log of a pod that runs `command`."""
     with cluster.namespace("real", real=True) as namespace:
         container = {"name": "step", "image": image, "command": list(command)}
         pod = {

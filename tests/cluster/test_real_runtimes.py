@@ -38,7 +38,7 @@ report = {"trainjob": 1, "metrics": [{"name": "answer", "value": "42"}], "output
 open("/dev/termination-log", "w").write(json.dumps(report))
 """
 
-# Each process tells its pod; of the two, only the launcher's pod is there when the job has ended.
+# Each process prints its pod; of the two, only the launcher's pod exists after the job's end.
 SUM = """
 import json
 from mpi4py import MPI
@@ -133,7 +133,7 @@ def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str) -> dict[
 
 
 def elastic(site: str) -> Object:
-    """The example, with PyTorch mounted and a script of our own."""
+    """The example with PyTorch mounted and a script of this test."""
     volume = {"name": "torch", "hostPath": {"path": site}}
     mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
     pod = {"volumes": [volume], "containers": [{"name": "node", "volume_mounts": [mount]}]}

@@ -1,4 +1,4 @@
-"""What the resilient runtimes do on real controllers, and trainings that go on where they were, in real pods."""
+"""The resilient runtimes on real controllers, and trainings that resume from checkpoints, in real pods."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def begin(cluster: Cluster, backend: KubernetesBackend, namespace: str, ke
 
 
 def spare(cluster: Cluster, pool: str, *numbers: int) -> None:
-    """Simulated nodes of a test's own."""
+    """Simulated nodes for a single test."""
     for number in numbers:
         node = nodes.node(number, gpus=8)
         node["metadata"]["labels"]["trainjob.test/pool"] = pool
@@ -257,7 +257,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
     api.delete("scheduling.k8s.io/v1", "PriorityClass", "", namespace)
 
 
-# ---------------------------------------------------------------- trainings that go on: real pods
+# ---------------------------------------------------------------- trainings that resume: real pods
 
 EPOCHS = 80
 
@@ -266,7 +266,7 @@ EPOCHS = 80
 def checkpoints(
     real_node: Access, resilient: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
-    """A namespace on the real node with a claim ``checkpoints``, and the directory that it is."""
+    """A namespace on the real node with a PVC ``checkpoints``, and the directory of its volume."""
     del real_node
     directory = tmp_path_factory.mktemp("checkpoints")
     directory.chmod(0o775)  # a volume of type hostPath does not get the pods' `fsGroup`
@@ -354,12 +354,12 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
     assert result.metrics["resumed_after_epoch"] == int(resumed[1])
     assert (result.metrics["epoch"], result.metrics["accuracy"]) > (EPOCHS - 1, 0.95)
     begun = training.phases.index(Phase.RUNNING)
-    # Trainer's counters are zero for a moment while all ranks are started again, and it does not write each change down
-    # where it is busy: then nobody sees the restart. The simulated jobs above show that it is seen.
+    # Trainer's counters are zero for a moment while all ranks restart, and a busy Trainer does not record each change:
+    # then the restart cannot be observed. The simulated jobs above prove that it normally is.
     phases = [phase for phase in training.phases[begun:] if phase is not Phase.RESTARTING]
     parts = [phase for i, phase in enumerate(phases) if i == 0 or phases[i - 1] is not phase]
     assert parts == [Phase.RUNNING, Phase.QUEUED, Phase.RUNNING, Phase.COMPLETE]
-    assert training.restarts[1] == 1, "being preempted uses none up"
+    assert training.restarts[1] == 1, "a preemption uses no restart of the limit"
     assert len(api.find(TRAINER, "TrainJob", namespace)) == 3
     assert not list(place.iterdir()), "the work is done"
 

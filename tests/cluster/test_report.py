@@ -29,7 +29,7 @@ DELETED = f"{TOO_LONG}-too"
 
 
 def jobs(queue: str) -> dict[str, dict[str, Any]]:
-    """Specs by name; as somebody writes them who has never heard of us."""
+    """Specs by name, written as by a user without this package."""
     gpus = {"limits": {"nvidia.com/gpu": "100"}}
     secret = [{"name": "WANDB_API_KEY", "value": "0123456789abcdef"}]
     return {

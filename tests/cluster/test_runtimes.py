@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.cluster.launchers import execution_api, launcher_environment, run
 from tests.cluster.recorder import JOBSET, REPLICATED_JOB, Ran, Recorder
-from tests.cluster.runtimes import FACES, INITIALIZER_VOLUME, SHIPPED, Object, Shipped, for_kfp
+from tests.cluster.runtimes import INITIALIZER_VOLUME, PROVIDERS, SHIPPED, Object, Shipped, for_kfp
 from tests.processes import wait_until
 from tests.testcluster import build
 from tests.testcluster.access import Access, condition
@@ -83,12 +83,12 @@ def _annotations(told: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class Launched:
-    """Every runtime's job from every face.
+    """The job of every runtime from every provider.
 
     Attributes:
-        ran: Face -> runtime -> what became of it.
-        results: Face -> runtime -> what its launcher got back.
-        logs: Runtime -> the ranks whose lines Python read.
+        ran: Provider -> runtime -> its objects.
+        results: Provider -> runtime -> the result that its launcher got.
+        logs: Runtime -> the ranks whose log lines Python read.
     """
 
     ran: dict[str, dict[str, Ran]] = field(default_factory=dict)
@@ -98,11 +98,11 @@ class Launched:
 
 @pytest.fixture(scope="module")
 def namespaces(cluster: Access) -> Iterator[dict[str, str]]:
-    """Face -> namespace, with the account that these runtimes need besides."""
+    """Provider -> namespace, with the service account that some runtimes need."""
     if why := cluster.lacks("simulated-nodes"):
         pytest.skip(why)
     with ExitStack() as stack:
-        made = {face: stack.enter_context(cluster.namespace(face)) for face in FACES}
+        made = {provider: stack.enter_context(cluster.namespace(provider)) for provider in PROVIDERS}
         for namespace in made.values():
             account = {"name": CACHE_ACCOUNT, "namespace": namespace}
             cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
@@ -113,17 +113,17 @@ def namespaces(cluster: Access) -> Iterator[dict[str, str]]:
 def launched(
     cluster: Access, namespaces: dict[str, str], airflow_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Launched:
-    """All faces at once, each with the rights of Trainer's role for users in its namespace."""
+    """All providers in parallel, each with the permissions of Trainer's role for users in its namespace."""
     here = tmp_path_factory.mktemp("launchers")
-    users = {face: cluster.kubeconfig_for(namespace=namespace) for face, namespace in namespaces.items()}
+    users = {provider: cluster.kubeconfig_for(namespace=namespace) for provider, namespace in namespaces.items()}
     launched = Launched()
 
-    def environment(face: str, asked: list[Object]) -> dict[str, str]:
+    def environment(provider: str, asked: list[Object]) -> dict[str, str]:
         return {
             **launcher_environment(),
-            "KUBECONFIG": str(users[face]),
+            "KUBECONFIG": str(users[provider]),
             "TRAINJOB_BACKEND": "kubernetes",
-            "TRAINJOB_NAMESPACE": namespaces[face],
+            "TRAINJOB_NAMESPACE": namespaces[provider],
             "TRAINJOB_WORKSPACE": "s3://models/work",
             "ASKED": json.dumps(asked),
         }
@@ -162,12 +162,12 @@ def launched(
     with Recorder(cluster) as recorder, ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(each) for each in (airflow, kfp, python)]:
             done.result()
-    launched.ran = {face: recorder.ran(namespace) for face, namespace in namespaces.items()}
+    launched.ran = {provider: recorder.ran(namespace) for provider, namespace in namespaces.items()}
     return launched
 
 
 cases = pytest.mark.parametrize("case", SHIPPED, ids=lambda case: case.runtime)
-faces = pytest.mark.parametrize("face", FACES)
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 
 
 def test_all_runtimes_of_trainer_are_tested() -> None:
@@ -177,10 +177,10 @@ def test_all_runtimes_of_trainer_are_tested() -> None:
     assert shipped & set(FRAMEWORKS) == shipped - needs_initializers, "the local backend has no initializers"
 
 
-@faces
+@each_provider
 @cases
-def test_a_job_has_the_expected_pods(launched: Launched, case: Shipped, face: str) -> None:
-    job = launched.ran[face][case.runtime]
+def test_a_job_has_the_expected_pods(launched: Launched, case: Shipped, provider: str) -> None:
+    job = launched.ran[provider][case.runtime]
     assert condition(job.job, "Complete")
     assert {name: len(pods) for name, pods in job.pods.items()} == case.pods
     for pod in job.pods[case.trains_in]:
@@ -195,10 +195,10 @@ def test_a_job_has_the_expected_pods(launched: Launched, case: Shipped, face: st
             assert container["command"] == _own_command(case.runtime)
 
 
-@faces
+@each_provider
 @cases
-def test_a_job_reports_its_result(launched: Launched, case: Shipped, face: str) -> None:
-    job, result = launched.ran[face][case.runtime].job, launched.results[face][case.runtime]
+def test_a_job_reports_its_result(launched: Launched, case: Shipped, provider: str) -> None:
+    job, result = launched.ran[provider][case.runtime].job, launched.results[provider][case.runtime]
     assert result["metrics"] == {"loss": 0.5}
     assert (result["name"], result["uid"]) == (job["metadata"]["name"], job["metadata"]["uid"])
 
@@ -209,10 +209,10 @@ def test_logs_have_lines_of_all_ranks(launched: Launched, case: Shipped) -> None
     assert launched.logs[case.runtime] >= trained
 
 
-@faces
+@each_provider
 @pytest.mark.parametrize("runtime", [case.runtime for case in SHIPPED if "launcher" in case.pods])
-def test_mpi_knows_its_hosts(cluster: Access, launched: Launched, runtime: str, face: str) -> None:
-    job = launched.ran[face][runtime]
+def test_mpi_knows_its_hosts(cluster: Access, launched: Launched, runtime: str, provider: str) -> None:
+    job = launched.ran[provider][runtime]
     nodes, (launcher,) = job.pods["node"], job.pods["launcher"]
     hosts = [f"{job.name}-node-0-{rank}" for rank in range(len(nodes))] + [f"{job.name}-launcher-0-0"]
     processes = _environment(_container(launcher))["OMPI_MCA_orte_set_default_slots"]
@@ -234,12 +234,12 @@ def test_mpi_knows_its_hosts(cluster: Access, launched: Launched, runtime: str, 
     wait_until("no sshd is left", lambda: not cluster.api.find("v1", "Pod", job.namespace, labels=label), 30)
 
 
-@faces
+@each_provider
 @pytest.mark.parametrize(
     "case", [each for each in SHIPPED if "dataset-initializer" in each.pods], ids=lambda case: case.runtime
 )
-def test_initializers_come_first(launched: Launched, case: Shipped, face: str) -> None:
-    job = launched.ran[face][case.runtime]
+def test_initializers_come_first(launched: Launched, case: Shipped, provider: str) -> None:
+    job = launched.ran[provider][case.runtime]
     (first, *_) = sorted(str(pod["metadata"]["creationTimestamp"]) for pod in job.pods["node"])
     for name in ("dataset-initializer", "model-initializer"):
         for pod in job.pods.get(name, []):
@@ -248,9 +248,9 @@ def test_initializers_come_first(launched: Launched, case: Shipped, face: str) -
             assert status["state"]["terminated"]["finishedAt"] <= first
 
 
-@faces
-def test_initializers_get_their_variables(cluster: Access, launched: Launched, face: str) -> None:
-    tuned = launched.ran[face]["torchtune-llama3.2-1b"]
+@each_provider
+def test_initializers_get_their_variables(cluster: Access, launched: Launched, provider: str) -> None:
+    tuned = launched.ran[provider]["torchtune-llama3.2-1b"]
     (dataset,), (model,), (node,) = (tuned.pods[name] for name in ("dataset-initializer", "model-initializer", "node"))
     told = _environment(_container(dataset))
     assert told["STORAGE_URI"] == "hf://tatsu-lab/alpaca/data"
@@ -265,7 +265,7 @@ def test_initializers_get_their_variables(cluster: Access, launched: Launched, f
     assert _container(node)["args"][-1] == "model.lora_attn_modules=[q_proj,v_proj,output_proj]"
     assert _container(node)["resources"]["limits"] == {GPU: "2"}
 
-    cached = launched.ran[face]["torch-distributed-with-cache"]
+    cached = launched.ran[provider]["torch-distributed-with-cache"]
     (dataset,) = cached.pods["dataset-initializer"]
     told = _environment(_container(dataset))
     assert told["STORAGE_URI"] == "cache://digits/train"

@@ -1,6 +1,6 @@
-"""Datasets, models and a registry, with real pods: SeaweedFS, claims, and the API of a Kubeflow Model Registry.
+"""Datasets, models and a registry, with real pods: SeaweedFS, PVCs, and the API of a Kubeflow Model Registry.
 
-What runs here: the workflow initialize, train, export on ``s3://``, from Airflow and by the components of KFP; the step
+The tests run the workflow initialize, train, export on ``s3://``, from Airflow and by the components of KFP; the step
 image in the place of Trainer's initializers; steps and trainings on ``pvc://``.
 """
 
@@ -71,12 +71,12 @@ class Platform:
             self.cluster.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, **content_})
 
     def client(self, namespace: str) -> TrainJobClient:
-        """With the rights of Trainer's role for users."""
+        """Kubeconfig with the permissions of Trainer's role for users."""
         user = Credentials(kubeconfig=str(self.cluster.kubeconfig_for(namespace=namespace)))
         return TrainJobClient(KubernetesBackend(user), namespace)
 
     def volume(self, name: str, namespace: str, directory: Path, mode: str = "ReadWriteOnce") -> Object:
-        """The spec of a claim that gets a volume on the real node, made of `directory`."""
+        """The spec of a PVC that gets a volume on the real node, backed by `directory`."""
         directory.chmod(0o775)  # a volume of type hostPath does not get the pods' `fsGroup`
         common = {"accessModes": [mode], "storageClassName": ""}
         bound = {"claimRef": {"namespace": namespace, "name": name}, "capacity": {"storage": "20Gi"}}
@@ -87,7 +87,7 @@ class Platform:
         return {**common, "volumeName": metadata["name"], "resources": {"requests": {"storage": "1Gi"}}}
 
     def check_that_no_secret_shows(self, namespace: str) -> None:
-        """In the TrainJobs, in the logs of their pods, and in what launchers said."""
+        """Occurrences in the TrainJobs, in the logs of their pods, and in the output of launchers."""
         jobs = self.cluster.api.find(TRAINER, "TrainJob", namespace)
         pods = self.cluster.api.find("v1", "Pod", namespace)
         logs = [self.cluster.pod_log(namespace, pod["metadata"]["name"]) for pod in pods]
@@ -123,7 +123,7 @@ class Platform:
 
 
 def properties(version: Mapping[str, Any]) -> dict[str, Any]:
-    """Custom properties, by name; those that are JSON as what they say."""
+    """Custom properties by name, JSON values decoded."""
     found: dict[str, Any] = {}
     for name, value in version["customProperties"].items():
         (text,) = [each for kind, each in value.items() if kind != "metadataType"]
@@ -153,20 +153,24 @@ def namespace(platform: Platform) -> Iterator[str]:
         yield name
 
 
-def check_export(platform: Platform, name: str, told: Mapping[str, str], dataset: str, training: str) -> Object:
-    """One version that is live, whole in the bucket, and says where it comes from; its artifact.
+def check_export(platform: Platform, name: str, outputs: Mapping[str, str], dataset: str, training: str) -> Object:
+    """Check that the version is live, complete in the bucket, and has its provenance; return its artifact.
 
     Args:
-        platform: Where.
-        name: Of the model.
-        told: What the export step returned.
+        platform: The servers.
+        name: Name of the model.
+        outputs: Outputs of the export step.
         dataset: Digest of what it was trained on.
         training: Name of the TrainJob that trained it.
     """
     version, artifact = platform.version(name)
     said = properties(version)
     manifest = platform.stored(artifact["uri"])
-    assert (told["version"], told["uri"], told["digest"]) == (version["name"], artifact["uri"], manifest.digest)
+    assert (outputs["version"], outputs["uri"], outputs["digest"]) == (
+        version["name"],
+        artifact["uri"],
+        manifest.digest,
+    )
     assert said["trainjob.digest"] == manifest.digest
     assert {file.path for file in manifest.files} == {"config.json", "model.safetensors"}
     assert [each["digest"] for each in said["trainjob.provenance.datasets"]] == [dataset]
@@ -367,7 +371,7 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
         result = client.wait(jobs["both"])
         manifest = content.parse((tmp_path / "both" / "model" / "MANIFEST.json").read_bytes(), "model")
         brought = {**model, "digits.csv.gz": DIGITS.read_bytes()}
-        del brought["pytorch_model.bin"]  # by default, as for Trainer's own
+        del brought["pytorch_model.bin"]  # by default, as with Trainer's initializer
         found = {Path(name).name: digest for name, digest in result.outputs.items() if "MANIFEST" not in name}
         assert found == {name: hashlib.sha256(data).hexdigest() for name, data in brought.items()}
         assert {file.path for file in manifest.files} == brought.keys() - {"digits.csv.gz"}
@@ -391,12 +395,12 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
         platform.check_that_no_secret_shows(namespace)
 
 
-# ---------------------------------------------------------------- claims
+# ---------------------------------------------------------------- PVCs
 
 
 @pytest.fixture
 def claims(platform: Platform, namespace: str, tmp_path: Path) -> Path:
-    """The directory of the claims ``scratch`` and ``models``."""
+    """The directory of the PVCs ``scratch`` and ``models``."""
     for name in ("scratch", "models"):
         (tmp_path / name).mkdir()
         spec = platform.volume(name, namespace, tmp_path / name, "ReadWriteMany")
@@ -436,7 +440,7 @@ def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace
         for name in ("config.json", "model.safetensors"):
             assert (path / name).read_bytes() == (claims / "scratch" / "model" / name).read_bytes()
 
-        # Which claim a registered model is on is not known before its step runs.
+        # The PVC of a registered model is not known before its step runs.
         options = {"source": "models:/digits-claim/latest", "target": "pvc://scratch/champion", "registry": registry}
         command = step_command("initialize-model", options)
         with pytest.raises(TrainJobFailed, match="claim models is not mounted at /mnt/trainjob-claims/models"):

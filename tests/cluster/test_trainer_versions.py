@@ -80,7 +80,7 @@ def namespace(older: Older) -> Iterator[str]:
 
 @pytest.fixture
 async def backend(older: Older, namespace: str) -> AsyncIterator[KubernetesBackend]:
-    """With the rights of an editor only."""
+    """A backend with only the permissions of Trainer's editor role."""
     opened = KubernetesBackend(Credentials(kubeconfig=str(older.kubeconfig_for(RULES, namespace))))
     yield opened
     await opened.aclose()
@@ -226,7 +226,7 @@ async def test_what_cannot_be_honoured_is_refused_before_anything_is_created(
 
 
 async def test_a_job_is_suspended_resumed_and_deleted(older: Older, backend: KubernetesBackend, namespace: str) -> None:
-    """Also with patches: 2.1 lets nobody change `podTemplateOverrides` of a job that is not suspended."""
+    """Also with patches: 2.1 refuses changes of `podTemplateOverrides` unless the job is suspended."""
     asked = spec(env=simulate(run="never"), runtime_patches=patches(POD))
     ref = await launch(backend, asked, "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
@@ -243,7 +243,7 @@ async def test_a_job_is_suspended_resumed_and_deleted(older: Older, backend: Kub
 async def test_a_queued_job_runs_or_is_refused(
     older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
 ) -> None:
-    """Kueue 0.18 admits a job of Trainer 2.1 and never starts it; it would be suspended for ever, without an event."""
+    """Kueue 0.18 admits a job of Trainer 2.1 but never starts it; it would stay suspended, without an event."""
     queued = spec(env=simulate(run="1s"), labels={QUEUE_LABEL: QUEUE}, resources_per_node={"gpu": 1})
     if older.release == "2.1":
         with pytest.raises(Rejected, match=f"the job would wait in queue {QUEUE} for ever: this cluster's Kueue"):
@@ -258,7 +258,7 @@ async def test_a_queued_job_runs_or_is_refused(
 
 
 async def test_the_doctor_knows_the_release_and_what_does_not_fit(older: Older, namespace: str) -> None:
-    """A LocalQueue called `default` takes every job, and with Trainer 2.1 none would ever be started."""
+    """A LocalQueue named `default` queues every job, and with Trainer 2.1 none would ever start."""
 
     def active() -> object:
         return condition(older.api.get(API, "LocalQueue", namespace, QUEUE), "Active")

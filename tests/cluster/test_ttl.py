@@ -1,4 +1,4 @@
-"""What a finished job leaves behind, and when that goes."""
+"""The objects of a finished job, and when they are deleted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
 
 
 def runtimes() -> tuple[Object, Object]:
-    """The example with two seconds in place of a day; and with these as the JobSet's own."""
+    """The example with a TTL of two seconds instead of a day, on the job or on the JobSet."""
     of_jobs = yaml.safe_load(EXAMPLE.read_text())
     (job,) = of_jobs["spec"]["template"]["spec"]["replicatedJobs"]
     assert job["template"]["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60
@@ -71,7 +71,7 @@ async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_no
             if code == 0:
                 await wait(backend, ref)
                 continue
-            with pytest.raises(TrainJobFailed):  # the pods that say why may be gone
+            with pytest.raises(TrainJobFailed):  # the pods with the reason can be deleted
                 await wait(backend, ref)
 
     for code, verdict in ((0, "Complete"), (3, "Failed")):
@@ -95,6 +95,6 @@ def _nothing_left(cluster: Access, ref: JobRef) -> bool:
 
 
 def _jobset(cluster: Access, ref: JobRef) -> str:
-    """UID of the job's JobSet; empty if there is none."""
+    """UID of the job's JobSet; empty if it does not exist."""
     found = cluster.api.get("jobset.x-k8s.io/v1alpha2", "JobSet", ref.namespace, ref.name)
     return str(found["metadata"]["uid"]) if found else ""

@@ -1,4 +1,4 @@
-"""Jobs that nobody waits for are ended, and no other: Leases and the reaper, with a real API server and controllers."""
+"""Only unattended jobs are ended: Leases and the reaper, with a real API server and controllers."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ async def reaped(backend: KubernetesBackend, namespace: str) -> list[Reaped]:
 
 
 async def until_unattended() -> None:
-    await anyio.sleep(AFTER_SECONDS + 1.5)  # the API server tells the time in whole seconds
+    await anyio.sleep(AFTER_SECONDS + 1.5)  # the API server's times are whole seconds
 
 
 @contextmanager
 def counted_from_now(access: Access, backend: KubernetesBackend, ref: JobRef) -> Iterator[None]:
-    """The job is resumed in it: the time before, in which nobody waited, does not count."""
+    """Resume the job inside the block: earlier unattended time does not count."""
     began = time.monotonic()
     yield
     seconds = unattended_for(job(access, ref), None, backend.now()).total_seconds()
-    assert seconds < time.monotonic() - began + 1.5, "the API server tells the time in whole seconds"
+    assert seconds < time.monotonic() - began + 1.5, "the API server's times are whole seconds"
 
 
 def leases(access: Access, namespace: str) -> dict[str, set[str]]:
@@ -107,7 +107,7 @@ async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: A
             assert lease["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "trainjob"}
             renewed = lease["spec"]["renewTime"]
             await until(lambda: cluster.api.find(LEASES, "Lease", namespace)[0]["spec"]["renewTime"] > renewed)
-            # It was left while it runs, and the Lease says when.
+            # The waiter stopped while the job runs; the Lease has the time.
             await until(
                 lambda: (
                     json.loads(cluster.api.find(LEASES, "Lease", namespace)[0]["metadata"]["annotations"][JOBS])[

@@ -1,6 +1,6 @@
-"""Who is waited for is never ended, who is not waited for is: random schedules of waiters, reapers and outages.
+"""Only unattended jobs are ended: random schedules of waiters, reapers and outages.
 
-A campaign (`tests.campaigns`): schedule n draws from seed + n, so that ``TRAINJOB_RUNS=1`` repeats one by its own seed.
+A campaign (`tests.campaigns`): schedule n has seed + n, so ``TRAINJOB_RUNS=1`` with that seed repeats a single one.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ TIMINGS = Timings(
 GRACE, LOOK = 6.0, 1.5
 """The grace is longer than a request takes to fail and to be repeated, as `trainjob.reaper.GRACE` is."""
 CONNECTS, RETURNS = 2.0, 6.0
-"""Seconds until a process that begins to wait is known, and until it has resumed a job that was ended before."""
+"""Seconds until a new waiter is registered, and until it has resumed a job that was ended before."""
 LATE = 120.0 if not campaigns.FULL else 30.0
-"""Seconds after a job's bound and the grace at which it must have ended: the API server tells whole seconds, reapers
-die and begin their grace again, and so they do where a look takes seconds, as beside all other tests."""
+"""Seconds after a job's bound and the grace by which it must have ended. Times of the API server are whole seconds, and
+the grace restarts if a reaper dies or if a poll takes seconds, as beside all other tests."""
 
 LEASES = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "patch", "delete", "list"]}
 
 
 class Skewed(datetime):
-    """A clock of this machine that is wrong, and differently each time."""
+    """A clock that is wrong by a different time at each call."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
@@ -122,7 +122,7 @@ class Run:
     coming: int = 0
     """How many of those who wait have not left yet."""
     since: dict[str, float] = field(default_factory=dict)
-    """Job -> since when nobody has waited for it; missing while somebody does, or after it was ended."""
+    """Job -> start of its unattended time; missing while it has a waiter, or after it was ended."""
 
     async def __call__(self) -> None:
         launcher = self.opened()
@@ -216,7 +216,7 @@ class Run:
         begin, end = self.schedule.outage
         for job, since in list(self.since.items()):
             late = time.monotonic() - since - self.schedule.after - GRACE - LATE
-            if since - self.began < end:  # nobody can end a job while the API server is away
+            if since - self.began < end:  # no job can be ended while the API server is down
                 late -= end - begin
             if late > 0:
                 self.problems.append(f"{job} still runs, and nobody has waited for it since {since - self.began:.1f} s")

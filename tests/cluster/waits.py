@@ -1,4 +1,4 @@
-"""Waiting for what becomes of a job, in coroutines."""
+"""Coroutines that wait for states of a job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainjob.waiting import wait
 
 
 async def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for a condition that a server or another task brings about."""
+    """Wait for a condition that a server or another task changes."""
     with anyio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110 - a server brings it about and sends no event
+        while not condition():  # noqa: ASYNC110 - a server changes it without an event
             await anyio.sleep(0.05)
 
 
@@ -36,10 +36,10 @@ async def phases_of(
     seconds: float = 90,
     seen: list[Phase] | None = None,
 ) -> list[Phase]:
-    """Wait for the job's result; the phases that its waiter saw, each where it came first.
+    """Wait for the job's result; return the observed phases in the order of their first occurrence.
 
     Args:
-        seen: Gets the phases, too: of a job that fails they are not returned.
+        seen: List that also gets the phases: for a job that fails nothing is returned.
     """
     phases: list[Phase] = [] if seen is None else seen
 

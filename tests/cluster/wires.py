@@ -1,4 +1,4 @@
-"""Backends behind proxies that break what is between them and the API server."""
+"""Backends behind proxies that inject faults between them and the API server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waitin
 
 @dataclass
 class Wires:
-    """Makes backends behind proxies."""
+    """Creates backends behind proxies."""
 
     cluster: Access
     authority: Authority
@@ -48,7 +48,7 @@ class Wires:
         *,
         shared: bool = False,
     ) -> None:
-        """Check all faults at once, each on a separate wire and key: most of the time is waiting."""
+        """Check all faults in parallel, each with a separate connection and key: most of the time is spent waiting."""
 
         async def one(name: str, fault: Fault) -> None:
             async with self.open(timings, shared=shared) as (backend, proxy):

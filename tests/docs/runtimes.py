@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.runtimes import FACES, INITIALIZER_VOLUME, SHIPPED
+from tests.cluster.runtimes import INITIALIZER_VOLUME, PROVIDERS, SHIPPED
 
 PAGE = Path(__file__).parents[2] / "docs" / "runtimes.md"
 
@@ -30,7 +30,9 @@ def table() -> str:
     for case in SHIPPED:
         fields = ", ".join(code(name, value) for name, value in case.asked.items())
         pods = ", ".join(f"{number} {name}" for name, number in case.pods.items())
-        rows.append([f"`{case.runtime}`", f"`{fields}`" if fields else "", pods, ", ".join(FACES.values()), case.real])
+        rows.append(
+            [f"`{case.runtime}`", f"`{fields}`" if fields else "", pods, ", ".join(PROVIDERS.values()), case.real]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""DAGs for a whole Airflow on the cluster, each in both ways to wait."""
+"""DAGs for a complete Airflow on the cluster, each with both ways to wait."""
 
 from __future__ import annotations
 

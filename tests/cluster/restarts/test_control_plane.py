@@ -1,4 +1,4 @@
-"""Parts of the control plane that end and start again: what the cluster, its waiters and its watches make of it."""
+"""Restarts of control plane components: the effects on the cluster, on waiters and on watches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_the_api_server_goes_away_and_comes_back(
 # httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
-    """What it was at last is older than all it remembers, so it says 410; what ended or went meanwhile is noticed."""
+    """The watches' last revision is compacted, so the server answers 410; jobs that ended meanwhile are noticed."""
     patient = Timings(watch_read=120)
     outcomes: list[str] = []
 
@@ -117,12 +117,13 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
         await until(lambda: observe(wires.jobs("ends")[0]).phase is Phase.COMPLETE)
         await anyio.to_thread.run_sync(own_cluster.compact)
         await anyio.to_thread.run_sync(own_cluster.restart, "kube-apiserver")
-        # Until it has read them it says 429 to watches, and who hears that twice lists without having heard of a 410.
+        # Until the API server has read the objects it answers 429 to watches; after two of them a client lists again,
+        # without ever getting a 410.
         watch = partial(wires.cluster.watch, TRAINER, "TrainJob", wires.namespace)
         await anyio.to_thread.run_sync(partial(wait_until, "TrainJobs can be watched", watch, ignore=ApiError))
         one.thaw()
         other.thaw()
-    told = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2
-    assert sorted(outcomes) == sorted(told)
+    expected = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2
+    assert sorted(outcomes) == sorted(expected)
     for proxy in (one, other):
         assert any(b'"code":410' in seen.reply for seen in proxy.seen("WATCH", "/trainjobs"))

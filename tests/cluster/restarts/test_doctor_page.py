@@ -1,6 +1,6 @@
-"""docs/on-a-cluster.md shows what `trainjob doctor` says where a right is missing and Trainer does not answer.
+"""docs/on-a-cluster.md shows the output of `trainjob doctor` if a permission is missing and Trainer does not answer.
 
-With ``TRAINJOB_RECORD`` in the environment (``make record-doctor``) it is written there.
+With ``TRAINJOB_RECORD`` in the environment (``make record-doctor``) the test writes the output to that page.
 """
 
 from __future__ import annotations

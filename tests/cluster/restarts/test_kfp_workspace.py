@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[3]
 MOUNTED = "/kfp-workspace"
-USER = 65532  # of the image that components/trainjob/install/Dockerfile builds; the one that is used here has none
+USER = 65532  # of the image of components/trainjob/install/Dockerfile; the image of the tests sets no user
 Object = dict[str, Any]
 
 
@@ -118,7 +118,7 @@ def run(kfp_steps: Steps, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def dataset(run: Run) -> str:
-    """Where the pipeline's first step has brought the data."""
+    """Directory to which the pipeline's first step has downloaded the data."""
     source = {"pipelinechannel--dataset": f"file://{steps.EXAMPLES}/data/digits.csv.gz"}
     ended = run.run("initialize-dataset", source, task_config=run.config())
     return str(ended.output["parameterValues"]["uri"])

@@ -1,4 +1,4 @@
-"""`trainjob.progress` and Trainer's own status server: what pods say while they run, and what becomes of it."""
+"""`trainjob.progress` and Trainer's status server: reports of running pods, and their effects."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Line:
         }
 
     def sign(self, **claims: Any) -> str:
-        """A token as the API server signs it for a pod of the job, but for `claims`."""
+        """A token like that of the API server for a pod of the job, except for `claims`."""
         now = int(time.time())
         usual = {
             "iss": self.cluster.layout.server,
@@ -123,7 +123,7 @@ progress.report(metrics={f"m{i}": i for i in range(200)})
 
 
 def test_a_token_that_has_expired_is_read_again(line: Line, tmp_path: Path) -> None:
-    """Kubelet renews the file; meanwhile the training goes on, and in the end nothing is lost."""
+    """The kubelet renews the file while the training runs; at the end no report is lost."""
     line.token.write_text(line.sign(exp=int(time.time()) - 60))
     body = """
 progress.report(progress=1)
@@ -180,7 +180,7 @@ def test_what_the_server_does_not_take_fails_no_training(line: Line, tmp_path: P
 
 
 # What Hugging Face's KubeflowCallback posts (transformers 5, integrations/integration_utils.py): the names, the form of
-# the time, and whole states each of which replaces the one before.
+# the time, and complete states, each of which replaces the previous one.
 HUGGING_FACE = [
     {"progressPercentage": 0, "metrics": [{"name": "total_steps", "value": "10"}]},
     {
