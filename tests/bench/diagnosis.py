@@ -1,7 +1,7 @@
-"""What it costs to explain a job of 1,000 pods that all crashed: requests to the API server, and seconds.
+"""Measures the cost of a diagnosis of a job of 1,000 crashed pods: requests to the API server, and seconds.
 
-On the test cluster, with simulated nodes and Kueue. Logs there have one line; for `diagnose` by itself there are as
-many logs and lines of them as are read at most, and 5,000 Events. ``python tests/bench/diagnosis.py [PODS]``
+On the test cluster, with simulated nodes and Kueue. Logs there have one line; `diagnose` is also measured with the
+maximum number of logs and lines, and 5,000 Events. ``python tests/bench/diagnosis.py [PODS]``
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trainjob.lifecycle import launch
 from trainjob.status import Observation
 
 EVENTS = 5000
-SETTLE = 20  # seconds until the controllers have read what became of 1,000 pods: they share the machine
+SETTLE = 20  # seconds until the controllers, on the same machine, have processed the ends of 1,000 pods
 TIMES = 7
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"
 
@@ -51,7 +51,7 @@ def say(metric: str, value: float, unit: str) -> None:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """The requests that are sent meanwhile: what they are for -> how many."""
+    """Count the requests inside the block: purpose -> number."""
     sent: Counter[str] = Counter()
     stream = ApiClient.stream
 
@@ -71,12 +71,12 @@ def counted() -> Iterator[Counter[str]]:
 
 
 async def look(cluster: Access, namespace: str, pods: int) -> Evidence:
-    """Launch a job, wait until all of its pods have crashed once, and run to their end, and take the evidence."""
+    """Launch a job, wait until all of its pods have crashed once and then ended, and collect the evidence."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
-    # As Trainer's own runtimes start them again, but for ever: their Job is given up after the seventh crash.
+    # Pods restart as with Trainer's runtimes, but without a limit: with those the Job fails after the seventh crash.
     runtime = make.stages("node", job={"backoffLimit": 10**6}, pod={"restartPolicy": "OnFailure"})
-    told = simulate(run="20s", exit_code=1, failures=1)
-    asked = TrainJobSpec.parse(make.OWN | {"num_nodes": pods, "env": told})
+    settings = simulate(run="20s", exit_code=1, failures=1)
+    asked = TrainJobSpec.parse(make.OWN | {"num_nodes": pods, "env": settings})
     with make.own(runtime)(cluster, namespace):
         ref: JobRef = await launch(backend, asked, "many", namespace=namespace)
 

@@ -1,18 +1,18 @@
-"""How soon a crash of a rank is a diagnosed failure, on a real node, beside the Kubeflow SDK's wait in the same run.
+"""Measures the time from a rank's crash to a diagnosed failure, on a real node, compared with the Kubeflow SDK's wait.
 
 ::
 
     python tests/bench/first_crash.py [--runs N] [--sdk PYTHON | --no-sdk]
 
-Starts the test cluster with its real node (root) and runs TrainJobs of two nodes on Trainer's own runtime
-``torch-distributed``, whose rank 1 writes down the time and exits with 3 at once. Kubernetes starts it again in its
-place; Trainer calls the job failed when six restarts have failed, too.
+Starts the test cluster with its real node (root) and runs TrainJobs of two nodes on Trainer's runtime
+``torch-distributed``. Rank 1 logs the time and exits with 3 at once. Kubernetes restarts it in place; the job fails
+when six restarts have failed, too.
 
-* ours: `trainjob.waiting.wait` with ``fail_on_first_crash``: from the time that the process itself wrote (its end, less
-  the exit of a Python), from the container's ``finishedAt`` (whole seconds), and from the moment at which another
+* ours: `trainjob.waiting.wait` with ``fail_on_first_crash``: from the time that the process logged (its end, without
+  the exit of Python), from the container's ``finishedAt`` (whole seconds), and from the moment at which another
   client's watch shows it in the API server, to the raised error;
-* the SDK: ``TrainerClient().wait_for_job_status`` on a job of its own that crashes in the same way, in an environment
-  of its own (``make .venv-sdk/stamp``), to the raised error; then, what is left of the log.
+* the SDK: ``TrainerClient().wait_for_job_status`` on another job that crashes in the same way, in a separate
+  environment (``make .venv-sdk/stamp``), to the raised error; then the remaining lines of the log.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def say(metric: str, value: float | str, unit: str = "", peer: float | str | Non
     print(json.dumps({"bench": "first_crash", **figures}), flush=True)
 
 
-class Onlooker:
-    """Notes when the API server first shows a crash of a job, by a connection of its own."""
+class CrashObserver:
+    """Records when the API server first reports a crash of a job, on a separate connection."""
 
     def __init__(self, cluster: Access, namespace: str, name: str) -> None:
         self.seen = 0.0
         self.finished = 0.0
-        self._look: Callable[[], Any] = lambda: cluster.api.find(
+        self._find_pods: Callable[[], Any] = lambda: cluster.api.find(
             "v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}"
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -92,11 +92,11 @@ class Onlooker:
         deadline = time.monotonic() + 120
         while not self.seen and time.monotonic() < deadline:
             now = time.time()
-            for pod in self._look():
+            for pod in self._find_pods():
                 for status in pod["status"].get("containerStatuses") or []:
                     for state in (status.get("state") or {}, status.get("lastState") or {}):
                         ended = state.get("terminated") or {}
-                        # Waiting for the error of the SDK takes minutes: the first crash is meant, not the last.
+                        # The SDK takes minutes to raise its error, so keep the first crash, not the last.
                         if ended.get("exitCode") and not self.seen:
                             self.seen, self.finished = now, datetime.fromisoformat(ended["finishedAt"]).timestamp()
             time.sleep(0.02)
@@ -110,7 +110,7 @@ async def once(cluster: Access, namespace: str, number: int) -> dict[str, float]
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     try:
         ref = await launch(backend, TrainJobSpec.parse(SPEC), f"crash-{number}", namespace=namespace)
-        onlooker = Onlooker(cluster, namespace, ref.name)
+        observer = CrashObserver(cluster, namespace, ref.name)
         try:
             await wait(backend, ref, WaitOptions(fail_on_first_crash=True))
         except RankCrashed as error:
@@ -118,22 +118,22 @@ async def once(cluster: Access, namespace: str, number: int) -> dict[str, float]
         else:
             raise SystemExit("the job did not crash")
         await give_up(backend, ref, diagnosis)
-        onlooker.done()
+        observer.done()
         if (diagnosis.rank, diagnosis.exit_code, len(diagnosis.log)) != ("node-1", 3, 2):
             raise SystemExit(f"another diagnosis than expected: {diagnosis}")
-        while not await backend.stopped(ref):  # noqa: ASYNC110 - nobody tells
+        while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.5)
         return {
             "end of the process to raised error": raised - float(diagnosis.log[-1]),
-            "finishedAt of the container to raised error": raised - onlooker.finished,
-            "shown by the API server to raised error": raised - onlooker.seen,
+            "finishedAt of the container to raised error": raised - observer.finished,
+            "shown by the API server to raised error": raised - observer.seen,
         }
     finally:
         await backend.aclose()
 
 
 def created(cluster: Access, namespace: str) -> JobRef:
-    """A job as somebody else would make it."""
+    """Create a job for the SDK."""
 
     async def create() -> JobRef:
         backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
@@ -145,7 +145,7 @@ def created(cluster: Access, namespace: str) -> JobRef:
     return asyncio.run(create())
 
 
-def left(cluster: Access, namespace: str, name: str) -> int:
+def remaining_lines(cluster: Access, namespace: str, name: str) -> int:
     """Lines of the failing rank's log that can still be read."""
     lines = 0
     for pod in cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name}"):
@@ -158,9 +158,9 @@ def left(cluster: Access, namespace: str, name: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="crashes that are timed (%(default)s)")
-    parser.add_argument("--sdk", type=Path, default=SDK, help="a Python that has the SDK (%(default)s)")
-    parser.add_argument("--no-sdk", action="store_true", help="without it: it takes more than five minutes")
+    parser.add_argument("--runs", type=int, default=5, help="number of timed crashes (%(default)s)")
+    parser.add_argument("--sdk", type=Path, default=SDK, help="Python of an environment with the SDK (%(default)s)")
+    parser.add_argument("--no-sdk", action="store_true", help="skip the SDK, which takes more than five minutes")
     arguments = parser.parse_args()
     if why := why_unsupported():
         say("not measured", f"no real node: {why}")
@@ -172,10 +172,10 @@ def main() -> None:
         peer: subprocess.Popen[str] | None = None
         if not arguments.no_sdk:
             ref = created(cluster, namespace)
-            onlooker = Onlooker(cluster, namespace, ref.name)
+            observer = CrashObserver(cluster, namespace, ref.name)
             command = [arguments.sdk, CLIENT, cluster.kubeconfig, namespace, ref.name]
             peer = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
-            onlooker.done()
+            observer.done()
         found = []
         for number in range(arguments.runs):
             found.append(asyncio.run(once(cluster, namespace, number)))
@@ -186,12 +186,12 @@ def main() -> None:
         if peer is not None:
             out, _ = peer.communicate(timeout=1500)
             at, _, said = out.strip().splitlines()[-1].partition("\t")
-            # The process wrote its last time a moment before its container's end: both begin at what the API shows.
+            # The process logs its time a moment before its container's end, so both are measured from the API's times.
             of_sdk = {
-                "finishedAt of the container to raised error": float(at) - onlooker.finished,
-                "shown by the API server to raised error": float(at) - onlooker.seen,
+                "finishedAt of the container to raised error": float(at) - observer.finished,
+                "shown by the API server to raised error": float(at) - observer.seen,
             }
-            lines = left(cluster, namespace, ref.name)
+            lines = remaining_lines(cluster, namespace, ref.name)
         for metric in found[0]:
             values = [each[metric] for each in found]
             beside = of_sdk.get(metric)

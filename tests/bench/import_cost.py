@@ -1,12 +1,12 @@
-"""What importing the Airflow provider adds to a DAG file: time and memory over ``import airflow.sdk``.
+"""Measures the import of the Airflow provider in a DAG file: time and memory beyond ``import airflow.sdk``.
 
 ::
 
     python tests/bench/import_cost.py [RUNS [PEER]]
 
-Each figure is the median over fresh interpreters: beside ``import airflow.sdk`` itself, which every DAG file pays, and
-beside what KubernetesJobOperator and KubernetesPodOperator add to it, in the environment of the Python PEER
-(``make .venv-bench/stamp``); ``-`` for none.
+Each figure is the median over fresh interpreters, compared with ``import airflow.sdk``, which every DAG file needs, and
+with the cost of KubernetesJobOperator and KubernetesPodOperator in the environment of the Python PEER
+(``make .venv-bench/stamp``); ``-`` to skip it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How soon a step of a pipeline has created its TrainJob: from the start of its container, on a real node.
+"""Measures the time from the start of a step's container to the creation of its TrainJob, on a real node.
 
 ::
 
     python tests/bench/kfp_step.py [N]
 
-Starts the test cluster with its real node (root), and on it one pod after the other that runs the compiled ``train``
-component in the step image, as a KFP backend does. Clocks are the kernel's, for the start of the container's first
-process (to 10 ms), and containerd's, for the lines of the step's log. The one that names the job is written once it was
-created and read back. The jobs themselves are on simulated nodes.
+Starts the test cluster with its real node (root), and on it, one after the other, pods that run the compiled ``train``
+component in the step image, as a KFP backend does. The kernel's clock gives the start of the container's first process
+(to 10 ms), containerd's clock the lines of the step's log. The step logs the job's name after it has created the job
+and read it back. The jobs run on simulated nodes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def say(metric: str, value: float | str, unit: str = "") -> None:
 
 
 def once(steps: Steps, jobs: str) -> dict[str, float]:
-    """Seconds that each part of one start took, and all of it."""
+    """Seconds of each part of one start, and of all parts."""
     env = {each["name"]: each["value"] for each in simulate(run="never")}
     parameters = {"runtime": "trainjob-step", "command": ["train"], "env": env, "namespace": jobs}
     execution = Execution("train", parameters)
     tried = steps.start(execution)
     named = f"TrainJob {jobs}/{execution.job} (attempt 1"
-    wait_until("the job is there", lambda: named in steps.log(tried), 60, poll=0.5, ignore=ApiError)
+    wait_until("the job exists", lambda: named in steps.log(tried), 60, poll=0.5, ignore=ApiError)
     began = min(started(pid) for pid in processes(tried))
     parts = {
         "until KFP's executor runs": "Looking for component",
@@ -63,14 +63,14 @@ def once(steps: Steps, jobs: str) -> dict[str, float]:
 
 
 def started(pid: int) -> float:
-    """When a process was started, in seconds since 1970."""
+    """Start of a process, in seconds since 1970."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # starttime, proc(5)
     up = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def when(steps: Steps, tried: Try, text: str) -> float:
-    """When the step wrote the first line that has `text` in it."""
+    """Time of the step's first line with `text`."""
     lines = steps.log(tried, timestamps="true").splitlines()
     return datetime.fromisoformat(next(line for line in lines if text in line).partition(" ")[0]).timestamp()
 

@@ -1,7 +1,7 @@
-"""How soon a local job is at work: from the call of `launch` to the first line of rank 0.
+"""Measures the start of a local job: from the call of `launch` to the first line of rank 0.
 
-The rank's own start is measured beside it, as the peer, and taken off: what is left is what trainjob adds. Each figure
-is a median. ``python tests/bench/local_launch.py [N]``
+The start of the rank's process alone is measured as the peer and subtracted: the difference is the cost of trainjob.
+Each figure is a median. ``python tests/bench/local_launch.py [N]``
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Models to and from a container registry, beside oras-py in the same run.
+"""Measures push and pull of models with a container registry, compared with oras-py.
 
 ::
 
     python tests/bench/oci.py [--runs N] [--mebibytes N] [--oras PYTHON | --no-oras]
 
 Starts Debian's docker-registry on this machine and pushes a model of four files of random bytes, then pulls it into an
-empty directory: each a process of its own, each time into a new repository, ours and oras-py in turns. Then one of many
-small files. oras-py is in an environment of its own (``make .venv-oci/stamp``). Seconds are those of the call, memory
-is the process's largest.
+empty directory: each in a separate process and each time in a new repository, trainjob and oras-py in turns. Then a
+model of many small files. oras-py is in a separate environment (``make .venv-oci/stamp``). Seconds are those of the
+call, memory is the maximum of the process.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def there_and_back(what: str, model: Path, clients: Mapping[str, Path], server: Server, runs: int) -> None:
-    """Each client pushes and pulls the same so many times, in turns."""
+    """Let each client push and pull the same model `runs` times, in turns."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     again: list[dict[str, float]] = []
     target = model.with_name("pulled")
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--mebibytes", type=int, default=1024, help="size of the model (%(default)s)")
-    parser.add_argument("--oras", type=Path, default=ORAS, help="a Python that has oras-py (%(default)s)")
+    parser.add_argument("--oras", type=Path, default=ORAS, help="Python of an environment with oras-py (%(default)s)")
     parser.add_argument("--no-oras", action="store_true")
     arguments = parser.parse_args()
     if shutil.which(PROGRAM) is None:

@@ -1,12 +1,12 @@
-"""What it costs a training to tell Trainer how it is doing, beside the Kubeflow SDK in the same run.
+"""Measures the cost of progress reports to Trainer for a training, compared with the Kubeflow SDK.
 
 ::
 
     python tests/bench/progress.py [STEPS]
 
-A server on this machine stands in for Trainer's, which takes five posts a second of all jobs together: it answers after
-0.2 s. Each client is a process of its own, the SDK's in its own environment (``make .venv-sdk/stamp``). Ours writes a
-termination message at each update too; the SDK has none.
+A server on this machine replaces Trainer's, which accepts five posts a second of all jobs together: it answers after
+0.2 s. Each client is a separate process, the SDK's in a separate environment (``make .venv-sdk/stamp``). trainjob also
+writes a termination message at each update; the SDK does not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DELAY = 0.2
 
 
 class Status(ThreadingHTTPServer):
-    """Answers each post with `answer`, and remembers the progress that the last one told."""
+    """Answers each post with `answer`, and stores the progress of the last one."""
 
     daemon_threads = True
 

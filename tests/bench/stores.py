@@ -1,13 +1,13 @@
-"""A large file and many small ones to and from a real S3 server, and from a hub, beside other clients in the same run.
+"""Measures transfers of a large file and many small ones with S3 and from a hub, compared with other clients.
 
 ::
 
     python tests/bench/stores.py [--runs N] [--mebibytes N] [--files N] [--stores PYTHON]
 
-The server is SeaweedFS, on this machine; the hub is that of the unit tests. Each transfer is a process of its own, the
-clients' in turns, each to a new place. Seconds are those of the transfer, without imports; memory is the process's
-largest. The others are in an environment of their own (``make .venv-stores/stamp``), and each does it in its fastest
-way (`tests.bench.clients.stores`).
+The server is SeaweedFS, on this machine; the hub is that of the unit tests. Each transfer is a separate process with a
+new target; the clients take turns. Seconds are those of the transfer, without imports; memory is the maximum of the
+process. The other clients are in a separate environment (``make .venv-stores/stamp``), each used in its fastest way
+(`tests.bench.clients.stores`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def once(python: Path, environment: Mapping[str, str], *arguments: str, server: 
 
 
 def cpu(process: int | None) -> float:
-    """Seconds of CPU that a process has taken until now."""
+    """CPU seconds that a process has used."""
     times = psutil.Process(process).cpu_times() if process else None
     return times.user + times.system if times else 0.0
 
@@ -77,20 +77,20 @@ def cpu(process: int | None) -> float:
 def check(source: Path, target: Path) -> None:
     command = ["diff", "-rq", "--exclude=MANIFEST.json", "--exclude=.cache", str(source), str(target)]
     if subprocess.run(command, check=False).returncode != 0:
-        raise SystemExit(f"{target} is something else than {source}")
-    # Small ones stay to the end: for minutes after files went, ext4 takes its time to find inodes for others.
+        raise SystemExit(f"{target} differs from {source}")
+    # Keep small files until the end: for minutes after a deletion, ext4 allocates inodes slowly.
     for path in target.glob("*.safetensors"):
         path.unlink()
 
 
 def turned(clients: Sequence[str], run: int) -> Sequence[str]:
-    """Each of them is first at times, and last."""
+    """The clients in a rotated order, so that each is sometimes first and sometimes last."""
     return (*clients[run % len(clients) :], *clients[: run % len(clients)])
 
 
 @contextmanager
 def hub(folders: Iterable[Path]) -> Iterator[tuple[str, int]]:
-    """Its URL and process id."""
+    """Run the hub; yield its URL and process id."""
     repos = [f"bench/{folder.name}={folder}" for folder in folders]
     command = [sys.executable, "-m", "tests.bench.clients.hub", *repos]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -100,7 +100,7 @@ def hub(folders: Iterable[Path]) -> Iterator[tuple[str, int]]:
 
 
 def make(folder: Path, mebibytes: int, files: int) -> dict[str, Path]:
-    """The files, by what they are called in the table."""
+    """Create the files; return folders by their name in the table."""
     kinds = {f"{mebibytes} MiB": folder / "large", f"{files:,} files": folder / "small"}
     (folder / "large").mkdir()
     with (folder / "large/model.safetensors").open("wb") as file:
@@ -115,21 +115,23 @@ def make(folder: Path, mebibytes: int, files: int) -> dict[str, Path]:
 
 
 def report(what: str, found: Mapping[str, list[Figures]]) -> None:
-    for figure, (said, unit, scale) in FIGURES.items():
+    for figure, (label, unit, scale) in FIGURES.items():
         for client, runs in found.items():
             values = [run[figure] / scale for run in runs]
-            # Of each round by itself: what else the machine does comes and goes.
+            # Ratios per round: the other load of the machine changes between rounds.
             ratios = [run[figure] / own[figure] for run, own in zip(runs, found["trainjob"], strict=True)]
             ratio = None if client == "trainjob" else float(f"{statistics.median(ratios):.3g}")
-            say(f"{what}: {said}", float(f"{statistics.median(values):.3g}"), unit, client, ratio)
+            say(f"{what}: {label}", float(f"{statistics.median(values):.3g}"), unit, client, ratio)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--mebibytes", type=int, default=256, help="size of the large file (%(default)s)")
-    parser.add_argument("--files", type=int, default=5000, help="how many small ones, of 4 to 40 KiB (%(default)s)")
-    parser.add_argument("--stores", type=Path, default=STORES, help="a Python that has the others (%(default)s)")
+    parser.add_argument("--files", type=int, default=5000, help="number of small files, of 4 to 40 KiB (%(default)s)")
+    parser.add_argument(
+        "--stores", type=Path, default=STORES, help="Python of an environment with the other clients (%(default)s)"
+    )
     arguments = parser.parse_args()
     if not arguments.stores.exists():
         raise SystemExit(f"{arguments.stores} is missing: make .venv-stores/stamp")

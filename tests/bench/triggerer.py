@@ -1,19 +1,19 @@
-"""What 1,000 deferred jobs cost a triggerer, and when it knows of their end, beside KubernetesJobOperator's trigger.
+"""Measures the cost of 1,000 deferred jobs for a triggerer, and its latency, compared with KubernetesJobOperator.
 
 ::
 
-    python tests/bench/triggerer.py [--jobs N] [--quiet-seconds S] [--calm-seconds S] [--peer PYTHON | --no-peer]
+    python tests/bench/triggerer.py [--jobs N] [--quiet-seconds S] [--idle-seconds S] [--peer PYTHON | --no-peer]
 
-A real ``airflow triggerer`` on PostgreSQL; first ours with TrainJobs, then that of an environment of its own
-(``make .venv-bench/stamp``) with Jobs, on the same API server of the test cluster. That runs without controllers: the
-driver, a process of its own, writes the status that Trainer and the Job controller would write. Rows of deferred tasks
-come into Airflow's database by its own models (clients/deferred.py), one after the other as from tasks; both triggers
-have the arguments that their operators give them by default.
+A real ``airflow triggerer`` on PostgreSQL: first with this provider and TrainJobs, then with Jobs in a separate
+environment (``make .venv-bench/stamp``), on the same API server of the test cluster. That runs without controllers: the
+driver, a separate process, writes the status that Trainer and the Job controller would write. clients/deferred.py
+writes rows of deferred tasks with Airflow's models, one after the other as tasks do; both triggers have the default
+arguments of their operators.
 
 Latency runs from the answer to the PATCH that sets ``Complete`` to the timestamp of the line "Trigger fired event",
-which Airflow itself writes to the task's log once a trigger has yielded its event. The time from before the PATCH was
-sent is given, too. Requests are counted in the API server's audit log; memory, CPU time and connections are those of
-all processes of the triggerer, by the kernel's word; the warnings are Airflow's own, of a loop blocked for 0.2 s.
+which Airflow writes to the task's log after a trigger has yielded its event. The time from before the PATCH was sent is
+also reported. Requests are counted in the API server's audit log; memory, CPU time and connections are the kernel's
+figures of all processes of the triggerer; the warnings are Airflow's, about a loop blocked for 0.2 s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.airflow.system.airflow import Airflow
-from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, calm
+from tests.bench.waiting import PYTHON_PATH, STEADY, Bench, wait_for_idle_machine
 from tests.postgresql import PROGRAMS
 from tests.processes import Component, wait_until
 from tests.testcluster.access import TRAINER
@@ -48,7 +48,7 @@ from tests.testcluster.control_plane import Cluster
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob_airflow.hooks.trainjob import Target
 
-RATE = 40.0  # tasks that defer per second; more at once block the loop of any triggerer, whatever their triggers do
+RATE = 40.0  # tasks that defer per second; a higher rate blocks the loop of any triggerer, with any trigger
 PEER = ROOT / ".venv-bench" / "bin" / "python"
 ROWS = Path(__file__).parent / "clients" / "deferred.py"
 POLICY = {
@@ -80,7 +80,7 @@ def _short(value: float | str | None) -> float | str | None:
 
 
 class Database(Airflow):
-    """Airflow's database, and nothing else of it."""
+    """Airflow's database, without its other components."""
 
     def _start(self) -> None:
         self._prepare()
@@ -88,7 +88,7 @@ class Database(Airflow):
 
 @dataclass
 class Figures:
-    """What was measured of one triggerer. Latencies in ms, memory in MB."""
+    """The figures of one triggerer. Latencies in ms, memory in MB."""
 
     after_answer: list[float] = field(default_factory=list)
     after_sending: list[float] = field(default_factory=list)
@@ -103,13 +103,13 @@ class Figures:
 
 @dataclass
 class Deferred:
-    """What waits in a triggerer.
+    """The deferred tasks of a triggerer.
 
     Attributes:
         run: Id of the DAG and its run; also the namespace of the jobs.
-        python: Of the environment that the triggerer runs in.
-        classpath: Of the triggers.
-        finish: What the driver is told to end the jobs.
+        python: Python of the triggerer's environment.
+        classpath: Class path of the triggers.
+        finish: Command of the driver that ends the jobs.
         jobs: Name of a job -> arguments of its trigger.
     """
 
@@ -146,21 +146,21 @@ class Triggerer:
         return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found)
 
     def settle(self, seconds: float = 60) -> None:
-        """Wait until it does little more than look into its database, at most so long."""
+        """Wait until the triggerer only polls its database, at most `seconds`."""
         deadline = time.monotonic() + seconds
-        calm_seconds = 0
-        while calm_seconds < 3 and time.monotonic() < deadline:
+        idle_seconds = 0
+        while idle_seconds < 3 and time.monotonic() < deadline:
             before = self.cpu()
             time.sleep(1)
-            calm_seconds = calm_seconds + 1 if self.cpu() - before < 0.3 else 0
+            idle_seconds = idle_seconds + 1 if self.cpu() - before < 0.3 else 0
 
     def blocked(self) -> list[float]:
-        """For how many seconds its event loop was blocked, by its own warnings."""
+        """Seconds for which its event loop was blocked, from Airflow's warnings."""
         return [float(found) for found in BLOCKED.findall(self.component.log.read_text(errors="replace"))]
 
 
 class Measure:
-    """One triggerer after the other."""
+    """Measures one triggerer after the other."""
 
     def __init__(self, bench: Bench, cluster: Cluster, airflow: Airflow, audit_log: Path, quiet: float) -> None:
         self._bench = bench
@@ -187,7 +187,7 @@ class Measure:
     def fired(self, run: str, triggerer: Triggerer) -> dict[int, float]:
         """Map index of a task -> Unix time at which its trigger fired."""
         times = {}
-        # What is late is no more in the task's log, but in that of the triggerer.
+        # A late event is not in the task's log, but in that of the triggerer.
         for path in [*self._logs(run), triggerer.component.log]:
             for line in path.read_text(errors="replace").splitlines():
                 if FIRED in line and (time_of := TIME.search(line)) and (name := NAME.search(line)):
@@ -195,7 +195,7 @@ class Measure:
         return times
 
     def waiting(self, run: str) -> int:
-        """How many triggers have looked at their job: the first line of a log is Airflow's, the next one theirs."""
+        """Number of triggers that have read their job: they write the second line of a log, Airflow the first."""
         return sum(path.read_bytes().count(b"\n") > 1 for path in self._logs(run))
 
     def _logs(self, run: str) -> list[Path]:
@@ -213,7 +213,7 @@ class Measure:
             wait_until("all wait", lambda: self.waiting(it.run) == number, 600, among=among, poll=2)
             figures.seconds_to_wait = time.time() - began
             triggerer.settle()
-            calm(self._bench.calm_seconds)
+            wait_for_idle_machine(self._bench.idle_seconds)
             quiet_from, cpu = time.time(), triggerer.cpu()
             time.sleep(self._quiet)
             quiet_until = time.time()
@@ -285,13 +285,15 @@ def report(number: int, ours: Figures, peer: Figures | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1000, help="how many (%(default)s)")
-    parser.add_argument("--quiet-seconds", type=float, default=60, help="how long requests are counted (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs (%(default)s)")
     parser.add_argument(
-        "--calm-seconds", type=float, default=0, help="how long to wait for others to leave the machine"
+        "--quiet-seconds", type=float, default=60, help="seconds for which requests are counted (%(default)s)"
     )
-    parser.add_argument("--peer", type=Path, default=PEER, help="a Python with Airflow's Kubernetes provider")
-    parser.add_argument("--no-peer", action="store_true", help="without it")
+    parser.add_argument("--idle-seconds", type=float, default=0, help="maximum wait for an idle machine")
+    parser.add_argument(
+        "--peer", type=Path, default=PEER, help="Python of an environment with Airflow's Kubernetes provider"
+    )
+    parser.add_argument("--no-peer", action="store_true", help="skip the peer")
     arguments = parser.parse_args()
     if not PROGRAMS:
         say("not measured", "PostgreSQL is not installed")
@@ -307,7 +309,7 @@ def main() -> None:
         say("load average before", os.getloadavg()[0])
         cluster = Cluster(kueue=False, controllers=False, api_server_flags=flags)
         with cluster, Database(directory / "airflow", directory / "dags", environment) as airflow:
-            bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.calm_seconds)
+            bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.idle_seconds)
             measure = Measure(bench, cluster, airflow, audit_log, arguments.quiet_seconds)
             ours = measure.ours(arguments.jobs)
             peer = None if arguments.no_peer else measure.peer(arguments.jobs, arguments.peer)

@@ -1,26 +1,26 @@
-"""What it costs to wait for many TrainJobs, and how soon their end is known, on a real API server.
+"""Measures the cost of waiting for many TrainJobs, and the latency of their ends, on a real API server.
 
 ::
 
-    python tests/bench/waiting.py [--jobs N]... [--quiet-seconds S] [--calm-seconds S]
+    python tests/bench/waiting.py [--jobs N]... [--quiet-seconds S] [--idle-seconds S]
 
-Starts the test cluster's etcd and API server, without controllers: the driver, a process of its own, writes the status
-that Trainer would write. Each client waits for N jobs in a namespace of its own, one client after the other. Clients:
+Starts the test cluster's etcd and API server, without controllers: the driver, a separate process, writes the status
+that Trainer would write. Each client waits for N jobs in a separate namespace, one client after the other. Clients:
 
 * ours: ``trainjob wait --stdin``, with a ticker on its event loop (clients/ours.py);
-* LIST+WATCH: the least that can wait by one watch (clients/watch.py);
-* GET: each job asked every 2 s (clients/poll.py).
+* LIST+WATCH: a minimal client with one watch (clients/watch.py);
+* GET: one request for each job every 2 s (clients/poll.py).
 
-Latency runs from the answer to the PATCH that sets ``Complete``, which says that it is stored, to the moment at which
-the waiter knows. It is negative where a waiter was told before the writer was; so the time from the moment before that
-PATCH was sent is given, too: it holds the API server's own work, which no waiter can avoid, and is an upper bound.
+Latency runs from the answer to the PATCH that sets ``Complete``, which confirms that it is stored, to the waiter's
+notification. It is negative if the waiter was notified before the writer, so the time from the moment before the PATCH
+was sent is also reported: it includes the work of the API server, which no waiter can avoid, and is an upper bound.
 
-Every other job runs, the rest has not started: why is looked up now and then, which costs requests, too. Where 1,000
-jobs have to end within a second, clients/store.py writes that into etcd, as a second API server would: one alone takes
-5 ms of CPU for each PATCH. Latency runs from the commit there.
+Every other job runs, the rest has not started: the client requests the reason from time to time. If 1,000 jobs have to
+end within a second, clients/store.py writes that into etcd, as a second API server would: a single one takes 5 ms of
+CPU for each PATCH. Latency then runs from the commit.
 
 Requests are counted in the API server's audit log, by the client's User-Agent; connections and memory are read from
-/proc. Nothing is taken from what a client says of itself but the time at which it knows, and its ticker.
+/proc. A client itself reports only the time of its notification and its ticker.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ PYTHON_PATH = {"PYTHONPATH": str(ROOT)}
 CLIENTS = Path(__file__).parent / "clients"
 USER_AGENTS = {"ours": "trainjob/", "LIST+WATCH": "plain-watch", "GET": "poll"}
 PEER_JOBS = 1000  # 10,000 jobs polled would be 5,000 requests per second
-BURST = 1000  # jobs that end within one second where there are more of them
+BURST = 1000  # number of jobs that end within one second, if there are at least as many
 BUSY_PERCENT = 20.0
-STEADY = 40.0  # jobs that end per second where there are not: a fifth of a core of the API server
+STEADY = 40.0  # jobs that end per second, if there are fewer: a fifth of a core of the API server
 POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -79,7 +79,7 @@ def _short(value: float | str | None) -> float | str | None:
 
 @dataclass
 class Figures:
-    """What was measured of one client and number of jobs. Latencies in ms, memory in MB; stalls in ms and ms of CPU."""
+    """The figures of one client and number of jobs. Latencies in ms, memory in MB; stalls in ms and ms of CPU."""
 
     after_answer: list[float] = field(default_factory=list)
     after_sending: list[float] = field(default_factory=list)
@@ -103,7 +103,7 @@ def _output(program: str, *arguments: str, names: Sequence[str]) -> list[str]:
 
 
 class Waiter:
-    """A client at work: what it printed, and what the kernel says of it."""
+    """A running client: its output, and the kernel's figures of it."""
 
     def __init__(self, command: Sequence[str], names: Sequence[str], environment: dict[str, str]) -> None:
         self.seen: dict[str, float] = {}
@@ -124,7 +124,7 @@ class Waiter:
             self.seen[name] = float(seen)
 
     def settle(self) -> None:
-        """Wait until it does nothing any more."""
+        """Wait until the client is idle."""
         process, deadline = psutil.Process(self.process.pid), time.monotonic() + 60
         busy = True
         while busy and time.monotonic() < deadline:
@@ -152,25 +152,25 @@ class Waiter:
         self._reader.join(10)
 
 
-def calm(seconds: float) -> None:
-    """Wait until the machine does little else, at most so long: others may be at work on it."""
+def wait_for_idle_machine(seconds: float) -> None:
+    """Wait until the machine has little other load, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and psutil.cpu_percent(2) > BUSY_PERCENT:
         pass
 
 
 class Bench:
-    """An API server, the driver, and clients one after the other."""
+    """Runs an API server, the driver, and the clients one after the other."""
 
-    def __init__(self, cluster: Cluster, audit_log: Path, quiet_seconds: float, calm_seconds: float) -> None:
+    def __init__(self, cluster: Cluster, audit_log: Path, quiet_seconds: float, idle_seconds: float) -> None:
         self._cluster = cluster
         self._audit_log = audit_log
         self._quiet = quiet_seconds
-        self.calm_seconds = calm_seconds
+        self.idle_seconds = idle_seconds
         self._port = cluster.layout.ports["api"]
         self._etcd = str(cluster.layout.ports["etcd"])
         authority = cluster.layout.authority
-        # A user of its own, so that the audit log has its requests and no others.
+        # A separate user, so that the audit log has only the requests of this process.
         pair = authority.issue("waiter", "system:masters")
         self.kubeconfig = write_kubeconfig(
             cluster.directory / "waiter.kubeconfig",
@@ -209,7 +209,7 @@ class Bench:
 
     def until_it_waits(self, client: str, waiter: Waiter) -> None:
         if client == "GET":
-            time.sleep(2)  # one round of it
+            time.sleep(2)  # one round of requests
         else:
             wait_until(
                 f"{client} watches", lambda: self.requests(client, waiter.began, time.time(), "watch"), 60, poll=0.5
@@ -228,7 +228,7 @@ class Bench:
         return len(found)
 
     def stall(self, since: float, until: float) -> tuple[float, float]:
-        """The longest time for which the event loop did nothing for the ticker, and its most CPU time between ticks."""
+        """The longest delay of the ticker by the event loop, and the maximum CPU time between ticks."""
         ticks = [tuple(map(float, line.split("\t"))) for line in self._ticks.read_text().splitlines()]
         ticks = [tick for tick in ticks if since <= tick[0] <= until]
         late, used = (max((tick[i] for tick in ticks), default=0.0) * 1000 for i in (1, 2))
@@ -238,7 +238,7 @@ class Bench:
         figures = Figures()
         namespace = f"{client.lower().replace('+', '-')}-{number}"
         names = self.create(namespace, number)
-        calm(self.calm_seconds)
+        wait_for_idle_machine(self.idle_seconds)
         with self.waiting(client, namespace, names) as waiter:
             self.until_it_waits(client, waiter)
             quiet_from = time.time()
@@ -246,7 +246,7 @@ class Bench:
             quiet_until = time.time()
             waiter.measure(figures, self._port)
             ending = random.sample(names, min(number, BURST))
-            calm(0 if client == "GET" else self.calm_seconds)
+            wait_for_idle_machine(0 if client == "GET" else self.idle_seconds)
             if number > BURST:
                 told = self.store(namespace, "complete", 0.95, ending)
             else:
@@ -319,13 +319,15 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, action="append", help="how many (100, 1000 and 10000)")
-    parser.add_argument("--quiet-seconds", type=float, default=60, help="how long requests are counted (%(default)s)")
+    parser.add_argument("--jobs", type=int, action="append", help="number of jobs (100, 1000 and 10000)")
     parser.add_argument(
-        "--calm-seconds",
+        "--quiet-seconds", type=float, default=60, help="seconds for which requests are counted (%(default)s)"
+    )
+    parser.add_argument(
+        "--idle-seconds",
         type=float,
         default=0,
-        help="how long to wait, each time, for others to leave the machine alone",
+        help="maximum wait for an idle machine before each measurement",
     )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -336,7 +338,7 @@ def main() -> None:
         say("load average before", os.getloadavg()[0])
         with Cluster(kueue=False, controllers=False, api_server_flags=flags) as cluster:
             say("API server", ", ".join(f"{name} {version}" for name, version in cluster.versions().items()))
-            bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.calm_seconds)
+            bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.idle_seconds)
             say("requests of one launch", bench.launch_requests())
             one = bench.one()
             for number in arguments.jobs or (100, 1000, 10_000):

@@ -1,8 +1,8 @@
-"""Puts deferred task instances with their triggers into Airflow's database, as that many tasks that defer leave them.
+"""Writes deferred task instances and their triggers into Airflow's database, as deferring tasks do.
 
 ``deferred.py RUN KUBECONFIG CLASSPATH RATE``, the arguments of one trigger as JSON on each line of stdin, RATE of which
-are written each second. The task instances are those of one task, mapped; RUN is the id of their run. Also makes the
-connections that they name.
+are written each second. The task instances are those of one mapped task; RUN is the id of their run. Also creates their
+connections.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What makes TrainJobs and ends them, in a process of its own, so that its work is not the waiter's.
+"""Creates and ends TrainJobs in a separate process, so that its work does not count for the waiter.
 
 ::
 
     driver.py SERVER CA CERTIFICATE KEY NAMESPACE create N           prints their names
     driver.py SERVER CA CERTIFICATE KEY NAMESPACE finish PER_SECOND  of the names on stdin; prints NAME SENT ANSWERED
 
-A job ends by the condition that Trainer writes at the end. ``create-jobs`` and ``finish-jobs`` do the same with Jobs of
-Kubernetes itself.
+A job ends by the condition that Trainer writes at the end. ``create-jobs`` and ``finish-jobs`` do the same with
+Kubernetes Jobs.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def complete() -> dict[str, Any]:
 
 
 def job(name: str) -> dict[str, Any]:
-    """A Job as KubernetesJobOperator makes it."""
+    """A Job as KubernetesJobOperator creates it."""
     container = {"name": "base", "image": SPEC["image"], "command": SPEC["command"]}
     pod = {"restartPolicy": "Never", "containers": [container]}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": {"spec": pod}}}
 
 
 def job_complete() -> dict[str, Any]:
-    """What the Job controller writes at the end."""
+    """The status that the Job controller writes at the end."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     conditions = [
         {
@@ -79,10 +79,10 @@ class Connection:
         context = ssl.create_default_context(cafile=authority)
         context.load_cert_chain(certificate, key)
         self._http = http.client.HTTPSConnection(urlsplit(server).netloc, context=context)
-        self._http.connect()  # not while the first request is timed
+        self._http.connect()  # so that the first request does not include it
 
     def send(self, method: str, path: str, body: object, kind: str = "application/json") -> tuple[float, float]:
-        """Unix times at which the request was sent and at which the answer was there."""
+        """Unix times of the request and of its answer."""
         content = json.dumps(body)
         sent = time.time()
         self._http.request(method, path, content, {"Content-Type": kind, "User-Agent": "driver"})
@@ -137,7 +137,7 @@ def main(*arguments: str) -> None:
 
     pause = 1 / float(number)
     names = sys.stdin.read().split()
-    began = time.monotonic() + 1  # the connections are there by then
+    began = time.monotonic() + 1  # the connections are open by then
     times: list[tuple[str, float, float]] = []
 
     def finish(connection: Connection, job: tuple[int, str]) -> None:

@@ -1,10 +1,10 @@
-"""A hub that has the files of directories as repositories, in a process of its own until its stdin ends.
+"""Serves directories as repositories of a hub, in a separate process, until its stdin closes.
 
 ::
 
     python -m tests.bench.clients.hub OWNER/NAME=FOLDER...
 
-It is the one of the unit tests. Prints its URL.
+It is the hub of the unit tests. Prints its URL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(*repos: str) -> None:
         hub.repo(name).commit({str(path.relative_to(folder)): path.read_bytes() for path in paths})
     with serving(hub):
         for name in hub.repos:
-            # It hashes its files when it is first asked for them.
+            # It hashes its files at the first request.
             urllib.request.urlopen(f"{hub.url}/api/models/{name}/tree/main").close()
         print(hub.url, flush=True)
         sys.stdin.read()

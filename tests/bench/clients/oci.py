@@ -1,4 +1,4 @@
-"""One push or pull of one client, in a process of its own: its seconds, its memory, and the bytes that it sent.
+"""One push or pull of one client in a separate process; prints its seconds, memory, and sent bytes.
 
 ::
 
@@ -19,7 +19,7 @@ def ours(verb: str, folder: str, name: str) -> Callable[[], object]:
 
     from trainjob.data import copy
 
-    import_module("trainjob.data.stores.oci.store")  # else `copy` does it
+    import_module("trainjob.data.stores.oci.store")  # otherwise `copy` imports it
     return lambda: copy(folder, f"oci://{name}") if verb == "push" else copy(f"oci://{name}", folder)
 
 

@@ -1,8 +1,8 @@
-"""``trainjob wait --stdin`` itself, with a ticker on its event loop. ``ours.py TICKS [OPTION]...``
+"""``trainjob wait --stdin`` with a ticker on its event loop. ``ours.py TICKS [OPTION]...``
 
-Every 5 ms the ticker notes how late it is, and how much CPU time the loop has taken since the last tick: whatever holds
-up the loop holds up the ticker; on a machine that is busy with other things only the second figure is the loop's own
-doing. Whatever is above 1 ms is written to the file TICKS, as Unix time, seconds late and seconds of CPU time.
+Every 5 ms the ticker records its delay and the CPU time that the loop has used since the last tick. A blocked loop
+delays the ticker; on a busy machine only the CPU time is caused by the loop. Values above 1 ms are written to the file
+TICKS, as Unix time, seconds of delay and seconds of CPU time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What most launchers do: GET every job every 2 seconds, all of them on one event loop and one pool of connections.
+"""The method of most launchers: GET every job every 2 seconds, on one event loop and one connection pool.
 
 ``poll.py SERVER CA CERTIFICATE KEY NAMESPACE``, names on stdin; prints NAME, a tab and the Unix time of its end.
 """

@@ -1,7 +1,7 @@
-"""A training that tells Trainer's status API how it is doing: with trainjob, or with the Kubeflow SDK.
+"""A training that reports its progress to Trainer's status API, with trainjob or with the Kubeflow SDK.
 
-``reports.py trainjob|kubeflow STEPS``: prints the seconds that each update took, a JSON list. Every client takes
-the environment that Trainer gives its containers, with the Python of an environment that has it.
+``reports.py trainjob|kubeflow STEPS``: prints the seconds of each update as a JSON list. Every client runs with the
+variables that Trainer sets in containers, in an environment in which it is installed.
 """
 
 from __future__ import annotations

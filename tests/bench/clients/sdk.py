@@ -1,6 +1,6 @@
-"""The Kubeflow SDK's own wait, in the environment that `make .venv-sdk/stamp` makes.
+"""The Kubeflow SDK's wait, in the environment of `make .venv-sdk/stamp`.
 
-``sdk.py KUBECONFIG NAMESPACE NAME``: prints the Unix time at which it says that the job has failed, a tab, and how.
+``sdk.py KUBECONFIG NAMESPACE NAME``: prints the Unix time of its error for the failed job, a tab, and the error.
 """
 
 from __future__ import annotations

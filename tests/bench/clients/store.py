@@ -1,6 +1,6 @@
-"""Sets the status of many jobs at once, in etcd itself, as a second API server of the same cluster would.
+"""Sets the status of many jobs at once, directly in etcd, as a second API server of the same cluster would.
 
-A PATCH costs the API server 5 ms of CPU, so that one on two cores could not end 1,000 jobs within a second.
+A PATCH costs the API server 5 ms of CPU, so a single API server on two cores cannot end 1,000 jobs within a second.
 
 ``store.py PORT NAMESPACE running|complete SECONDS``, names on stdin; prints NAME, a tab, the Unix time of its commit.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.bench.clients.driver import RUNNING, complete
 
-_EACH = 20  # jobs in a transaction; etcd takes 128
+_EACH = 20  # jobs in a transaction; etcd allows 128
 
 
 def main(port: str, namespace: str, state: str, seconds: str) -> None:

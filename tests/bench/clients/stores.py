@@ -1,13 +1,12 @@
-"""One transfer of one client, in a process of its own: its seconds and its memory.
+"""One transfer of one client in a separate process; prints its seconds and memory.
 
 ::
 
     python -m tests.bench.clients.stores CLIENT up|down FOLDER s3://BUCKET/PREFIX
     python -m tests.bench.clients.stores CLIENT down FOLDER hf://OWNER/NAME
 
-Where the S3 server is and its credentials, or ``HF_ENDPOINT``, the environment says. All but ours are in
-``.venv-stores``. Each does it in the way in which it is fastest on two cores; what is written here beside a client's
-own functions is only what it has none for.
+The environment has the address and credentials of the S3 server, or ``HF_ENDPOINT``. All clients except trainjob are in
+``.venv-stores``. Each is used in its fastest way on two cores; code here only fills in functions that a client lacks.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ def trainjob(verb: str, folder: str, uri: str) -> Callable[[], object]:
 
     s3 = ("trainjob.data.stores.object_stores", "obstore.store")
     for each in s3 if uri.startswith("s3:") else ("trainjob.data.stores.huggingface",):
-        import_module(each)  # else `copy` does it
+        import_module(each)  # otherwise `copy` imports it
     return lambda: copy(folder, uri) if verb == "up" else copy(uri, folder)
 
 
 def obstore_and_sha256(verb: str, folder: str, uri: str) -> Callable[[], object]:
-    """The same with the SHA-256 of every file, as one who wants to know what was moved has to ask for it."""
+    """obstore plus the SHA-256 of every file, which it does not compute by itself."""
     return obstore(verb, folder, uri, hashed=True)
 
 
 def obstore_sha256_and_fsync(verb: str, folder: str, uri: str) -> Callable[[], object]:
-    """And each file is on the disk, as one who says that it is there has to ask for it."""
+    """obstore plus SHA-256 and fsync of every file, which it does not do by itself."""
     return obstore(verb, folder, uri, hashed=True, synced=True)
 
 
@@ -71,7 +70,7 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
     def get(store: S3Store, key: str, size: int) -> None:
         path = f"{folder}{key.removeprefix(prefix)}"
         if (parent := path.rpartition("/")[0]) not in made:
-            os.makedirs(parent, exist_ok=True)  # noqa: PTH103 - pathlib's own time shows in small files
+            os.makedirs(parent, exist_ok=True)  # noqa: PTH103 - pathlib is measurably slower for small files
             made.add(parent)
         total = hashlib.sha256()
         with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - pathlib, as above
@@ -96,7 +95,7 @@ def obstore(verb: str, folder: str, uri: str, *, hashed: bool = False, synced: b
             found = [(meta["path"], meta["size"]) for batch in library.list(store, prefix=prefix) for meta in batch]
             _all(lambda each: get(store, *each), found, 32)
         if synced:
-            _all(sync, written, 16)  # all at the end: a disk makes several durable in the time of one
+            _all(sync, written, 16)  # all at the end: a disk syncs several files in the time of one
 
     return run
 
@@ -149,7 +148,7 @@ def s3fs(verb: str, folder: str, uri: str) -> Callable[[], object]:
 
 
 def opendal(verb: str, folder: str, uri: str) -> Callable[[], object]:
-    """As the initializers of Kubeflow Trainer do it (``pkg/initializers/utils/opendal.py``); they only read."""
+    """The method of Kubeflow Trainer's initializers (``pkg/initializers/utils/opendal.py``), which only read."""
     import opendal as library  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     assert verb == "down"
@@ -210,7 +209,7 @@ def _sha256(path: Path) -> str:
 
 
 def _made(folder: str, relative: str) -> Path:
-    """The path of a file whose directory is there."""
+    """The path of a file; creates its directory."""
     path = Path(folder, relative)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

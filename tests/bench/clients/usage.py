@@ -1,4 +1,4 @@
-"""What one transfer costs the process that does it."""
+"""Measures the cost of one transfer for its process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def measure(run: Callable[[], object]) -> None:
-    """Run it; print as JSON its seconds, CPU, memory (RSS before it, and the largest), and bytes sent by Python."""
+    """Run a transfer; print as JSON its seconds, CPU, memory (RSS before it and maximum), and bytes sent by Python."""
     sent = _count_sent()
     before = _status("VmRSS")
     began, used = time.perf_counter(), _cpu()
@@ -47,7 +47,7 @@ def _count_sent() -> list[int]:
 
 
 def _status(name: str) -> int:
-    # Not ru_maxrss, which a process inherits from the one that started it.
+    # Not ru_maxrss, which a process inherits from its parent.
     found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found, name
     return int(found[1]) * 1024

@@ -1,4 +1,4 @@
-"""The least that can wait by LIST and WATCH, with the standard library and one connection.
+"""A minimal client that waits by LIST and WATCH, with the standard library and one connection.
 
 No phases, no deadlines, no outages, no bookmarks. ``watch.py SERVER CA CERTIFICATE KEY NAMESPACE``, names on stdin;
 prints NAME, a tab and the Unix time of its end.
