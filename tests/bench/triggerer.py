@@ -220,14 +220,14 @@ class Measure:
             figures.cpu = 100 * (triggerer.cpu() - cpu) / (quiet_until - quiet_from)
             figures.connections = triggerer.connections(self._cluster.layout.ports["api"])
             figures.above_idle = triggerer.rss() - idle
-            told = self._bench.drive(it.run, it.finish, STEADY, list(it.jobs))
+            finished = self._bench.drive(it.run, it.finish, STEADY, list(it.jobs))
             wait_until("all have fired", lambda: len(self.fired(it.run, triggerer)) == number, 600, among=among, poll=3)
             figures.blocked = triggerer.blocked()
         finally:
             triggerer.component.kill()
         names = list(it.jobs)
         seen = {names[index]: at for index, at in self.fired(it.run, triggerer).items()}
-        for name, sent, answered in (line.split("\t") for line in told):
+        for name, sent, answered in (line.split("\t") for line in finished):
             figures.after_sending.append((seen[name] - float(sent)) * 1000)
             figures.after_answer.append((seen[name] - float(answered)) * 1000)
         figures.first_requests = self.requests(began, quiet_from)

@@ -248,11 +248,11 @@ class Bench:
             ending = random.sample(names, min(number, BURST))
             wait_for_idle_machine(0 if client == "GET" else self.idle_seconds)
             if number > BURST:
-                told = self.store(namespace, "complete", 0.95, ending)
+                finished = self.store(namespace, "complete", 0.95, ending)
             else:
-                told = self.drive(namespace, "finish", STEADY, ending)
+                finished = self.drive(namespace, "finish", STEADY, ending)
             waiter.until_seen(ending)
-        times = {name: (float(at[0]), float(at[-1])) for name, *at in (line.split("\t") for line in told)}
+        times = {name: (float(at[0]), float(at[-1])) for name, *at in (line.split("\t") for line in finished)}
         began, ended = min(sent for sent, _ in times.values()), max(answered for _, answered in times.values())
         figures.ending_seconds = ended - began
         figures.after_sending = [(waiter.seen[name] - sent) * 1000 for name, (sent, _) in times.items()]

@@ -42,7 +42,7 @@ DIRECTORY = _ROOT / "tests" / "unit" / "corpus"
 PAGE = _ROOT / "docs" / "diagnosis.md"
 
 _SECONDS = 300  # for a job to fail as it should: the node of one is given up after a minute
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _AT_ONCE = 10
 _CRASHES = 32  # that are kept, as `waiting` does
 
@@ -201,8 +201,8 @@ async def _look(failure: Failure, backend: KubernetesBackend, ref: JobRef, crash
             if not differences(failure, diagnosis, evidence):
                 break
             if diagnosis.category is failure.category and diagnosis.rank not in ("", failure.rank):
-                break  # at no time may another rank be blamed for it
-            await anyio.sleep(_LOOK_SECONDS)
+                break  # another rank must never be reported as the root cause
+            await anyio.sleep(_POLL_SECONDS)
     return Made(failure, evidence, diagnosis)
 
 

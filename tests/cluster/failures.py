@@ -33,15 +33,15 @@ class Failure:
         says: Likewise: a regular expression that is found in the summary.
         rank: Likewise.
         exit_code: Likewise.
-        node: ``real`` where pods have to run, ``jax`` or ``torch`` if these are needed in them.
-        before: Makes what has to be there first, and removes it.
-        after: What is done to the job once it runs; to one that is suspended, at once.
-        failed: Whether the job itself has to have failed by then; the shipped runtimes start ranks again for minutes.
-        alone: Whether it is made after the others, because it troubles them.
-        slow: Whether it takes long, and is begun with.
-        shows: A regular expression that is found in the log lines shown.
-        victim: A rank that ends, too, because it loses the first one: it has to have ended when that one is blamed.
-        job_name: Of the job, if it is not one of ours.
+        node: ``real`` if pods have to run, ``jax`` or ``torch`` if the pods need these.
+        before: Creates prerequisites, and removes them at the end.
+        after: Applied to the job once it runs; to a suspended job at once.
+        failed: Whether the job itself must have failed before; the shipped runtimes restart ranks for minutes.
+        alone: Whether to run it after the others, because it disturbs them.
+        slow: Whether it takes long and is started first.
+        shows: A regular expression that the shown log lines must match.
+        victim: A rank that ends because it loses the first one. It must have ended when the diagnosis is made.
+        job_name: Name of the job, if trainjob does not launch it.
     """
 
     name: str

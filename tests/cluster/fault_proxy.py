@@ -183,7 +183,7 @@ class FaultProxy:
         request.seen.fault = fault = self.plan(request.seen)
         if fault is not None and fault.kind is not Kind.DELAY:
             return await self._break(request, fault, reader, writer)
-        if fault is not None and await _hangs_up(reader, fault.seconds):
+        if fault is not None and await _disconnects(reader, fault.seconds):
             return False
         if request.seen.method != "WATCH":
             return await self._forward(request, writer)
@@ -261,11 +261,11 @@ async def _read(reader: asyncio.StreamReader) -> _Request:
     return _Request(Seen(method, parts.path, query, time.monotonic(), body), target, headers)
 
 
-async def _hangs_up(reader: asyncio.StreamReader, seconds: float) -> bool:
-    """Whether the client leaves within so many seconds.
+async def _disconnects(reader: asyncio.StreamReader, seconds: float) -> bool:
+    """Whether the client disconnects within `seconds`.
 
-    What nobody waits for any more is not forwarded, as proxies have it: nothing could keep the late request of a dead
-    launcher from making a job after others have launched and cancelled the same work.
+    Such a request is not forwarded, as in real proxies: otherwise the late request of a dead launcher could create a
+    job after others have launched and cancelled the same work.
     """
     with suppress(TimeoutError):
         return not await asyncio.wait_for(_until_closed(reader), seconds)

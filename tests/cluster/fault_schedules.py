@@ -190,11 +190,11 @@ class Run:
     """One schedule.
 
     Args:
-        seed: What it draws from.
-        proxy: Of its own.
-        backends: Two, as of two processes: each alone and shared.
-        namespace: For its jobs.
-        truth: Knows all jobs.
+        seed: Seed of the schedule.
+        proxy: A separate proxy.
+        backends: Those of two processes, each with a separate and with a shared watch.
+        namespace: Namespace of its jobs.
+        truth: The history of all jobs.
     """
 
     def __init__(

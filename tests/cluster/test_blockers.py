@@ -158,8 +158,8 @@ async def test_an_image_that_does_not_exist(
     backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("simulated-nodes")
-    told = simulate(waiting="ErrImagePull", message="docker.io/library/nosuch:1: not found")
-    ref = await launch(backend, spec(env=told), "a", namespace=namespace)
+    settings = simulate(waiting="ErrImagePull", message="docker.io/library/nosuch:1: not found")
+    ref = await launch(backend, spec(env=settings), "a", namespace=namespace)
     assert "nosuch:1: not found" in await stuck(backend, ref)
 
 

@@ -63,9 +63,9 @@ def test_a_job_on_simulated_nodes_completes(cluster: Access, namespace: str, nee
 
 def test_a_rank_fails_and_the_evidence_stays(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:
     needs("simulated-nodes")
-    told = simulate(exit_code=137, reason="OOMKilled", message="too much", ranks="1")
+    settings = simulate(exit_code=137, reason="OOMKilled", message="too much", ranks="1")
     runtime = _never_restarting(cluster, "never-restarting")
-    cluster.api.create(trainjob("job", namespace, runtime=runtime, trainer={"numNodes": 2, "env": told}))
+    cluster.api.create(trainjob("job", namespace, runtime=runtime, trainer={"numNodes": 2, "env": settings}))
     assert _ends(cluster, namespace, "Failed")["reason"] == "FailedJobs"
     ended = [pod["status"]["containerStatuses"][0]["state"].get("terminated", {}) for pod in _pods(cluster, namespace)]
     assert {"exitCode": 137, "reason": "OOMKilled", "message": "too much"}.items() <= max(
@@ -77,8 +77,8 @@ def test_pods_of_a_shipped_runtime_restart_in_place(
     cluster: Access, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("simulated-nodes")
-    told = simulate(exit_code=1, run="200ms", failures=2)
-    cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": told}))
+    settings = simulate(exit_code=1, run="200ms", failures=2)
+    cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": settings}))
     _ends(cluster, namespace, "Complete")
     status = _pods(cluster, namespace)[0]["status"]["containerStatuses"][0]
     assert status["restartCount"] == 2
@@ -87,8 +87,8 @@ def test_pods_of_a_shipped_runtime_restart_in_place(
 
 def test_an_image_that_cannot_be_pulled(cluster: Access, namespace: str, needs: Callable[[str], None]) -> None:
     needs("simulated-nodes")
-    told = simulate(waiting="ImagePullBackOff", message="no such image")
-    cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": told}))
+    settings = simulate(waiting="ImagePullBackOff", message="no such image")
+    cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": settings}))
 
     def waiting() -> dict[str, Any]:
         statuses = [each for pod in _pods(cluster, namespace) for each in pod["status"].get("containerStatuses", [])]

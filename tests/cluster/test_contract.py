@@ -1,7 +1,6 @@
-"""What `trainjob.lifecycle` relies on, of the Kubernetes backend: the tests of every backend, on a real cluster.
+"""The contract tests of every backend, with the Kubernetes backend on a real cluster.
 
-Jobs that end when they are told to run on simulated nodes, whose kubelet the test plays; those that run scripts, and so
-have logs, run on the real node.
+Jobs that the test ends run on simulated nodes; jobs that run scripts, and so have logs, run on the real node.
 """
 
 from __future__ import annotations

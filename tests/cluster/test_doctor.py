@@ -255,13 +255,13 @@ FAILS = {
 async def test_an_account_without_permissions_fails_only_the_check_of_permissions(
     cluster: Access, namespace: str
 ) -> None:
-    nobody = cluster.kubeconfig_for([], namespace)
-    found = await examined(nobody, namespace, queue=kueue.QUEUE)
+    unprivileged = cluster.kubeconfig_for([], namespace)
+    found = await examined(unprivileged, namespace, queue=kueue.QUEUE)
     assert set(failures(found)) == {"rights"}
     missing = [finding for finding in found if finding.check == "rights"]
     assert len(missing) == len(RIGHTS)
     assert of(found, "admission").level is Level.SKIPPED
-    code, text = by_command(nobody, namespace)
+    code, text = by_command(unprivileged, namespace)
     assert code == 2
     assert text.count("trainjob install --only rbac") == 1, "the same advice is given once"
 
@@ -301,9 +301,11 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
             assert found.level is Level.FAILURE
             assert f"LocalQueue {queue}" in found.message
             assert "takes no jobs" in found.message
-            assert namespace in found.advice, "the ClusterQueue that is to be seen to"
+            assert namespace in found.advice, "the ClusterQueue to fix"
         everyone = [each for each in await examined(kubeconfig, namespace) if each.check == "queue"]
-        assert sorted(each.level for each in everyone) == [Level.OK, Level.WARNING, Level.WARNING], "nobody asked"
+        assert sorted(each.level for each in everyone) == [Level.OK, Level.WARNING, Level.WARNING], (
+            "no queue was requested"
+        )
     cluster.api.delete(kueue.API, "ClusterQueue", "", namespace)
 
 
@@ -399,8 +401,8 @@ async def test_clocks_that_disagree(
         assert clock.level is Level.WARNING
         assert ("behind the server" if seconds > 0 else "ahead of the server") in clock.message
         assert clock.advice == "have both clocks set by NTP (chrony, systemd-timesyncd)"
-        told = int(clock.message.partition(" is ")[2].partition(" s ")[0])
-        assert 85 <= told <= 90
+        skew = int(clock.message.partition(" is ")[2].partition(" s ")[0])
+        assert 85 <= skew <= 90
     assert failures([clock]) == []
 
 

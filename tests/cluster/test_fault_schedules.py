@@ -1,6 +1,6 @@
 """Random faults between us and a real API server: no duplicate, no orphan, no wrong verdict, no storm, nothing hangs.
 
-A campaign (`tests.campaigns`): schedule n draws from seed + n, so that ``TRAINJOB_RUNS=1`` repeats one by its own seed.
+A campaign (`tests.campaigns`): schedule n has seed + n, so ``TRAINJOB_RUNS=1`` with that seed repeats a single one.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ async def test_random_faults(
     print(f"{RUNS} schedules, {sum(injected.values())} faults: {dict(injected)}")
     print(f"requests of one: {statistics.median(requests)}, most {max(requests)}; a second and work: {max(peaks):.0f}")
     print(f"seconds of one: {statistics.median(seconds):.1f}, most {max(seconds):.1f}")
-    told = "\n".join(
+    report = "\n".join(
         f"TRAINJOB_SEED={seed} TRAINJOB_RUNS=1: {problem}" for seed, each in failures.items() for problem in each
     )
-    assert not failures, f"{len(failures)} of {RUNS} schedules:\n{told}"
+    assert not failures, f"{len(failures)} of {RUNS} schedules:\n{report}"
     assert RUNS < 200 or set(injected) == set(Kind), "every fault there is"

@@ -133,10 +133,10 @@ async def test_a_token_that_stays_bad_ends_clearly_and_soon(
 ) -> None:
     backend = connected(kubeconfig(tokens.new("first")), (3, 3))
     ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
-    told = "credentials are refused, also after they were read again: log in again or renew the token"
+    message = "credentials are refused, also after they were read again: log in again or renew the token"
 
     async def waiting() -> None:
-        with pytest.raises(BackendUnavailable, match=told):
+        with pytest.raises(BackendUnavailable, match=message):
             await wait(backend, ref)
 
     async with anyio.create_task_group() as tasks:
@@ -146,7 +146,7 @@ async def test_a_token_that_stays_bad_ends_clearly_and_soon(
     assert not tasks.cancel_scope.cancelled_caught
     assert max(busiest(proxy).values()) <= 8
     before = len(proxy.requests)
-    with pytest.raises(Rejected, match=told):
+    with pytest.raises(Rejected, match=message):
         await launch(backend, LONG, "b", namespace=tokens.namespace)
     assert len(proxy.requests) - before == 2
     await backend.aclose()

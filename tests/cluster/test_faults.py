@@ -239,8 +239,8 @@ async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: W
 
 
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    nobody = Credentials(host=f"https://127.0.0.1:{free_port()}", token="x")
-    backend = KubernetesBackend(nobody, timings=Timings(connect=1, asking=(2, 1)))
+    unreachable = Credentials(host=f"https://127.0.0.1:{free_port()}", token="x")
+    backend = KubernetesBackend(unreachable, timings=Timings(connect=1, asking=(2, 1)))
     with pytest.raises(BackendUnavailable):
         await backend.get("default", "a")
     assert "the API server cannot be reached, trying again" in caplog.text

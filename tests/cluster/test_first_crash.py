@@ -83,7 +83,7 @@ async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires
             assert len(proxy.seen("GET", "/pods")) == 1
             tasks.cancel_scope.cancel()
         await first_crash(backend, crashing[1])
-        assert len(proxy.seen("WATCH", "/pods")) == 2, "it was closed when nobody listened"
+        assert len(proxy.seen("WATCH", "/pods")) == 2, "the watch was closed when it had no listener"
 
 
 async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str) -> None:
@@ -237,7 +237,7 @@ async def by_the_command_line(waiters: Waiters) -> None:
         for said in SAID:
             assert said in again.stderr, again.stderr
     found = await waiters.trainjob("diagnose", name, "--html", str(waiters.directory / "report.html"))
-    assert found.returncode == 0, "it goes on"
+    assert found.returncode == 0, "the job keeps running"
     for text in (found.stdout, (waiters.directory / "report.html").read_text()):
         assert "exited with code 3" in text
         assert "ValueError: the data is wrong" in text

@@ -1,7 +1,7 @@
-"""Every runtime that Trainer ships, launched from Python, Airflow and KFP; what the real controllers make of each.
+"""Every runtime that Trainer ships, launched from Python, Airflow and KFP on real controllers.
 
-On simulated nodes: what is checked is which pods there are, in which order they came, and what their containers are
-told. What training needs of it is shown by test_real_runtimes.py.
+On simulated nodes: the tests check the pods, the order of their creation, and the variables of their containers.
+test_real_runtimes.py tests real trainings.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ with open("results.json", "w") as file:
 
 def simulated(case: Shipped) -> Object:
     """The fields of the spec, and what simulated pods have to know: how they end, and that sshd does not."""
-    told = {each["name"]: each["value"] for each in simulate(run="300ms", message=REPORT)}
+    settings = {each["name"]: each["value"] for each in simulate(run="300ms", message=REPORT)}
     fields = {"runtime": case.runtime, **case.asked}
     if "launcher" not in case.pods:
-        return {**fields, "env": told}
+        return {**fields, "env": settings}
     # The variables of a spec reach the launcher and the nodes alike, annotations one of them.
     ends = {"node": {"run": "never"}, "launcher": {"run": "3s", "message": REPORT}}
     jobs = [
-        {"name": name, "template": {"spec": {"template": {"metadata": {"annotations": _annotations(told)}}}}}
-        for name, told in ends.items()
+        {"name": name, "template": {"spec": {"template": {"metadata": {"annotations": _annotations(settings)}}}}}
+        for name, settings in ends.items()
     ]
     return {**fields, "runtime_patches": [{"training_runtime_spec": {"template": {"spec": {"replicated_jobs": jobs}}}}]}
 
 
-def _annotations(told: Mapping[str, str]) -> dict[str, str]:
-    return {annotation(name): value for name, value in told.items()}
+def _annotations(settings: Mapping[str, str]) -> dict[str, str]:
+    return {annotation(name): value for name, value in settings.items()}
 
 
 @dataclass
@@ -252,8 +252,8 @@ def test_initializers_come_first(launched: Launched, case: Shipped, provider: st
 def test_initializers_get_their_variables(cluster: Access, launched: Launched, provider: str) -> None:
     tuned = launched.ran[provider]["torchtune-llama3.2-1b"]
     (dataset,), (model,), (node,) = (tuned.pods[name] for name in ("dataset-initializer", "model-initializer", "node"))
-    told = _environment(_container(dataset))
-    assert told["STORAGE_URI"] == "hf://tatsu-lab/alpaca/data"
+    variables = _environment(_container(dataset))
+    assert variables["STORAGE_URI"] == "hf://tatsu-lab/alpaca/data"
     container = _container(model)
     assert _environment(container)["STORAGE_URI"] == "hf://meta-llama/Llama-3.2-1B-Instruct"
     assert container["envFrom"] == [{"secretRef": {"name": "hugging-face"}}]
@@ -267,9 +267,9 @@ def test_initializers_get_their_variables(cluster: Access, launched: Launched, p
 
     cached = launched.ran[provider]["torch-distributed-with-cache"]
     (dataset,) = cached.pods["dataset-initializer"]
-    told = _environment(_container(dataset))
-    assert told["STORAGE_URI"] == "cache://digits/train"
-    assert told["METADATA_LOC"] == "s3://data/metadata.json"
+    variables = _environment(_container(dataset))
+    assert variables["STORAGE_URI"] == "cache://digits/train"
+    assert variables["METADATA_LOC"] == "s3://data/metadata.json"
     assert dataset["spec"]["serviceAccountName"] == CACHE_ACCOUNT
     assert all(_environment(_container(pod))["TRAIN_JOB_NAME"] for pod in (dataset, *cached.pods["node"]))
 

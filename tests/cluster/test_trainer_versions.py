@@ -233,7 +233,7 @@ async def test_a_job_is_suspended_resumed_and_deleted(older: Older, backend: Kub
     assert await cancel(backend, ref, "suspend")
     await until_phase(backend, ref, Phase.SUSPENDED)
     wait_until("its pods are gone", lambda: not pods_of(older, ref), 60)
-    assert await launch(backend, asked, "a", namespace=namespace) == ref, "the same key goes on"
+    assert await launch(backend, asked, "a", namespace=namespace) == ref, "the same key resumes the job"
     await until_phase(backend, ref, Phase.RUNNING)
     assert await cancel(backend, ref)
     assert await backend.get(namespace, ref.name) is None

@@ -62,8 +62,8 @@ async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_no
     sets: dict[tuple[str, int], str] = {}
     for name in names:
         for code in (0, 3):
-            told = {"env": simulate(run="300ms", exit_code=code), "runtime": name}
-            refs[name, code] = await launch(backend, TrainJobSpec.parse(told), f"{name}-{code}", namespace=namespace)
+            fields = {"env": simulate(run="300ms", exit_code=code), "runtime": name}
+            refs[name, code] = await launch(backend, TrainJobSpec.parse(fields), f"{name}-{code}", namespace=namespace)
             there = partial(_jobset, cluster, refs[name, code])
             sets[name, code] = wait_until("there is a JobSet", there, 60)
     with anyio.fail_after(60):

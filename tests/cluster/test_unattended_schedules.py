@@ -161,7 +161,7 @@ class Run:
             if stay.seconds > RETURNS and self._answering(RETURNS):
                 latest = await backend.get(ref.namespace, ref.name)
                 if latest is not None and latest["spec"].get("suspend"):
-                    self.problems.append(f"{ref} is suspended, and somebody has waited for it for {stay.seconds:.1f} s")
+                    self.problems.append(f"{ref} is suspended, but has had a waiter for {stay.seconds:.1f} s")
         finally:
             self.coming -= 1
             self.waiting[str(ref)].remove(began)
@@ -209,7 +209,7 @@ class Run:
         self.ended += 1
         now = time.monotonic()
         if any(now - began > CONNECTS for began in self.waiting[reaped.job]):
-            self.problems.append(f"at {now - self.began:.1f} s {reaped}, and somebody waits for it")
+            self.problems.append(f"at {now - self.began:.1f} s {reaped}, but it has a waiter")
         self.since.pop(reaped.job, None)
 
     def _overdue(self) -> None:
@@ -219,7 +219,7 @@ class Run:
             if since - self.began < end:  # no job can be ended while the API server is down
                 late -= end - begin
             if late > 0:
-                self.problems.append(f"{job} still runs, and nobody has waited for it since {since - self.began:.1f} s")
+                self.problems.append(f"{job} still runs, but has had no waiter since {since - self.began:.1f} s")
                 del self.since[job]
 
 
@@ -265,4 +265,4 @@ async def test_only_unattended_jobs_are_ended(
                 lanes.start_soon(lane, number, name)
     print(f"{RUNS} schedules, {ended} jobs ended")
     assert not failures, "\n".join(failures)
-    assert ended > RUNS / 4, "jobs that nobody waited for were ended"
+    assert ended > RUNS / 4, "unattended jobs were ended"

@@ -91,7 +91,7 @@ async def test_the_api_server_goes_away_and_comes_back(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
     """The watches' last revision is compacted, so the server answers 410; jobs that ended meanwhile are noticed."""
-    patient = Timings(watch_read=120)
+    long_reads = Timings(watch_read=120)
     outcomes: list[str] = []
 
     async def waited(backend: KubernetesBackend, ref: JobRef) -> None:
@@ -101,8 +101,8 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
             outcomes.append(f"{ref.name} {error.diagnosis.category}")
 
     async with (
-        wires.open(patient) as (alone, one),
-        wires.open(patient, shared=True) as (shared, other),
+        wires.open(long_reads) as (alone, one),
+        wires.open(long_reads, shared=True) as (shared, other),
         anyio.create_task_group() as tasks,
     ):
         ending = await launch(alone, spec(env=simulate(run="15s")), "ends", namespace=wires.namespace)

@@ -315,8 +315,8 @@ def test_progress_shows_while_a_job_runs_and_no_last_word_is_lost(
         assert numbers(said, "the longest update took") < POST_TIMEOUT, "it waited for a post"
         assert numbers(said, "left after") < 5
         assert task.wait(120) == 0, (tmp_path / "airflow.log").read_text()[-5000:]
-        told = (tmp_path / "airflow.log").read_text()
-        assert [percent for percent in re.findall(r"progress: ([0-9]+) %", told) if 0 < int(percent) < 90]
+        airflow_log = (tmp_path / "airflow.log").read_text()
+        assert [percent for percent in re.findall(r"progress: ([0-9]+) %", airflow_log) if 0 < int(percent) < 90]
 
         jobs = real_node.api.find(TRAINER, "TrainJob", namespace)
         assert len(jobs) == 2
@@ -325,7 +325,7 @@ def test_progress_shows_while_a_job_runs_and_no_last_word_is_lost(
         with TrainJobClient(backend, namespace) as client:
             for job in jobs:
                 assert client.wait(JobRef.of(job)).metrics == last_word
-                text = said if job["metadata"]["name"].startswith("cli-") else told
+                text = said if job["metadata"]["name"].startswith("cli-") else airflow_log
                 if "status API failed" not in text:  # a server that is busy for the last 5 s has only what was before
                     last = status(real_node, namespace, job["metadata"]["name"])
                     assert last["progressPercentage"] == 100
