@@ -1,4 +1,4 @@
-"""``train``: a TrainJob as a step of a pipeline."""
+"""``train``: run a TrainJob as a step of a pipeline."""
 
 from trainjob_kfp.train.component import train
 

@@ -1,7 +1,7 @@
-"""``train``: a TrainJob as a step of a pipeline."""
+"""``train``: run a TrainJob as a step of a pipeline."""
 
-# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
-# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# KFP requires annotations that are real objects (no `from __future__ import annotations`), constants as defaults, and
+# imports in the body. It copies the source of the function, comments included, so the suppressions are here instead:
 # ruff: noqa: B006, PLC0415
 # mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
 from typing import NamedTuple
@@ -42,50 +42,56 @@ def train(
     owned_by_run: bool = False,
     task_config: dsl.TaskConfig = None,
 ) -> NamedTuple("Outputs", [("model_uri", str), ("result", dict)]):
-    """Run a Kubeflow TrainJob and wait for it: launched exactly once, however often this step's pod is started.
+    """Run a Kubeflow TrainJob and wait for it.
+
+    It is launched exactly once, no matter how often KFP restarts this step's pod.
 
     Args:
         runtime: Name of a ClusterTrainingRuntime.
-        model: What was trained. Unless outputs names another place, the training writes below its URI. Its metadata has
-            uri, trainjob, trainjob_uid, and each metric as metric.<name>.
-        metrics: The training's metrics, those that are finite numbers.
-        report: One page about the job: its ranks, times, events and metrics.
+        model: The trained model. Unless outputs has another location for it, the training writes it below the
+            artifact's URI. Its metadata has uri, trainjob, trainjob_uid, and each metric as metric.<name>.
+        metrics: Metrics of the training that are finite numbers.
+        report: HTML page about the job: its ranks, times, events and metrics.
         image: Container image of the nodes; the runtime's if empty.
-        command: Entry point of each node. $(NAME) is replaced by an environment variable, $$ is a $.
+        command: Entry point of each node. $(NAME) is replaced by an environment variable, $$ by $.
         args: Arguments of the command, or of the runtime's entry point.
         num_nodes: Number of nodes.
         num_proc_per_node: Processes on each node; the runtime's if 0.
-        resources_per_node: As {"cpu": 4, "memory": "16Gi", "gpu": 1}; or set them on the task, where KFP's cache does
-            not see them.
-        env: Environment of the nodes; secrets by reference, as {"NAME": {"valueFrom": {"secretKeyRef": ...}}}.
-        inputs: What the training reads, name to URI; the nodes find each as TRAINJOB_INPUT_<NAME>.
-        outputs: Where the training writes, name to URI; the nodes find each as TRAINJOB_OUTPUT_<NAME>.
-        spec: Everything else that a TrainJobSpec can hold: labels, runtime_patches, active_deadline_seconds, ...
-        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
-        start_timeout: Seconds from admission to the first running rank; 0 for no limit.
-        run_timeout: Seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail at once where something is in the job's way that only a person can remove: a queue that does not
-            exist, an image that is not there, more than the queue will ever have.
-        fail_on_first_crash: Fail as soon as a rank has crashed, with its last lines. Trainer's own runtimes start it
-            again and again, and the job fails minutes later if at all. Without this, a crash is told in the log.
-        on_crash_action: What becomes of the job then, which would go on: suspend, which keeps the object with the
-            diagnosis in it, cancel, which deletes it, or keep. The next try is a new job, unless it was kept.
-        on_kill_action: What becomes of the job when this step is terminated: suspend, so that the next try or "Retry
-            run" continues with it (or deletion, where a suspend takes too long), cancel, which deletes it, or keep. A
-            step whose pod is drained always keeps it.
-        cancel_on_timeout: Whether a job that outlasts one of the timeouts is deleted; else the next try adopts it.
-        retry_user_errors: Whether a retry of this step (set_retry) runs a training again that failed by itself in a way
-            that may not come again (an exception, an exit code); else only what came from outside is run again. What is
-            certain to fail again never is (a missing module, a wrong argument).
-        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
-        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+        resources_per_node: Resources, such as {"cpu": 4, "memory": "16Gi", "gpu": 1}. They can also be set on the task,
+            where KFP's cache ignores them.
+        env: Environment variables of the nodes; secrets by reference, as {"NAME": {"valueFrom": {"secretKeyRef":
+            ...}}}.
+        inputs: URIs that the training reads, by name; the nodes have each as TRAINJOB_INPUT_<NAME>.
+        outputs: URIs that the training writes, by name; the nodes have each as TRAINJOB_OUTPUT_<NAME>.
+        spec: Other fields of the TrainJobSpec: labels, runtime_patches, active_deadline_seconds, ...
+        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
+        start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
+        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue or an image that
+            does not exist, or a request for more than the queue can ever admit.
+        fail_on_first_crash: Fail as soon as a rank crashes; report the last lines of its log. Trainer's default
+            runtimes restart a crashed rank several times, so the job fails minutes later or never. If false, a crash is
+            only logged.
+        on_crash_action: What happens to the job after fail_on_first_crash. suspend: the object stays and contains the
+            diagnosis. cancel: the job is deleted. keep: the job keeps running. The next try launches a new job unless
+            the job was kept.
+        on_kill_action: What happens to the job when this step is terminated. suspend: the next try or "Retry run"
+            resumes it (it is deleted if suspending takes too long). cancel: the job is deleted. keep: the job keeps
+            running, as it always does when the step's pod is drained.
+        cancel_on_timeout: Delete the job when one of the timeouts expires. Otherwise the job keeps running and the next
+            try adopts it.
+        retry_user_errors: Whether a retry of this step (set_retry) also repeats a training that failed in its own code
+            in a way that may not repeat (an exception, an exit code). If false, only infrastructure failures are
+            repeated. A failure that is certain to repeat (a missing module, a wrong argument) never is.
+        backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
+        namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
         owned_by_run: Let Kubernetes delete the job together with the run's Workflow, which KFP keeps for a day or less.
-            The job has to be in the run's own namespace.
-        task_config: What is set on the task, by KFP itself: resources, environment, node selector, tolerations,
-            affinity and volumes are the job's.
+            The job must be in the run's namespace.
+        task_config: Set by KFP from the settings of the task: resources, environment, node selector, tolerations,
+            affinity and volumes apply to the job.
 
     Returns:
-        model_uri: Where the model is.
+        model_uri: Location of the model.
         result: The TrainJob's name, uid, attempt, metrics, outputs and times.
     """
     given = dict(locals())

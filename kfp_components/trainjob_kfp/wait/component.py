@@ -1,7 +1,7 @@
 """``wait``: wait for a TrainJob that something else has launched."""
 
-# What KFP asks of this file: annotations that are real objects (no `from __future__ import annotations`), constants as
-# defaults, imports in the body, whose source alone travels. Hence, not beside the lines, which would travel too:
+# KFP requires annotations that are real objects (no `from __future__ import annotations`), constants as defaults, and
+# imports in the body. It copies the source of the function, comments included, so the suppressions are here instead:
 # ruff: noqa: PLC0415
 # mypy: disable-error-code="type-arg, valid-type, untyped-decorator"
 from typing import NamedTuple
@@ -26,22 +26,22 @@ def wait(
     backend: str = "",
     namespace: str = "",
 ) -> NamedTuple("Outputs", [("result", dict)]):
-    """Wait for a TrainJob that something else has launched. The job is never changed: it is not this step's.
+    """Wait for a TrainJob that something else has launched. The step never changes the job.
 
     Args:
         name: Name of the TrainJob.
-        run_id: Id of the run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, so that KFP's cache never gives the answer of an earlier
-            run.
-        metrics: The training's metrics, those that are finite numbers.
-        report: One page about the job: its ranks, times, events and metrics.
-        queue_timeout: Seconds that the job may wait for admission; 0 for no limit.
-        start_timeout: Seconds from admission to the first running rank; 0 for no limit.
-        run_timeout: Seconds from admission to the end; 0 for no limit.
-        fail_fast: Fail at once where something is in the job's way that only a person can remove: a queue that does not
-            exist, an image that is not there, more than the queue will ever have.
-        fail_on_first_crash: Fail as soon as a rank has crashed, with its last lines.
-        backend: kubernetes or local; what TRAINJOB_BACKEND says if empty.
-        namespace: Kubernetes namespace of the job; what TRAINJOB_NAMESPACE says if empty.
+        run_id: Id of the run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, so that KFP's cache never reuses the result of an
+            earlier run.
+        metrics: Metrics of the training that are finite numbers.
+        report: HTML page about the job: its ranks, times, events and metrics.
+        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
+        start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
+        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself: a queue or an image that
+            does not exist, or a request for more than the queue can ever admit.
+        fail_on_first_crash: Fail as soon as a rank crashes; report the last lines of its log.
+        backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
+        namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
 
     Returns:
         result: The TrainJob's name, uid, attempt, metrics, outputs and times.
