@@ -1,4 +1,4 @@
-"""``distributed``: any lightweight component, run by all ranks of a TrainJob."""
+"""``distributed``: run a lightweight component on all ranks of a TrainJob."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def distributed(
     backend: str = "",
     namespace: str = "",
 ) -> Any:
-    """A component with the same inputs and outputs, whose function all ranks of a TrainJob run.
+    """Make a component with the same inputs and outputs whose function runs on all ranks of a TrainJob.
 
     ::
 
@@ -47,35 +47,39 @@ def distributed(
 
         fit_on_eight = distributed(fit, runtime="torch-distributed", num_nodes=2, resources_per_node={"gpu": 4})
 
-    The function runs in the component's own image, under ``torchrun`` or ``mpirun`` where the runtime is one of theirs,
-    with the runtime's variables. What rank 0 returns and writes are the step's outputs. Artifacts are brought to and
-    taken from the nodes by this package, which the image then needs (``trainjob[storage]``, also by the component's
-    ``packages_to_install``); a component with parameters alone, and metrics, needs only what KFP installs. What rank 0
-    returns travels in its termination message, which has room for 4096 bytes of JSON.
+    The function runs in the component's image, under ``torchrun`` or ``mpirun`` if the runtime uses them, with the
+    runtime's variables. The values that rank 0 returns and the artifacts that it writes are the step's outputs. This
+    package downloads and uploads artifacts on the nodes, so the image then needs ``trainjob[storage]``, for example by
+    the component's ``packages_to_install``; a component with only parameters and metrics needs only what KFP installs.
+    Rank 0 passes its return values in its termination message, which holds 4096 bytes of JSON.
 
     Args:
-        component: Made by ``dsl.component``.
+        component: A component of ``dsl.component``.
         runtime: Name of a ClusterTrainingRuntime.
         num_nodes: Number of nodes.
         num_proc_per_node: Processes on each node; the runtime's if 0.
-        resources_per_node: As ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``; or set them on the task.
-        spec: Everything else that a TrainJobSpec can hold, ``env`` included.
-        queue_timeout: See `trainjob_kfp.train`, also for all that follow.
-        start_timeout: See there.
-        run_timeout: See there.
-        fail_fast: See there.
-        fail_on_first_crash: See there.
-        on_crash_action: See there.
-        on_kill_action: See there.
-        cancel_on_timeout: See there.
-        retry_user_errors: See there.
-        owned_by_run: See there.
-        backend: See there.
-        namespace: See there.
+        resources_per_node: Resources, such as ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``; they can also be set on the
+            task.
+        spec: Other fields of the TrainJobSpec, including ``env``.
+        queue_timeout: Maximum seconds that the job waits for admission; 0 for no limit.
+        start_timeout: Maximum seconds from admission to the first running rank; 0 for no limit.
+        run_timeout: Maximum seconds from admission to the end; 0 for no limit.
+        fail_fast: Fail as soon as the job is blocked by something that cannot resolve itself.
+        fail_on_first_crash: Fail as soon as a rank crashes.
+        on_crash_action: What happens to the job after ``fail_on_first_crash``.
+        on_kill_action: What happens to the job when this step is terminated.
+        cancel_on_timeout: Delete the job when one of the timeouts expires.
+        retry_user_errors: Whether a retry also repeats a training that failed in its own code.
+        owned_by_run: Let Kubernetes delete the job together with the run's Workflow.
+        backend: kubernetes or local; the value of TRAINJOB_BACKEND if empty.
+        namespace: Kubernetes namespace of the job; the value of TRAINJOB_NAMESPACE if empty.
+
+    Returns:
+        The component.
 
     Raises:
-        TypeError: it is no lightweight component.
-        ValueError: it has an input called ``task_config``, which is needed here.
+        TypeError: `component` is not a lightweight component.
+        ValueError: `component` has an input ``task_config``, a name that `distributed` adds.
     """
     options = {name: value for name, value in locals().items() if name not in ("component", "resources_per_node")}
     options |= {"resources_per_node": dict(resources_per_node or {}), "spec": dict(spec or {})}
@@ -86,14 +90,14 @@ def distributed(
     if made is None or container is None or start is None or start + 1 >= len(words):
         raise TypeError(f"distributed() takes a lightweight component (@dsl.component), not {component!r}")
     if _CONFIG in (made.inputs or {}):
-        raise ValueError(f"{made.name} has an input {_CONFIG}: what is set on the task goes to the TrainJob here")
+        raise ValueError(f"{made.name} has an input {_CONFIG}, which distributed() adds itself; rename the input")
     options["image"] = container.image
-    # In front of the shell that starts the function is, or is not, one that installs packages.
+    # A shell that installs packages can precede the shell that starts the function.
     options["before"], options["source"] = words[: start - 2], words[start + 1]
     options["function"] = component.python_func.__name__
-    options["executor"] = _EXECUTOR  # by this word kfp.local knows what it can run without a container
+    options["executor"] = _EXECUTOR  # kfp.local recognizes by this word what it can run without a container
     container.image = STEP_IMAGE
-    # The variable leaves out KFP's authoring half, a second of the step's start, as it does in KFP's own executor.
+    # The variable skips KFP's authoring API, a second of the step's start, as in KFP's executor.
     container.command = ["env", "_KFP_RUNTIME=true", "python3", "-m", "trainjob_kfp.distribution"]
     container.args = ["--executor_input", "{{$}}", "--options", json.dumps(options)]
     made.inputs = {**(made.inputs or {}), _CONFIG: copy.deepcopy(train.component_spec.inputs[_CONFIG])}

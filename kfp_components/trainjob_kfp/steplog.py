@@ -1,4 +1,4 @@
-"""The step's log, and its termination message: what a person sees of a step."""
+"""The log and the termination message of a step, which show its outcome to users."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from typing import NoReturn
 from trainjob import TrainJobError, TrainJobFailed
 from trainjob.sanitizing import plain
 
-_MAX_MESSAGE = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
+_MAX_MESSAGE = 4096  # bytes: kubelet, MaxContainerTerminationMessageLength; the kubelet truncates longer messages
 
 
 def say(what: object) -> None:
-    """A line for the step's log, at once, without control sequences: a rank may have written it."""
-    # In one write, also where stdout is not buffered: a signal's handler may write in between.
+    """Write a line to the step's log and flush it. Control sequences are removed, since a rank can have written it."""
+    # In a single write, even if stdout is not buffered: a signal handler could write in between.
     sys.stdout.write(f"{plain(str(what))}\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def failures_explained() -> Iterator[None]:
-    """Turn an error into the last lines of the log, the termination message, and exit code 1."""
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # KFP's executor logs at INFO: a line for each request
+    """Report an error as the last lines of the log and as the termination message; exit with code 1."""
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # KFP's executor sets INFO, which logs each request
     try:
         yield
     except TrainJobError as error:
         text = str(error) if isinstance(error, TrainJobFailed) else f"error: {error}"
-        if missing := _missing_right(text):
+        if missing := _missing_permission(text):
             text += f"\nwhat to do: {_GRANT.format(*missing)}"
         try:
             leave_message(text)
         except OSError as refused:
             say(f"cannot write the termination message: {refused}")
         say(text)
-        sys.exit(1)  # a traceback would show our frames, which are not to blame, below the reason
+        sys.exit(1)  # no traceback: it would show frames of this package, which are not the cause, below the reason
 
 
 def end_process(line: str, code: int) -> NoReturn:
-    """End this process from a signal's handler, with `line` as the termination message and as the log's last line.
+    """End this process from a signal handler; `line` becomes the termination message and the last line of the log.
 
-    On a KFP backend only the message arrives after Terminate: KFP's launcher, which reads stdout, is dead by then.
+    On a KFP backend only the message arrives after Terminate: KFP's launcher, which reads stdout, has already ended.
     """
     try:
         leave_message(line)
     finally:
         try:
-            # Past Python's buffers: the interrupted code may hold their lock.
+            # Bypass Python's buffers: the interrupted code may hold their lock.
             os.write(1, f"{line}\n".encode())
-        finally:  # also where nobody reads stdout any more (EPIPE)
+        finally:  # also if stdout is closed (EPIPE)
             os._exit(code)
 
 
 def leave_message(text: str) -> None:
-    """Leave `text` as the container's termination message, the only text of a failed step that reaches the Workflow.
+    """Write `text` as the container's termination message, the only text of a failed step that the Workflow contains.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the message cannot be written.
     """
     given = os.environ.get("TRAINJOB_TERMINATION_LOG")
     path = Path(given or "/dev/termination-log")
@@ -70,13 +70,13 @@ def leave_message(text: str) -> None:
 
 
 _GRANT = (
-    "have an administrator give {} {} the verb {!r} on {}: `trainjob install --only rbac -n {} "
-    "--service-account {}` prints the Role and its binding, for `kubectl apply --server-side -f -`"
+    "ask an administrator to allow {} {} the verb {!r} on {}: `trainjob install --only rbac -n {} "
+    "--service-account {} | kubectl apply --server-side -f -`"
 )
 
 
-def _missing_right(text: str) -> tuple[str, ...] | None:
-    """Of an API server's refusal: kind and name of who asked, the verb, on what, where, and the account again."""
+def _missing_permission(text: str) -> tuple[str, ...] | None:
+    """Parse an API server's refusal: kind and name of the user, verb, resource, namespace, and the account again."""
     found = _FORBIDDEN.search(text)
     if found is None:
         return None

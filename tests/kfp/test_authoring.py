@@ -209,7 +209,7 @@ def test_only_lightweight_components_can_be_distributed() -> None:
     for what in (container, lambda: None):
         with pytest.raises(TypeError, match="takes a lightweight component"):
             distributed(what, runtime="torch-distributed")
-    with pytest.raises(ValueError, match="has an input task_config"):
+    with pytest.raises(ValueError, match="has an input task_config, which distributed"):
         distributed(configured, runtime="torch-distributed")
 
 
