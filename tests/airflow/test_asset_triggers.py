@@ -36,7 +36,7 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(self: TrainJobHook) -> Target:
         return Target()
 
-    monkeypatch.setattr(TrainJobHook, "_atarget", none)
+    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
 
 
 def finish(key: str, code: str = "", **labels: str) -> str:
@@ -90,7 +90,7 @@ def test_jobs_that_end_are_told_once_through_restarts() -> None:
         second = await asyncio.to_thread(finish, "two", "raise SystemExit(3)", team="a")
         told = await events(trigger(), 2)
         assert [(each["name"], each["phase"]) for each in told] == [(first, "Complete"), (second, "Failed")]
-        await trigger()._remember((await trigger()._look(await trigger()._seen()))[1])
+        await trigger()._store_position((await trigger()._poll(await trigger()._seen()))[1])
         third = await asyncio.to_thread(finish, "three", team="a")
         (one,) = await events(trigger(), 1)
         assert one["name"] == third

@@ -120,7 +120,7 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(self: TrainJobHook) -> Target:
         return Target()
 
-    monkeypatch.setattr(TrainJobHook, "_atarget", none)
+    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
 
 
 @pytest.mark.usefixtures("no_connection")

@@ -1,4 +1,4 @@
-"""What connections say about the cluster."""
+"""`TrainJobHook`: connections become credentials, backends and clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def credentials(hook: TrainJobHook) -> Credentials:
         return client.backend.credentials
 
 
-def test_its_own_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_of_type_trainjob(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_NAMESPACE", "from-environment")
     with hook(monkeypatch, extra={"backend": "local"}).client() as client:
         assert isinstance(client.backend, LocalBackend)
@@ -77,7 +77,7 @@ def test_an_api_server_and_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "extra__kubernetes__"])
-def test_a_kubernetes_connection_as_it_is(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+def test_an_existing_kubernetes_connection(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
     extra = {f"{prefix}kube_config": json.dumps(KUBECONFIG), f"{prefix}namespace": "team", f"{prefix}in_cluster": False}
     with hook(monkeypatch, "kubernetes", extra=extra).client() as client:
         assert isinstance(client.backend, KubernetesBackend)
@@ -94,41 +94,56 @@ def test_context_and_namespace_of_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) 
     assert found.load().host == "https://b.test:6443"
 
 
-def test_a_kubeconfig_under_a_name_that_airflow_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubeconfig_in_a_field_that_airflow_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     text = yaml.safe_dump(KUBECONFIG)
     for name in ("secret_kube_config", "kube_config"):
         found = credentials(hook(monkeypatch, extra={"backend": "kubernetes", name: text}))
         assert found.load().host == "https://a.test:6443"
 
 
-def test_fields_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = {"in_cluster": True, "kube_config_path": "/etc/kubeconfig"}
-    with pytest.raises(ConfigurationError, match="connection c: only one of in_cluster, kubeconfig can say where"):
-        hook(monkeypatch, "kubernetes", extra=both).client()
-    with pytest.raises(ConfigurationError, match="a token needs the URL of its API server"):
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"extra": {"in_cluster": True, "kube_config_path": "/etc/kubeconfig"}}, "in_cluster, kube_config_path"),
+        ({"extra": {"kube_config_path": "/a", "secret_kube_config": "{}"}}, "kube_config_path, secret_kube_config"),
+        ({"extra": {"kube_config_path": "/a", "kube_config": "{}"}}, "kube_config_path, kube_config"),
+        ({"host": "https://a.test", "extra": {"secret_kube_config": "{}"}}, "secret_kube_config, host"),
+    ],
+)
+def test_fields_that_exclude_each_other(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], names: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^connection c: set only one of {names}$"):
+        hook(monkeypatch, **fields).client()
+
+
+def test_errors_name_the_field_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"^connection c: password \(bearer token\) needs host \(API server\)"):
         hook(monkeypatch, password="hunter2").client()
+    with pytest.raises(ConfigurationError, match=r"^connection c: backend is 'cloud'; set it to kubernetes or local"):
+        hook(monkeypatch, extra={"backend": "cloud"}).client()
+    with pytest.raises(ConfigurationError, match=r"^connection c: namespace: 'My Team' is not a namespace"):
+        hook(monkeypatch, extra={"backend": "local", "namespace": "My Team"}).client()
 
 
 def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("http", "aws", ""):
-        with pytest.raises(ConfigurationError, match="TrainJobs need one of type 'trainjob' or 'kubernetes'"):
+        with pytest.raises(ConfigurationError, match="use a connection of type 'trainjob' or 'kubernetes'"):
             hook(monkeypatch, kind).client()
 
 
-def test_in_cluster_without_a_pod_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_cluster_outside_a_pod_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = credentials(hook(monkeypatch, "kubernetes", extra={"in_cluster": "true"}))
     with pytest.raises(ConfigurationError, match="no cluster is configured"):
         found.load()
 
 
-def test_a_connection_that_is_not_there() -> None:
-    with pytest.raises(AirflowNotFoundException, match="there is no connection 'nosuch'"):
+def test_a_connection_that_does_not_exist() -> None:
+    with pytest.raises(AirflowNotFoundException, match="connection 'nosuch' does not exist"):
         TrainJobHook("nosuch").client()
 
 
 def test_secrets_of_a_connection_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = hook(monkeypatch, extra={"kube_config": json.dumps(KUBECONFIG)})
-    assert "by-plugin" not in repr(found._target())
+    assert "by-plugin" not in repr(found._resolve())
     assert found.get_connection("c").conn_id == "c"
 
 
@@ -141,15 +156,15 @@ def test_secrets_of_a_connection_are_masked(monkeypatch: pytest.MonkeyPatch) -> 
         {"backend": "kubernetes", "kube_config_path": "/a", "cluster_context": "b", "disable_verify_ssl": True},
     ],
 )
-def test_a_connection_without_secrets_is_told_to_triggers(
+def test_a_connection_without_secrets_is_passed_to_triggers(
     monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
 ) -> None:
     found = hook(monkeypatch, extra=extra)
-    told = json.loads(json.dumps(found.public()))
+    target = json.loads(json.dumps(found.target()))
     monkeypatch.delenv("AIRFLOW_CONN_C")
-    again = TrainJobHook("c", told)
-    assert again._target() == found._target()
-    assert again.public() == told
+    again = TrainJobHook("c", target)
+    assert again._resolve() == found._resolve()
+    assert again.target() == target
 
 
 @pytest.mark.parametrize(
@@ -161,12 +176,14 @@ def test_a_connection_without_secrets_is_told_to_triggers(
         {"kind": "kubernetes", "extra": {"kube_config": KUBECONFIG}},
     ],
 )
-def test_a_connection_with_secrets_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
-    assert hook(monkeypatch, **fields).public() is None
+def test_a_connection_with_secrets_is_not_passed_to_triggers(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    assert hook(monkeypatch, **fields).target() is None
 
 
-def test_nothing_is_told_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the default connection does not exist the triggerer's own environment decides."""
+def test_settings_of_the_environment_are_not_passed_to_triggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the default connection, the triggerer's own environment decides."""
     monkeypatch.setenv("TRAINJOB_BACKEND", "kubernetes")
-    told = TrainJobHook().public()
-    assert told == {"backend": None, "namespace": None, "credentials": None}
+    target = TrainJobHook().target()
+    assert target == {"backend": None, "namespace": None, "credentials": None}

@@ -298,7 +298,7 @@ def test_a_connection_that_is_not_there(run: Run) -> None:
         step(trainjob_conn_id="nowhere", retries=2)
     ran = run(dag)
     assert isinstance(ran.errors["train"], TrainJobFatal)
-    assert "there is no connection 'nowhere'" in str(ran.errors["train"])
+    assert "connection 'nowhere' does not exist" in str(ran.errors["train"])
 
 
 @both

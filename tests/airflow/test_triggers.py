@@ -36,7 +36,7 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(self: TrainJobHook) -> Target:
         return Target()
 
-    monkeypatch.setattr(TrainJobHook, "_atarget", none)
+    monkeypatch.setattr(TrainJobHook, "_aresolve", none)
 
 
 async def started(code: str, key: str = "k", **fields: Any) -> tuple[Backend, JobRef]:
@@ -84,7 +84,7 @@ REF = JobRef("ns", "train-abc-2", "uid-1", 2)
         trigger_of(
             REF, queue_timeout=1.5, start_timeout=60, deadline="2026-11-21T10:00:00+00:00", on_kill_action="keep",
             get_logs=False, resumed=2, fail_on_first_crash=True,
-            target=Target("kubernetes", "ns", Credentials(in_cluster=True)).public(),
+            target=Target("kubernetes", "ns", Credentials(in_cluster=True)).as_json(),
         ),
         TrainJobStateTrigger(trainjob_conn_id="c", namespace=None, name="n", phases=["Running"], poll_interval=3),
     ],

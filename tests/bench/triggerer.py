@@ -238,7 +238,7 @@ class Measure:
         names = self._bench.create("ours", number)
         found = self._cluster.api.find(TRAINER, "TrainJob", "ours")
         uids = {each["metadata"]["name"]: each["metadata"]["uid"] for each in found}
-        target = Target("kubernetes", None, Credentials(kubeconfig=str(self._bench.kubeconfig))).public()
+        target = Target("kubernetes", None, Credentials(kubeconfig=str(self._bench.kubeconfig))).as_json()
         common = {"trainjob_conn_id": "trainjob_default", "namespace": "ours", "attempt": 1, "target": target}
         jobs = {name: common | {"name": name, "uid": uids[name]} for name in names}
         trigger = "trainjob_airflow.triggers.trainjob.TrainJobTrigger"

@@ -153,7 +153,7 @@ async def main(job):
     async for event in trigger.run():
         print(json.dumps(event.payload), flush=True)
 
-TrainJobHook._atarget = none
+TrainJobHook._aresolve = none
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s", force=True)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""`TrainJobHook`: where TrainJobs run, from an Airflow connection or from the environment."""
+"""`TrainJobHook`: connects to where TrainJobs run, by an Airflow connection or by the environment."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """What a connection says.
+    """The settings of a connection.
 
     Attributes:
-        backend: Name of the backend; None where ``TRAINJOB_BACKEND`` decides.
-        namespace: Of jobs that name none; None where ``TRAINJOB_NAMESPACE`` or the backend decides.
-        credentials: Of the cluster; None where its kubeconfig or the pod's own service account is found as usual.
-        links: Field of the connection -> address of a link, see `trainjob_airflow.links`.
+        backend: Name of the backend; ``TRAINJOB_BACKEND`` decides if None.
+        namespace: Default namespace of jobs; ``TRAINJOB_NAMESPACE`` or the backend decides if None.
+        credentials: Of the cluster; None: the kubeconfig or the pod's service account is used.
+        links: Field of the connection -> URL template of a link, see `trainjob_airflow.links`.
     """
 
     backend: str | None = None
@@ -35,35 +35,40 @@ class Target:
     links: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of(cls, public: Mapping[str, Any]) -> Target:
-        """What `public` has returned, in another process."""
+    def from_json(cls, packed: Mapping[str, Any]) -> Target:
+        """Restore what `as_json` returned."""
         from trainjob.backends.kubernetes.credentials import Credentials
 
-        given = public["credentials"]
-        return cls(public["backend"], public["namespace"], None if given is None else Credentials(**given))
+        credentials = packed["credentials"]
+        return cls(packed["backend"], packed["namespace"], None if credentials is None else Credentials(**credentials))
 
-    def public(self) -> dict[str, Any] | None:
-        """Itself as JSON, without links; None where a secret is in it, or an address, which may have one."""
-        given = self.credentials
-        if given is not None and (given.kubeconfig_text or given.host or given.token):
+    def as_json(self) -> dict[str, Any] | None:
+        """The settings as JSON values, without links; None if they hold a secret or an API server's URL.
+
+        A URL can contain a password.
+        """
+        credentials = self.credentials
+        if credentials is None:
+            return {"backend": self.backend, "namespace": self.namespace, "credentials": None}
+        if credentials.kubeconfig_text or credentials.host or credentials.token:
             return None
-        said = {each.name: getattr(given, each.name) for each in fields(given)} if given is not None else {}
-        kept = {name: value for name, value in said.items() if value is not None}
-        return {"backend": self.backend, "namespace": self.namespace, "credentials": kept or None}
+        values = {each.name: getattr(credentials, each.name) for each in fields(credentials)}
+        packed = {name: value for name, value in values.items() if value is not None}
+        return {"backend": self.backend, "namespace": self.namespace, "credentials": packed}
 
 
 _SHARED: dict[tuple[asyncio.AbstractEventLoop, Target], tuple[Backend, int]] = {}
-"""By event loop and connection: a backend, and how many use it."""
+"""Event loop and connection -> a backend and the number of its users."""
 
 
 class TrainJobHook(BaseHook):
-    """Gives out backends and clients.
+    """Creates backends and clients from an Airflow connection.
 
     Args:
-        trainjob_conn_id: Connection of type ``trainjob``, or a ``kubernetes`` one as other providers have it. What it
-            leaves out, and all of it where the *default* connection does not exist, is decided by ``TRAINJOB_*``
-            and by the kubeconfig or service account of the worker and the triggerer.
-        target: What `public` said of that connection, which is then not looked up.
+        trainjob_conn_id: Connection of type ``trainjob`` or ``kubernetes``. ``TRAINJOB_*`` and the kubeconfig or
+            service account of the worker and the triggerer decide about fields that are left empty, and about all of
+            them if the *default* connection does not exist.
+        target: What the method `target` returned for that connection, which is then not looked up.
     """
 
     conn_name_attr = "trainjob_conn_id"
@@ -76,52 +81,53 @@ class TrainJobHook(BaseHook):
     ) -> None:
         super().__init__(**kwargs)
         self.trainjob_conn_id = trainjob_conn_id
-        self._known = None if target is None else Target.of(target)
+        self._known = None if target is None else Target.from_json(target)
 
     def get_conn(self) -> TrainJobClient:
-        """The same as `client`."""
+        """Return `client()`."""
         return self.client()
 
     def client(self, namespace: str | None = None) -> TrainJobClient:
-        """A synchronous client; use it as a context manager.
+        """Return a synchronous client; use it as a context manager.
 
         Args:
-            namespace: Namespace of the jobs, instead of the connection's.
+            namespace: Namespace of the jobs; the connection's if left out.
 
         Raises:
-            AirflowNotFoundException: A connection other than the default one was named, and there is none.
-            ConfigurationError: The backend is unknown or not configured, or the connection is wrong.
+            AirflowNotFoundException: The connection does not exist, and it is not the default one.
+            ConfigurationError: The connection is invalid, or its backend is not installed.
         """
-        from trainjob import TrainJobClient, connect  # pydantic, anyio: not in a DAG file
+        from trainjob import TrainJobClient, connect  # imports pydantic and anyio, which DAG files do not need
 
-        target = self._target()
-        return TrainJobClient(connect(target.backend, credentials=target.credentials), namespace or target.namespace)
+        target = self._resolve()
+        backend = connect(target.backend, credentials=target.credentials)
+        return TrainJobClient(backend, namespace or self._namespace(target))
 
     async def backend(self) -> Backend:
-        """The backend, for code on an event loop (triggers). Close it after use: ``await backend.aclose()``.
+        """Return a backend, for code on an event loop (triggers). Close it after use: ``await backend.aclose()``.
 
         Raises:
-            AirflowNotFoundException: See `client`.
-            ConfigurationError: See `client`.
+            AirflowNotFoundException: The connection does not exist, and it is not the default one.
+            ConfigurationError: The connection is invalid, or its backend is not installed.
         """
         from trainjob import connect
 
-        target = await self._atarget()
+        target = await self._aresolve()
         return connect(target.backend, credentials=target.credentials)
 
     @asynccontextmanager
     async def shared_backend(self) -> AsyncIterator[Backend]:
         """The backend that all triggers of this process share while they run, for code on an event loop.
 
-        On a cluster they share one watch of TrainJobs and one of pods for each namespace, however many they are.
+        On a cluster, all of them share one watch of TrainJobs and one of pods for each namespace.
 
         Raises:
-            AirflowNotFoundException: See `client`.
-            ConfigurationError: See `client`.
+            AirflowNotFoundException: The connection does not exist, and it is not the default one.
+            ConfigurationError: The connection is invalid, or its backend is not installed.
         """
         from trainjob import connect
 
-        target = await self._atarget()
+        target = await self._aresolve()
         key = (asyncio.get_running_loop(), target)
         backend, users = _SHARED.get(key) or (connect(target.backend, shared=True, credentials=target.credentials), 0)
         _SHARED[key] = (backend, users + 1)
@@ -135,28 +141,28 @@ class TrainJobHook(BaseHook):
                 await backend.aclose()
 
     async def namespace(self) -> str | None:
-        """Namespace of jobs that name none, for code on an event loop; the backend's own if None."""
+        """The default namespace of jobs, for code on an event loop; None: the backend's default."""
         from trainjob import Settings
 
-        return (await self._atarget()).namespace or Settings().namespace
+        return self._namespace(await self._aresolve()) or Settings().namespace
 
-    def public(self) -> dict[str, Any] | None:
-        """What the connection says, for the arguments of a trigger; None where a secret is part of it.
+    def target(self) -> dict[str, Any] | None:
+        """The connection's settings as an argument of a trigger; None if they hold a secret.
 
-        A triggerer that has to ask for one connection loads Airflow's execution API for that: 80 MB (3.3.2).
+        With it a triggerer does not look the connection up. One look-up loads Airflow's execution API: 80 MB (3.3.2).
 
         Raises:
-            AirflowNotFoundException: See `client`.
-            ConfigurationError: The connection is wrong.
+            AirflowNotFoundException: The connection does not exist, and it is not the default one.
+            ConfigurationError: The connection is invalid.
         """
-        return self._target().public()
+        return self._resolve().as_json()
 
     def links(self) -> Mapping[str, str]:
-        """Addresses of links, as templates; see `trainjob_airflow.links`."""
-        return self._target().links
+        """Field of the connection -> URL template of a link, see `trainjob_airflow.links`."""
+        return self._resolve().links
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether jobs can be listed."""
+        """Test the connection by listing jobs."""
         from trainjob import TrainJobError
 
         try:
@@ -166,7 +172,7 @@ class TrainJobHook(BaseHook):
         except (TrainJobError, AirflowNotFoundException) as error:
             return False, str(error)
 
-    def _target(self) -> Target:
+    def _resolve(self) -> Target:
         if self._known is None:
             try:
                 connection = self.get_connection(self.trainjob_conn_id)
@@ -176,8 +182,8 @@ class TrainJobHook(BaseHook):
                 self._known = _read(connection, connection.extra_dejson)
         return self._known
 
-    async def _atarget(self) -> Target:
-        """The same on an event loop, where Airflow's synchronous calls would deadlock (apache/airflow#71891)."""
+    async def _aresolve(self) -> Target:
+        """Resolve on an event loop, where Airflow's synchronous calls would deadlock (apache/airflow#71891)."""
         from airflow.providers.common.compat.connection import (
             get_async_connection,
             get_async_extra_dejson,
@@ -192,11 +198,22 @@ class TrainJobHook(BaseHook):
                 self._known = _read(connection, await get_async_extra_dejson(connection))
         return self._known
 
+    def _namespace(self, target: Target) -> str | None:
+        from trainjob import names
+        from trainjob.errors import ConfigurationError
+
+        if not target.namespace:
+            return None
+        try:
+            return names.namespace(target.namespace)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"connection {self.trainjob_conn_id}: namespace: {error}") from None
+
     def _without_connection(self) -> Target:
         if self.trainjob_conn_id != self.default_conn_name:
             raise AirflowNotFoundException(
-                f"there is no connection {self.trainjob_conn_id!r}; create one of type trainjob, or leave "
-                "trainjob_conn_id out to take TRAINJOB_BACKEND and TRAINJOB_NAMESPACE from the environment"
+                f"connection {self.trainjob_conn_id!r} does not exist: create it with type trainjob, or leave "
+                "trainjob_conn_id out to use TRAINJOB_BACKEND and TRAINJOB_NAMESPACE of the environment"
             )
         return Target()
 
@@ -205,50 +222,67 @@ _LINKS = ("job_url", "logs_url", "model_url")
 
 
 def _read(connection: Connection, extra: Mapping[str, Any]) -> Target:
-    """What a connection of type ``trainjob`` or ``kubernetes`` says; the fields they share have the same names.
+    """The settings of a connection of type ``trainjob`` or ``kubernetes``; fields that both have share their names.
 
     Raises:
-        ConfigurationError: It is of another type, or its fields contradict each other.
+        ConfigurationError: Its type is another one, or its fields are invalid or exclude each other.
     """
+    from trainjob.backends import BACKENDS
     from trainjob.errors import ConfigurationError
 
     if connection.conn_type not in ("trainjob", "kubernetes"):
         raise ConfigurationError(
-            f"connection {connection.conn_id} is of type {connection.conn_type!r}; "
-            "TrainJobs need one of type 'trainjob' or 'kubernetes'"
+            f"connection {connection.conn_id} has type {connection.conn_type!r}; "
+            "use a connection of type 'trainjob' or 'kubernetes'"
         )
-    # Airflow 1 and 2 put the fields of a kubernetes connection under long names, and many still stand so.
-    given = {
+    # Airflow 1 and 2 gave the fields of a kubernetes connection a long prefix, which many connections still have.
+    values = {
         name.removeprefix("extra__kubernetes__"): value for name, value in extra.items() if value not in (None, "")
     }
-    backend = given.get("backend") or ("kubernetes" if connection.conn_type == "kubernetes" else None)
-    links = {name: str(given[name]) for name in _LINKS if name in given}
-    return Target(backend, given.get("namespace"), _credentials(connection, given), links)
+    backend = values.get("backend") or ("kubernetes" if connection.conn_type == "kubernetes" else None)
+    if backend is not None and backend not in BACKENDS:
+        raise ConfigurationError(
+            f"connection {connection.conn_id}: backend is {backend!r}; set it to {' or '.join(BACKENDS)}"
+        )
+    links = {name: str(values[name]) for name in _LINKS if name in values}
+    return Target(backend, values.get("namespace"), _credentials(connection, values), links)
 
 
-def _credentials(connection: Connection, given: Mapping[str, Any]) -> Credentials | None:
+def _credentials(connection: Connection, values: Mapping[str, Any]) -> Credentials | None:
     from trainjob.backends.kubernetes.credentials import Credentials
     from trainjob.errors import ConfigurationError
 
-    kubeconfig = given.get("secret_kube_config") or given.get("kube_config")
-    fields: dict[str, Any] = {
-        "kubeconfig": given.get("kube_config_path"),
-        "kubeconfig_text": kubeconfig if isinstance(kubeconfig, str | None) else json.dumps(kubeconfig),
-        "context": given.get("cluster_context"),
-        "in_cluster": True if _is_true(given.get("in_cluster")) else None,
-        "host": connection.host if connection.conn_type == "trainjob" else None,
-        "token": connection.password if connection.conn_type == "trainjob" else None,
-        "ca_file": given.get("ca_file"),
+    host, token = (connection.host, connection.password) if connection.conn_type == "trainjob" else (None, None)
+    text_field = "secret_kube_config" if values.get("secret_kube_config") else "kube_config"
+    kubeconfig = values.get(text_field)
+    in_cluster = _is_true(values.get("in_cluster"))
+    clusters = {
+        "in_cluster": in_cluster,
+        "kube_config_path": values.get("kube_config_path"),
+        text_field: kubeconfig is not None,
+        "host": host,
     }
-    said = [name for name in ("in_cluster", "kubeconfig", "kubeconfig_text", "host") if fields[name]]
-    if len(said) > 1:
-        raise ConfigurationError(f"connection {connection.conn_id}: only one of {', '.join(said)} can say where")
-    if fields["token"] and not fields["host"]:
-        raise ConfigurationError(f"connection {connection.conn_id}: a token needs the URL of its API server (host)")
-    found = {name: value for name, value in fields.items() if value is not None and value != ""}
-    if _is_true(given.get("disable_verify_ssl")):
-        found["verify"] = False
-    return Credentials(**found) if found else None
+    chosen = [name for name, value in clusters.items() if value]
+    if len(chosen) > 1:
+        raise ConfigurationError(f"connection {connection.conn_id}: set only one of {', '.join(chosen)}")
+    if token and not host:
+        raise ConfigurationError(
+            f"connection {connection.conn_id}: password (bearer token) needs host (API server): set host to the URL of "
+            "the API server, such as https://cluster.example:6443"
+        )
+    settings: dict[str, Any] = {
+        "kubeconfig": values.get("kube_config_path"),
+        "kubeconfig_text": kubeconfig if isinstance(kubeconfig, str | None) else json.dumps(kubeconfig),
+        "context": values.get("cluster_context"),
+        "in_cluster": True if in_cluster else None,
+        "host": host,
+        "token": token,
+        "ca_file": values.get("ca_file"),
+    }
+    given = {name: value for name, value in settings.items() if value is not None and value != ""}
+    if _is_true(values.get("disable_verify_ssl")):
+        given["verify"] = False
+    return Credentials(**given) if given else None
 
 
 def _is_true(value: object) -> bool:

@@ -270,7 +270,7 @@ class TrainJobTask(StrictTemplates):
         from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
         deadline = self._deadline(context)
-        target = self._of_connection(TrainJobHook.public)
+        target = self._of_connection(TrainJobHook.target)
         begin_deferral(context)
         self.defer(
             trigger=TrainJobTrigger(

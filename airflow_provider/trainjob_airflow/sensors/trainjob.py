@@ -112,7 +112,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
                     phases=list(sought.phases),
                     condition=sought.condition,
                     poll_interval=self.poke_interval,
-                    target=TrainJobHook(self.trainjob_conn_id).public(),
+                    target=TrainJobHook(self.trainjob_conn_id).target(),
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout),

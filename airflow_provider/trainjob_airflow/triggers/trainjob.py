@@ -58,7 +58,7 @@ class TrainJobTrigger(BaseTrigger):
         on_kill_action: ``cancel``, ``suspend`` or ``keep``: what becomes of the job when a person kills the task.
         get_logs: Whether lines of the ranks go to the task's log.
         resumed: How often the task was deferred again after an error.
-        target: What the connection says, if it holds no secret: `TrainJobHook.public`.
+        target: What the connection says, if it holds no secret: `TrainJobHook.target`.
         **wait_options: `trainjob.WaitOptions.as_json`.
     """
 

@@ -20,11 +20,11 @@ DAG, NAMESPACE = "bad_input", "bad-input"
 
 # Task: exception, tries, what a user reads.
 BROKEN = {
-    "wrong_connection": ("TrainJobFatal", 1, "there is no connection 'nosuch'; create one of type trainjob"),
+    "wrong_connection": ("TrainJobFatal", 1, "connection 'nosuch' does not exist: create it with type trainjob"),
     "wrong_connection_of_a_sensor": (
         "TrainJobFatal",
         1,
-        "there is no connection 'nosuch'; create one of type trainjob",
+        "connection 'nosuch' does not exist: create it with type trainjob",
     ),
     "undefined_name": ("TrainJobFatal", 1, "the template of 'env' cannot be rendered: 'nosuch' is undefined"),
     "undefined_in_mapped": ("TrainJobFatal", 1, "the template of 'env' cannot be rendered: 'nosuch' is undefined"),

@@ -34,7 +34,7 @@ OUTAGE = 120.0 if campaigns.FULL else 20.0  # seconds
 MANY = 50 if campaigns.FULL else 12
 
 CLEAR = {
-    "no_connection": "there is no connection 'nosuch'",
+    "no_connection": "connection 'nosuch' does not exist",
     "no_runtime": "there is no ClusterTrainingRuntime 'nosuch'",
     "forbidden": r'cannot create resource "trainjobs" in API group "trainer.kubeflow.org" in the namespace "{}"',
     "ended_token": "the credentials are refused, also after they were read again",
