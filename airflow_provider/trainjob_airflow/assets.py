@@ -1,4 +1,4 @@
-"""Airflow's assets: what events of a task's outlets say, and the partition that a run is for."""
+"""Airflow's assets: the events of a task's outlets, and the partition key of a run."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 _LABEL, _VARIABLE = "airflow.apache.org/partition-key", "AIRFLOW_PARTITION_KEY"
 
 
-def announce(context: Context, operator: BaseOperator, told: Mapping[str, Any]) -> None:
-    """Let the event of each asset among the outlets say what came of the job.
+def set_extra(context: Context, operator: BaseOperator, result: Mapping[str, Any]) -> None:
+    """Add the job's result to the event of each asset among the outlets.
 
-    Its extra gets ``trainjob`` (``namespace/name``), ``uid``, ``metrics``, and each of the job's outputs by its name:
-    of an export ``uri``, ``digest``, ``version``. What an author has put there already stays.
+    The event's extra gets ``trainjob`` (``namespace/name``), ``uid``, ``metrics`` and each output of the job under its
+    name: for an export ``uri``, ``digest``, ``version``. Keys that the DAG author has set are kept.
 
     Args:
         context: Of the task.
-        operator: Whose outlets.
-        told: What its task returns.
+        operator: The operator with the outlets.
+        result: What `execute` returns.
     """
     from airflow.providers.common.compat.sdk import Asset
 
     extra = {
-        **{name: value for name, value in told["outputs"].items() if name != "name"},
-        "trainjob": f"{told['namespace']}/{told['name']}",
-        "uid": told["uid"],
-        "metrics": dict(told["metrics"]),
+        **{name: value for name, value in result["outputs"].items() if name != "name"},
+        "trainjob": f"{result['namespace']}/{result['name']}",
+        "uid": result["uid"],
+        "metrics": dict(result["metrics"]),
     }
     for outlet in operator.outlets or []:
         if isinstance(outlet, Asset):
@@ -40,7 +40,7 @@ def announce(context: Context, operator: BaseOperator, told: Mapping[str, Any]) 
 
 
 def with_partition(spec: TrainJobSpec, context: Context | None) -> TrainJobSpec:
-    """The spec with the partition key of the run (Airflow 3.2) as a label and for the nodes, where there is one."""
+    """Add the partition key of the run (Airflow 3.2), if it has one, as a label and in the environment of the nodes."""
     key = context.get("partition_key") if context else None
     if not key:
         return spec

@@ -1,9 +1,9 @@
-"""Links of a task: its job, the job's logs, the model's version. Their addresses are templates of the connection.
+"""Links of a task in Airflow's UI: its TrainJob, the job's logs, the model version.
 
-Without ``job_url``, the link to the job leads to the task's own XComs, where the job's identity is from its launch on.
+The connection's fields ``job_url``, ``logs_url`` and ``model_url`` are the templates of their URLs. Without
+``job_url``, the link to the job opens the task's XComs, which hold the job's identity from its launch on.
 
-Airflow asks for them at the end of each phase of a task, also when it is deferred; `push` gives them as soon as the job
-exists.
+Airflow reads the links only when a task ends or defers; `push` shows them as soon as the job exists.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 
 class _Link(BaseOperatorLink):
-    """A link whose address the operator knows."""
+    """A link whose URL is in the operator's `links`."""
 
     template = ""
-    """Name of the connection's field with the address."""
+    """The connection's field with the URL template."""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address; empty where the connection has none, or there is no job yet."""
+        """The URL; empty if the connection has no template for it, or there is no job yet."""
         del ti_key
         return str(getattr(operator, "links", {}).get(self.template, ""))
 
 
 class TrainJobLink(_Link):
-    """The TrainJob in a dashboard, else the XComs of the task."""
+    """The TrainJob in a dashboard, or the XComs of the task."""
 
     name = "TrainJob"
     template = "job_url"
 
 
 class TrainJobLogsLink(_Link):
-    """Logs of its ranks in a log store."""
+    """Logs of the job's ranks in a log store."""
 
     name = "TrainJob logs"
     template = "logs_url"
 
 
 class ModelVersionLink(_Link):
-    """The version of the model in its registry."""
+    """The model version in the model registry."""
 
     name = "Model version"
     template = "model_url"
@@ -56,28 +56,28 @@ LINKS: tuple[_Link, ...] = (TrainJobLink(), TrainJobLogsLink())
 MODEL_LINK = ModelVersionLink()
 
 
-def addresses(templates: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-    """The addresses that can be told with `values`.
+def format_urls(templates: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+    """Fill the URL templates for which `values` has every placeholder.
 
     Args:
-        templates: Field of the connection -> address with ``{namespace}``, ``{name}``, ``{uid}``, ``{started}``,
-            ``{model}``, ``{version}`` in it, each of which is quoted for URLs.
-        values: By those names.
+        templates: Field of the connection -> URL template with ``{namespace}``, ``{name}``, ``{uid}``, ``{started}``,
+            ``{model}``, ``{version}``.
+        values: Placeholder -> value, which is quoted for URLs.
     """
-    known = {name: quote(str(value), safe="") for name, value in values.items()}
-    found = {}
+    quoted = {name: quote(str(value), safe="") for name, value in values.items()}
+    urls = {}
     for link in (*LINKS, MODEL_LINK):
         template = templates.get(link.template)
         if isinstance(template, str) and template:
             try:
-                found[link.template] = template.format_map(known)
-            except (KeyError, IndexError, ValueError):  # not known yet, or no such name: there is no link then
+                urls[link.template] = template.format_map(quoted)
+            except (KeyError, IndexError, ValueError):  # no value yet, or the template is invalid: no link
                 continue
-    return found
+    return urls
 
 
 def xcom_page(ti: Any) -> str:
-    """Address of the XComs of a task instance in Airflow's UI; the same in Airflow 3.0 to 3.3.
+    """URL of the XComs of a task instance in Airflow's UI; the same in Airflow 3.0 to 3.3.
 
     Without ``[api] base_url`` it is a path, which browsers resolve.
     """
@@ -88,7 +88,7 @@ def xcom_page(ti: Any) -> str:
 
 
 def push(context: Context, operator: BaseOperator) -> None:
-    """Show the operator's links now, and not only when its task ends."""
+    """Show the operator's links now, before its task ends or defers."""
     for link in operator.operator_extra_links:
         if address := link.get_link(operator, ti_key=cast("TaskInstanceKey", context["ti"])):  # as Airflow itself does
             context["ti"].xcom_push(key=link.xcom_key, value=address)

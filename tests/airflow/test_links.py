@@ -13,7 +13,7 @@ from tests.airflow.conftest import Run, python
 from tests.airflow.versions import older_than
 
 from trainjob_airflow import lineage
-from trainjob_airflow.links import addresses
+from trainjob_airflow.links import format_urls
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
 LINKS = {
@@ -100,8 +100,8 @@ def _decoded(value: str) -> Any:
 
 def test_addresses_take_only_what_is_known() -> None:
     values = {"namespace": "ns", "name": "a b", "uid": "u"}
-    assert addresses(LINKS, values) == {"job_url": "https://dashboard.test/ns/a%20b?uid=u"}
-    assert addresses({"job_url": "{nosuch}", "logs_url": "{", "model_url": None}, values) == {}
+    assert format_urls(LINKS, values) == {"job_url": "https://dashboard.test/ns/a%20b?uid=u"}
+    assert format_urls({"job_url": "{nosuch}", "logs_url": "{", "model_url": None}, values) == {}
 
 
 def test_an_outlets_event_says_what_came_of_the_job(run: Run) -> None:

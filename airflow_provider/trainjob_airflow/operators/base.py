@@ -29,7 +29,7 @@ from trainjob_airflow.identity import (
     is_wanted,
     key_of,
     labels_of_task,
-    remember,
+    publish_job,
     was_cleared,
 )
 from trainjob_airflow.running import DeadlineReached, RunningJob
@@ -208,7 +208,7 @@ class TrainJobTask(StrictTemplates):
             ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
             self.log.info("TrainJob %s (attempt %d, uid %s)", ref, ref.attempt, ref.uid)
             _stats().incr("trainjob.launched", tags=_tags(context))
-            remember(context, ref)
+            publish_job(context, ref)
             self._link(context, ref)
             links.push(context, self)
             # Airflow (3.3.2) can take the event of a trigger that fires at once for a lost task ("state mismatch"), so
@@ -341,7 +341,7 @@ class TrainJobTask(StrictTemplates):
     def _link(self, context: Context, ref: JobRef, **more: Any) -> None:
         """Know the addresses of the links from here on."""
         values = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "started": context["ti"].start_date}
-        self.links = links.addresses(TrainJobHook(self.trainjob_conn_id).links(), values | more)
+        self.links = links.format_urls(TrainJobHook(self.trainjob_conn_id).links(), values | more)
         if self.do_xcom_push:
             self.links.setdefault(links.TrainJobLink.template, links.xcom_page(context["ti"]))
 
@@ -351,7 +351,7 @@ class TrainJobTask(StrictTemplates):
         told = result.as_dict()
         told = self._told = {**told, "outputs": {**self.declared_outputs(context), **told["outputs"]}}
         self._link(context, ref, **self.version_of(told))
-        assets.announce(context, self, told | {"metrics": self.metrics_of(told)})
+        assets.set_extra(context, self, told | {"metrics": self.metrics_of(told)})
         for name, seconds in told["seconds"].items():
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
         return self.returned(context, told)
