@@ -1,4 +1,4 @@
-"""Checks of arguments that are not part of a spec, when the DAG is parsed. Templates pass: their values come later."""
+"""Checks of arguments that are not part of a spec, when the DAG is parsed. Templates are not checked."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ Seconds = timedelta | float | None
 
 
 def positive_seconds(name: str, value: Seconds) -> float | None:
-    """An argument of type `Seconds` in seconds.
+    """Convert an argument to seconds.
 
     Raises:
-        ValueError: It is neither a duration nor left out.
+        ValueError: The value is not a duration above 0.
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
-        raise ValueError(f"{name} is a timedelta or a number of seconds above 0, not {value!r}")
+        raise ValueError(f"{name} must be a timedelta or a number of seconds above 0, not {value!r}")
     return seconds
 
 
 def check_switches(**given: object) -> None:
-    """Refuse what is not a bool, by name: the text ``"no"`` would count as True.
+    """Refuse arguments that are not bool: the string ``"no"`` would count as True.
 
     Raises:
-        ValueError: One is not.
+        ValueError: An argument is not True or False.
     """
     for name, value in given.items():
         if not isinstance(value, bool):
-            raise ValueError(f"{name} is True or False, not {value!r}")
+            raise ValueError(f"{name} must be True or False, not {value!r}")
 
 
 def check_texts(*, required: bool = False, **given: object) -> None:
-    """Refuse what is not text, by name; None and empty texts are allowed unless `required`.
+    """Refuse arguments that are not strings; None and empty strings are allowed unless `required`.
 
     Raises:
-        ValueError: One is not.
+        ValueError: An argument is not a string, or is required and empty.
     """
     for name, value in given.items():
         if is_open(value) or (value is None and not required):
             continue
         if not isinstance(value, str):
-            raise ValueError(f"{name} is a text, not {value!r}")
+            raise ValueError(f"{name} must be a string, not {value!r}")
         if required and not value.strip():
-            raise ValueError(f"{name} is empty")
+            raise ValueError(f"{name} must not be empty")
 
 
 def check_place(namespace: object, conn_id: object) -> None:
-    """Refuse what cannot be the name of a namespace or connection.
+    """Refuse invalid names of namespaces and connections.
 
     Raises:
-        ConfigurationError, ValueError: It cannot.
+        ConfigurationError: The namespace is not a valid name.
+        ValueError: An argument is not a string.
     """
     from trainjob import names
 

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from trainjob_airflow.operators.base import TrainJobTask
 
 _MAPPED = 20
-"""Elements of a mapped argument that are checked; more of the same kind say nothing new."""
+"""Elements of a mapped argument that are checked; further elements are alike."""
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: |$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a task, or of a file that holds no DAG.
+    """The result of a task, of a namespace, or of a file that could not be imported.
 
     Attributes:
         where: ``dag.task``, ``dag.task[2]`` for an element of a mapped task, or the path of a file.
         problem: What is wrong; empty if nothing is.
-        open: Arguments that a run decides, which were not checked.
-        notes: What could not be checked on the cluster, and what matters less than a problem.
-        retryable: Whether the problem may go away by itself: the cluster could not be reached.
+        open: Arguments that were not checked, because only a run knows their values.
+        notes: Warnings, and what could not be checked on the cluster.
+        retryable: Whether the problem may disappear by itself: the cluster could not be reached.
     """
 
     where: str
@@ -55,12 +55,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class _Job:
-    """A task that launches a job, as a run of this moment would.
+    """A task, checked as if its run started now.
 
     Attributes:
-        checked: What is known without a cluster.
-        task: With its templates rendered; None where it launches no job or cannot.
-        spec: What is known of the job's spec.
+        checked: The result without a cluster.
+        task: The task with its templates rendered; None if it launches no job or its check failed.
+        spec: The known part of the job's spec.
     """
 
     checked: Checked
@@ -71,14 +71,14 @@ class _Job:
 def check_dags(folder: str | Path, *, cluster: bool = False) -> Iterator[Checked]:
     """Check all TrainJob tasks of a folder of DAG files, or of one file.
 
-    Templates are rendered with sample values, and the specs that follow are checked as in a run.
+    Templates are rendered with sample values, and the resulting specs are checked as in a run.
 
     Args:
-        folder: Of the DAG files.
-        cluster: Check also, on the cluster of each task's connection, that the runtime, LocalQueue and Secrets that the
-            task names exist, and that you may launch and wait in its namespace. There is one more result for each
-            namespace. Connections are read from ``AIRFLOW_CONN_<ID>``; without `trainjob_default`, ``TRAINJOB_*`` and
-            the kubeconfig decide. Nothing is created.
+        folder: Folder of the DAG files, or one file.
+        cluster: Also check on the cluster of each task's connection that the runtime, LocalQueue and Secrets that the
+            task names exist, and that you have permission to launch and wait in its namespace. Adds one result for
+            each namespace. Connections are read from ``AIRFLOW_CONN_<ID>``; without `trainjob_default`,
+            ``TRAINJOB_*`` and the kubeconfig decide. Nothing is created.
     """
     bag = _bag(Path(folder))
     for path, error in sorted(bag.import_errors.items()):
@@ -103,9 +103,9 @@ def _check(where: str, task: Any) -> Iterator[_Job]:
     if not task.is_mapped:
         yield _checked(where, lambda: task)
         return
-    of_function = hasattr(task, "op_kwargs_expand_input")
+    is_decorated = hasattr(task, "op_kwargs_expand_input")
     for number, element in enumerate(_elements(task)):
-        values = {"op_kwargs": element} if of_function else element
+        values = {"op_kwargs": element} if is_decorated else element
         yield _checked(f"{where}[{number}]", lambda values=values: task.unmap(values))
 
 
@@ -117,15 +117,15 @@ def _checked(where: str, make: Any) -> _Job:
 
     try:
         task = make()
-        spec, missing = task.sample_spec()
+        spec, unknown = task.sample_spec()
         launches = isinstance(task, TrainJobTask)
-        return _Job(Checked(where, open=tuple(missing)), rendered(task) if launches else None, spec)
+        return _Job(Checked(where, open=tuple(unknown)), rendered(task) if launches else None, spec)
     except (TrainJobError, TrainJobFatal, OSError, ValueError, TypeError) as error:
         return _Job(Checked(where, str(error)))
 
 
 def _on_clusters(jobs: list[_Job]) -> Iterator[Checked]:
-    """All jobs with what their clusters say, after a result for each namespace of a cluster."""
+    """One result for each namespace of a cluster, then all jobs with the findings of their clusters."""
     from trainjob import TrainJobError
 
     places: dict[tuple[Credentials, str], dict[str, TrainJob]] = {}
@@ -144,11 +144,11 @@ def _on_clusters(jobs: list[_Job]) -> Iterator[Checked]:
             places.setdefault(place, {})[where] = _object(job, job.spec, place[1])
     for (credentials, namespace), objects in places.items():
         where = f"namespace {namespace}"
-        # Two clusters may have a namespace of the same name.
+        # Two clusters can have namespaces of the same name.
         where += f" ({credentials.source()})" if len({each for each, _ in places}) > 1 else ""
-        of_place = asyncio.run(_examined(credentials, namespace, objects))
-        yield _with_findings(Checked(where), of_place.pop("", []))
-        found |= of_place
+        findings = asyncio.run(_examined(credentials, namespace, objects))
+        yield _with_findings(Checked(where), findings.pop("", []))
+        found |= findings
     for job in jobs:
         checked = _with_findings(job.checked, found.get(job.checked.where, []))
         note = notes.get(job.checked.where)
@@ -156,21 +156,21 @@ def _on_clusters(jobs: list[_Job]) -> Iterator[Checked]:
 
 
 def _place(job: _Job) -> tuple[Credentials, str] | str | None:
-    """Where a job would run; why that cannot be checked; None where there is nothing to check.
+    """Cluster and namespace of a job, or the reason why they cannot be checked; None if the task launches no job.
 
     Raises:
-        AirflowNotFoundException: The connection is not known here.
-        ConfigurationError: The connection is wrong, or there is no cluster.
+        AirflowNotFoundException: The connection does not exist here.
+        ConfigurationError: The connection is invalid, or no cluster is configured.
     """
     from trainjob_airflow.hooks.trainjob import TrainJobHook
 
     if job.task is None:
         return None
     if job.spec is None:
-        return "not checked on a cluster: the run decides about the whole spec"
+        return "not checked on a cluster: the spec is known only at run time"
     task = job.task
     if is_open(task.namespace) or is_open(task.trainjob_conn_id):
-        return "not checked on a cluster: the run decides where the job runs"
+        return "not checked on a cluster: the namespace or connection is known only at run time"
     with TrainJobHook(task.trainjob_conn_id).client(task.namespace) as client:
         credentials: Credentials | None = getattr(client.backend, "credentials", None)
         if credentials is None:
@@ -179,7 +179,7 @@ def _place(job: _Job) -> tuple[Credentials, str] | str | None:
 
 
 def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
-    """The TrainJob object, without a runtime that only the run knows."""
+    """The TrainJob object; without its runtime if only a run knows it."""
     from trainjob.manifest import render
 
     made = render(spec, f"airflow/check/{job.checked.where}", 1, namespace)
@@ -212,7 +212,7 @@ def _with_findings(checked: Checked, findings: list[Finding]) -> Checked:
 
 
 def _elements(task: Any) -> Iterator[dict[str, Any]]:
-    """The arguments of the mapped instances of a task, as far as they are written in the DAG."""
+    """The arguments of each mapped instance of a task that the DAG file contains."""
     from trainjob_airflow.sample import Sample
 
     given = task._get_specified_expand_input().value
@@ -238,13 +238,13 @@ def _bag(folder: Path) -> Any:
         return OlderDagBag(folder, include_examples=False)
     try:
         return DagBag(folder)
-    except RuntimeError as error:  # a link to a folder above, such as lib64 of a virtual environment
+    except RuntimeError as error:  # a symbolic link into a folder above, such as lib64 of a virtual environment
         from trainjob.errors import ConfigurationError
 
-        raise ConfigurationError(f"{error}; list what holds no DAGs in {folder}/.airflowignore") from None
+        raise ConfigurationError(f"{error}; list the folders without DAGs in {folder}/.airflowignore") from None
 
 
 def _last_exception(error: str) -> str:
-    """The exception of a traceback, with all lines of its message."""
+    """The last exception of a traceback, with all lines of its message."""
     found = list(_EXCEPTION.finditer(error))
     return error[found[-1].start() :].strip() if found else error.strip()

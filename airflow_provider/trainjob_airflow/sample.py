@@ -1,4 +1,4 @@
-"""Tasks as a run would see them, without a run: their templates rendered with sample values."""
+"""Tasks as a run would see them, without a run: templates are rendered with sample values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _T = TypeVar("_T", bound="BaseOperator")
 
 
 class Sample:
-    """A value that only a run knows. A template may do with it what it does with the real one; as text it is marked.
+    """A value that only a run knows. Templates can use it like the real value; its text has a mark.
 
     Args:
-        path: The expression that gives it, for people.
+        path: The expression that returns the value, to be shown to people.
     """
 
-    unsafe_callable = alters_data = False  # what Jinja's sandbox asks before it calls something
+    unsafe_callable = alters_data = False  # Jinja's sandbox reads these before it calls an object
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class Sample:
         return Sample(f"{self._path}[{key!r}]")
 
     def __call__(self, *args: object, **kwargs: object) -> Sample:
-        """What it returns is a sample, too."""
+        """The returned value is a sample, too."""
         del args, kwargs
         return Sample(f"{self._path}(…)")
 
@@ -71,13 +71,13 @@ class Sample:
 
 
 def rendered(task: _T) -> _T:
-    """A copy of a task with its templates rendered for a run of this moment.
+    """Copy a task and render its templates as for a run that starts now.
 
-    What only a run knows (XComs, variables, connections, the conf of the DAG run, parameters without a default) is
-    text with a mark, see `trainjob_airflow.templates.is_open`.
+    Values that only a run knows (XComs, variables, connections, the conf of the DAG run, parameters without a default)
+    become text with a mark, which `trainjob_airflow.templates.is_open` recognizes.
 
     Raises:
-        TrainJobFatal: A template is wrong, or uses a name that is not defined.
+        TrainJobFatal: A template is invalid, or uses an undefined name.
     """
     made = copy.copy(task)
     for name in made.template_fields:
@@ -107,7 +107,7 @@ def _without_xcoms(value: Any) -> Any:
 
 
 def sample_context(task: BaseOperator) -> Context:
-    """The context of a run of this moment."""
+    """The context of a run that starts now."""
     from airflow.sdk import Context as Known
     from airflow.sdk.execution_time import macros
 
@@ -121,7 +121,7 @@ def sample_context(task: BaseOperator) -> Context:
     vars(ti).update(ids)
     run = Sample("dag_run")
     vars(run).update(dag_id=task.dag_id, run_id=run_id, logical_date=now, conf=Sample("dag_run.conf"))
-    return known | {  # type: ignore[return-value]  # a TypedDict of all that a context may have
+    return known | {  # type: ignore[return-value]  # a TypedDict of all keys that a context can have
         "dag": dag or SimpleNamespace(dag_id=task.dag_id),
         "dag_run": run,
         "ds": now.strftime("%Y-%m-%d"),
@@ -143,7 +143,7 @@ def sample_context(task: BaseOperator) -> Context:
 
 
 def _params(task: BaseOperator) -> dict[str, Any]:
-    """The parameters of the DAG and of the task, as `Param` objects."""
+    """The parameters of the DAG and the task, as `Param` objects."""
     dag = task.get_dag()
     given: list[Any] = [task.params, *([dag.params] if dag is not None else [])]
     return {name: params.get_param(name) for params in reversed(given) for name in params}
@@ -151,17 +151,17 @@ def _params(task: BaseOperator) -> dict[str, Any]:
 
 def _parameter(name: str, param: Any) -> Any:
     value = param.value
-    # A class without an instance in some versions, an instance in others.
+    # `ArgNotSet` is the class in some versions of Airflow, an instance in others.
     return Sample(f"params.{name}") if "ArgNotSet" in (type(value).__name__, getattr(value, "__name__", "")) else value
 
 
-def left_open(fields: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The paths of what a run decides."""
+def unknown_paths(fields: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The paths of values that only a run knows."""
     for name, value in fields.items():
         where = f"{path}{'' if str(name).startswith('[') else '.'}{name}" if path else str(name)
         if is_open(name) or is_open(value):
             yield where
         elif isinstance(value, Mapping):
-            yield from left_open(value, where)
+            yield from unknown_paths(value, where)
         elif isinstance(value, list | tuple):
-            yield from left_open({f"[{i}]": part for i, part in enumerate(value)}, where)
+            yield from unknown_paths({f"[{i}]": part for i, part in enumerate(value)}, where)

@@ -1,4 +1,4 @@
-"""What is waited for of a job that somebody else launched: which job, and in which state."""
+"""The job and the state that `TrainJobSensor` waits for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Wanted:
     """A job in a state.
 
     Attributes:
-        name: Of the job; empty where `labels` say which.
-        labels: All of which the job has; of several jobs the youngest is meant.
-        phases: Any of which it has to be in, or to have passed. Not with `condition`.
-        condition: Type of a condition that has to be true, as the controllers write it: ``Suspended``.
+        name: Name of the job; empty if `labels` select it.
+        labels: Labels that the job has. If several jobs match, the newest is used.
+        phases: Phases of which the job must reach one. Ignored if `condition` is set.
+        condition: Type of a status condition that must be true, such as ``Suspended``.
     """
 
     name: str = ""
@@ -32,18 +32,18 @@ class Wanted:
 
     @property
     def state(self) -> str:
-        """In words."""
+        """The state in words, after "it can no longer"."""
         return f"have condition {self.condition}" if self.condition else f"be {' or '.join(self.phases)}"
 
     async def find(self, backend: Backend, namespace: str) -> TrainJob | None:
-        """The job as it stands, if there is one."""
+        """The current job; None if none matches."""
         if self.name:
             return await backend.get(namespace, self.name)
         found = await backend.find(namespace, self.labels or {})
         return max(found, key=lambda job: str(job["metadata"].get("creationTimestamp")), default=None)
 
     def reached(self, trainjob: Mapping[str, Any] | None, observation: Observation) -> bool:
-        """Whether it is so, or was: a short job can pass through Running between two looks."""
+        """Whether the job is or was in the state: a short job can pass through Running between two polls."""
         if self.condition:
             conditions = ((trainjob or {}).get("status") or {}).get("conditions") or []
             return any(each.get("type") == self.condition and each.get("status") == "True" for each in conditions)
@@ -55,27 +55,28 @@ class Wanted:
 def wanted(
     name: str | None, labels: Mapping[str, str] | None, phases: str | Sequence[str], condition: str | None
 ) -> Wanted:
-    """What is waited for, from fields that are rendered.
+    """Build what a sensor waits for from its rendered fields.
 
     Raises:
-        ConfigurationError, ValueError: they say nothing, or too much, or a name is none.
+        ConfigurationError: The name is not a valid job name.
+        ValueError: Not exactly one of name and labels is set, or labels, phases or condition are invalid.
     """
     from trainjob import names
     from trainjob.spec.checks import metadata_problems
     from trainjob.status import Phase
 
     if bool(name) == bool(labels):
-        raise ValueError("say which job by name or by labels: one of the two")
+        raise ValueError("set exactly one of name and labels")
     if name:
         names.job(name)
     if labels and not isinstance(labels, Mapping):
-        raise ValueError(f"labels are a mapping of names and values, not {labels!r}")
+        raise ValueError(f"labels must be a mapping of strings to strings, not {labels!r}")
     for problem in metadata_problems(labels or {}, {}, own=True):
         raise ValueError(str(problem))
     named = [phases] if isinstance(phases, str) else list(phases) if isinstance(phases, Collection) else []
     known = [phase.value for phase in Phase]
     if not named and not condition:
-        raise ValueError(f"phases is one of {', '.join(known)}, or a list of such, not {phases!r}")
+        raise ValueError(f"phases must be one of {', '.join(known)}, or a list of them, not {phases!r}")
     if wrong := [phase for phase in named if phase not in known]:
-        raise ValueError(f"there is no phase {wrong[0]!r}; there are: {', '.join(known)}")
+        raise ValueError(f"phases: {wrong[0]!r} is not a phase; use {', '.join(known)}")
     return Wanted(name or "", dict(labels) if labels else None, tuple(named), condition or "")

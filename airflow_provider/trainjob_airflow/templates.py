@@ -1,4 +1,4 @@
-"""Templated fields: what cannot be rendered, and what must not be."""
+"""Templated fields: errors of rendering, and secrets in rendered values."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from trainjob.errors import Problem
 
 SAMPLE = "⟨"
-"""Begins what stands in a text for a value that only a run knows, see `trainjob_airflow.sample`."""
+"""Begins the placeholder of a value that only a run knows, see `trainjob_airflow.sample`."""
 
 _MASK = "***"
 _SHORTEST = 8
-"""Letters of a secret that counts as found: the passwords of development set-ups are words like "admin"."""
+"""Length from which a masked text counts as a secret: passwords of development setups are words like "admin"."""
 
 
 class StrictTemplates(BaseOperator):
-    """An operator that does not try again what cannot be rendered."""
+    """An operator that fails without a retry if a template cannot be rendered."""
 
     def _do_render_template_fields(
         self, parent: Any, template_fields: Iterable[str], context: Context, jinja_env: Any, seen_oids: set[int]
     ) -> None:
-        """As Airflow does, for mapped tasks too.
+        """Render as Airflow does, in mapped tasks too.
 
         Raises:
-            TrainJobFatal: A template is wrong, or a name in it is not defined: it will be so in the next try.
+            TrainJobFatal: A template is invalid, or uses an undefined name; a retry would fail in the same way.
         """
         from jinja2 import TemplateError
 
@@ -44,17 +44,17 @@ class StrictTemplates(BaseOperator):
 
 
 def is_open(value: object) -> bool:
-    """Whether a value is decided when the task runs: a template, the XCom of another task, a sample of either."""
+    """Whether only a run knows a value: a template, the XCom of another task, a sample of either."""
     if isinstance(value, str):
         return any(mark in value for mark in ("{{", "{%", SAMPLE))
     return hasattr(value, "iter_references")
 
 
 def secrets_in(spec: TrainJobSpec) -> Iterator[Problem]:
-    """Where a spec holds a secret that came out of a template: everyone who can see the job could read it.
+    """Find secrets that a template has put into a spec, where everyone who can see the job could read them.
 
-    Secrets are what Airflow masks in logs: passwords of the connections that this task has asked for, and values of
-    variables whose names say so.
+    Secrets are the values that Airflow masks in logs: passwords of the connections that this task has read, and values
+    of variables with sensitive names.
     """
     from trainjob.errors import Problem
 
@@ -62,11 +62,11 @@ def secrets_in(spec: TrainJobSpec) -> Iterator[Problem]:
     parts = {name: getattr(spec, name) for name in ("env", "command", "args", "func_args")}
     for path in _masked({**parts, "manifest": {"spec": {"trainer": trainer}}}):
         message = "holds a secret of an Airflow connection or variable, which everyone who can see the job can read"
-        yield Problem(path, message, "put it into a Secret beside the job, and into env by valueFrom: secretKeyRef")
+        yield Problem(path, message, "put it into a Secret in the job's namespace; set env by valueFrom: secretKeyRef")
 
 
 def _masked(value: object, path: str = "") -> Iterator[str]:
-    """Paths of all text in which Airflow would mask something."""
+    """Paths of all strings in which Airflow would mask a value."""
     if isinstance(value, str):
         if _hides(value):
             yield path

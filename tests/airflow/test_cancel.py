@@ -86,7 +86,7 @@ def test_nothing_to_stop_is_a_success(run: Run, home: Path) -> None:
     assert ran.states["cancel"] == "success", ran.errors
     assert ran.states["never"] == "skipped"
     assert ran.xcoms["cancel"] == []
-    assert "no TrainJob of ended, failed, never is left to stop" in ran.log
+    assert "no TrainJob of ended, failed, never needs to be stopped" in ran.log
     assert sorted(phases().values()) == [Phase.COMPLETE, Phase.FAILED]
 
 
@@ -161,10 +161,10 @@ def test_pods_that_do_not_end_fail_it(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_wrong_arguments_are_found_when_the_dag_is_parsed() -> None:
-    with pytest.raises(ValueError, match="action is 'delete' or 'suspend', not 'stop'"):
+    with pytest.raises(ValueError, match="action must be 'delete' or 'suspend', not 'stop'"):
         TrainJobCancelOperator(task_id="cancel", launched_by="train", action="stop")
     for wrong in ("", [], [launched("a")]):
-        with pytest.raises(ValueError, match="launched_by is the ID of a task"):
+        with pytest.raises(ValueError, match="launched_by must be a task ID"):
             TrainJobCancelOperator(task_id="cancel", launched_by=wrong)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ValueError, match="stop_timeout"):
         TrainJobCancelOperator(task_id="cancel", launched_by="train", stop_timeout=0)
@@ -179,9 +179,9 @@ def test_what_only_the_run_knows_fails_without_a_retry(run: Run) -> None:
         TrainJobCancelOperator(task_id="verb", launched_by="train", action="{{ params.of }}")
     errors = run(dag).errors
     assert {type(error) for error in errors.values()} == {TrainJobFatal}
-    assert "has no task 'trian' that launches a TrainJob; such tasks are: many, train" in str(errors["typo"])
-    assert "namespace of task many is mapped: set namespace of spread" in str(errors["spread"])
-    assert "action is 'delete' or 'suspend'" in str(errors["verb"])
+    assert "has no task 'trian' that launches a TrainJob; tasks that do: many, train" in str(errors["typo"])
+    assert "namespace of task many is mapped; set namespace of spread" in str(errors["spread"])
+    assert "action must be 'delete' or 'suspend'" in str(errors["verb"])
 
 
 def test_trainjob_check_knows_it(airflow_home: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_wrong_tasks(airflow_home: Path, tmp_path: Path) -> None:
     assert "'nosuch' is undefined" in problems["two"]
     assert "labels.team" in problems["file"]
     assert "num_nodes" in problems["many[2]"]
-    assert "there is no phase 'Done'" in problems["sensor"]
+    assert "phases: 'Done' is not a phase" in problems["sensor"]
 
 
 def test_a_file_that_cannot_be_read(airflow_home: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_command(airflow_home: Path, tmp_path: Path) -> None:
     dags = folder(tmp_path, "2", "run_id", "3", "Running", "v")
     right = CliRunner().invoke(program, ["check", str(dags)], standalone_mode=False)
     assert (right.return_value, right.output.count("ok ")) == (0, 8), right.output
-    assert "d.two (decided in the run: num_nodes)" in right.output
+    assert "d.two (known only at run time: num_nodes)" in right.output
     wrong = folder(tmp_path, '"many"', "nosuch", "0", "Done", "a b")
     shown = CliRunner().invoke(program, ["check", str(wrong)], standalone_mode=False)
     assert (shown.return_value, shown.output.count("failure  d.")) == (2, 5), shown.output
@@ -168,15 +168,15 @@ def test_dry_run_works_before_there_is_a_run(
         made: Any = fit("{{ ds }}", cast("Any", one.output)["metrics"])
 
     note, manifest = printed(one, capsys)
-    assert note == "# decided in the run: resources_per_node.gpu, env.KEY, inputs.data"
+    assert note == "# known only at run time: resources_per_node.gpu, env.KEY, inputs.data"
     trainer = manifest["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["resourcesPerNode"]["requests"]) == (3, {"cpu": "2"})
     assert trainer["env"][0]["value"].startswith("manual__")
     assert trainer["command"][2].startswith("--day=20")
     assert one.num_nodes == "{{ params.nodes }}", "the task itself stays as it was"
     note, manifest = printed(export, capsys)
-    assert note.startswith("# decided in the run: ")
-    assert {"metrics", "min_improvement"} <= set(note.removeprefix("# decided in the run: ").split(", "))
+    assert note.startswith("# known only at run time: ")
+    assert {"metrics", "min_improvement"} <= set(note.removeprefix("# known only at run time: ").split(", "))
     assert "--name=m" in manifest["spec"]["trainer"]["command"]
     note, manifest = printed(dataset, capsys)
     assert note == ""

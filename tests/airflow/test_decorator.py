@@ -133,5 +133,5 @@ def test_what_a_function_cannot_be() -> None:
 
         with pytest.raises(InvalidSpec, match=r"train\(\) uses outside from outside itself"):
             train()
-    with DAG("x"), pytest.raises(TypeError, match="command cannot be given"):
+    with DAG("x"), pytest.raises(TypeError, match="remove command"):
         task.trainjob(runtime="trainjob-step", command=["x"])(lambda: None)()

@@ -87,7 +87,7 @@ def test_which_job_is_said_once(run: Run) -> None:
         TrainJobSensor(task_id="none", name="{{ '' }}")
         TrainJobSensor(task_id="both", name="{{ 'x' }}", labels={"team": "a"})
     errors = run(dag).errors
-    assert {str(error) for error in errors.values()} == {"say which job by name or by labels: one of the two"}
+    assert {str(error) for error in errors.values()} == {"set exactly one of name and labels"}
 
 
 def test_patience_ends(run: Run) -> None:
@@ -108,4 +108,4 @@ def test_running_counts_for_a_job_that_is_over(run: Run, home: Path) -> None:
 def test_a_phase_that_does_not_exist(run: Run) -> None:
     with DAG("phase") as dag:
         TrainJobSensor(task_id="wait", name="x", phases="{{ 'Completed' }}")
-    assert "there is no phase 'Completed'" in str(run(dag).errors["wait"])
+    assert "phases: 'Completed' is not a phase" in str(run(dag).errors["wait"])

@@ -72,8 +72,8 @@ WRONG = {
     **dict.fromkeys(("secret", "volume", "storage", "function"), "there is no Secret gone in {namespace}: pods of the"),
 }
 NOTED = {
-    "elsewhere": "the run decides where the job runs",
-    "unknown": "there is no connection 'not_here'",
+    "elsewhere": "the namespace or connection is known only at run time",
+    "unknown": "connection 'not_here' does not exist",
     "local": "the job runs on the local backend",
 }
 

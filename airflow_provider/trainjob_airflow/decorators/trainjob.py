@@ -1,4 +1,4 @@
-"""``@task.trainjob``: a Python function as the training script of a TrainJob."""
+"""``@task.trainjob``: runs a Python function as the training script of a TrainJob."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
-    """Runs the function on every node of a TrainJob; its arguments travel as JSON, its source as text.
+    """Runs the function on every node of a TrainJob; its source is sent as text, its arguments as JSON.
 
-    A parameter that is called as a value of Airflow's context, such as ``ds`` or ``run_id``, gets that value unless it
-    is given, as with other decorated tasks; times travel as ISO 8601 text.
+    A parameter with the name of a value of Airflow's context, such as ``ds`` or ``run_id``, gets that value unless the
+    call sets it, as in other decorated tasks. Times are passed as ISO 8601 text.
 
-    What the function returns on rank 0 is the task's XCom: JSON of at most 4 KiB. Where it returns None, or what cannot
-    be reported, which the log says, the XCom is that of `TrainJobOperator`; that is the XCom ``result`` in any case.
+    The value that the function returns on rank 0 is the task's XCom: JSON of at most 4 KiB. If it returns None, or a
+    value that cannot be reported (logged), the XCom is that of `TrainJobOperator`. The XCom ``result`` is always that
+    of `TrainJobOperator`.
     """
 
     template_fields: Sequence[str] = (
@@ -48,14 +49,14 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
         **kwargs: Any,
     ) -> None:
         for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
-            raise TypeError(f"@task.trainjob runs the function: {field} cannot be given")
+            raise TypeError(f"@task.trainjob runs the decorated function: remove {field}")
         self.packages_to_install = packages_to_install
         self.pip_index_urls = pip_index_urls
         self._from_context: dict[str, Any] = {}
         super().__init__(python_callable=python_callable, op_args=op_args, op_kwargs=op_kwargs, **kwargs)
 
     def literal_fields(self) -> dict[str, Any]:
-        """See `TrainJobOperator`: the function's source and arguments, too."""
+        """The fields of `TrainJobOperator`, with the function and its arguments."""
         import inspect
 
         arguments = inspect.signature(self.python_callable).bind(*self.op_args, **self.op_kwargs).arguments
@@ -68,23 +69,23 @@ class _TrainJobDecoratedOperator(DecoratedOperator, TrainJobOperator):
         }
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
-        """See `TrainJobTask`."""
+        """Build the spec after filling parameters of the function from the context."""
         import inspect
 
         signature = inspect.signature(self.python_callable)
         given = signature.bind(*self.op_args, **self.op_kwargs).arguments
-        wanted = {name: context.get(name) for name in signature.parameters if name in context and name not in given}
+        values = {name: context.get(name) for name in signature.parameters if name in context and name not in given}
         self._from_context = {
-            name: value.isoformat() if isinstance(value, datetime) else value for name, value in wanted.items()
+            name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()
         }
         return super().job_spec(key, context)
 
     def execute(self, context: Context) -> Any:
-        """See `TrainJobTask`; not that of `DecoratedOperator`, which calls the function here."""
+        """Launch the job and wait for it; `DecoratedOperator.execute` would call the function in this process."""
         return TrainJobOperator.execute(self, context)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:
-        """See `TrainJobTask`: what the function returned."""
+        """The function's return value, or the job's result if there is none."""
         if self.do_xcom_push:
             context["ti"].xcom_push(key="result", value=result)
         return result.get("returned", result)
@@ -94,8 +95,8 @@ def trainjob_task(python_callable: Callable[..., object] | None = None, **kwargs
     """Turn a function into a task that runs it on the nodes of a TrainJob.
 
     Args:
-        python_callable: The function. It must bring its own imports: it runs elsewhere.
-        **kwargs: Of `TrainJobOperator`, other than `spec`, `command`, `args`, `torchtune`; also those of
+        python_callable: The function. It must import what it uses inside its body, since only its source is sent.
+        **kwargs: Arguments of `TrainJobOperator` without `spec`, `command`, `args` and `torchtune`, and the fields of
             `trainjob.TrainJobSpec` for functions: `packages_to_install`, `pip_index_urls`.
     """
     return task_decorator_factory(

@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 _ACTIONS = "delete", "suspend"
 
 _AT_ONCE = 16
-"""Jobs of a mapped task that are stopped at the same time: each asks the API server until its pods have ended."""
+"""Jobs of a mapped task that are stopped at the same time: each polls the API server until its pods have ended."""
 
 
 class TrainJobCancelOperator(StrictTemplates):
     """Stops the TrainJobs that a task of the same DAG run launched, and waits until their pods have ended.
 
-    All attempts of the task that run, wait or are suspended are stopped. Where none is left, as after the end of the
-    training or where none was launched, the operator succeeds and does nothing. In a mapped task group it stops the
-    jobs with the operator's map index; elsewhere those with any map index.
+    The operator stops all attempts of the task that run, wait or are suspended. If there are none, because the training
+    has ended or was not launched, it succeeds and does nothing. In a mapped task group it stops the jobs with its own
+    map index, elsewhere the jobs of all map indexes.
 
     Use it as a teardown of a task with ``wait_for_completion=False``::
 
         cancel.as_teardown(setups=train)
 
-    Airflow runs a teardown only if one of its setups succeeded. After a task that waits for its own job, use
+    Airflow runs a teardown only if one of its setups succeeded. After a task that waits for its job, use
     ``trigger_rule="all_done"``.
 
     Args:
-        launched_by: ID of the task that launched the jobs, or several.
+        launched_by: ID of the task that launched the jobs, or a list of IDs.
         action: ``delete`` deletes the jobs. ``suspend`` keeps them, and the next try of the task that launched them
             resumes them; a job in a Kueue queue is deleted, since Kueue would start it again.
-        namespace: Namespace of the jobs; that of the task that launched them if left out.
-        trainjob_conn_id: Connection of type ``trainjob``; that of the task that launched them if left out.
-        stop_timeout: How long the pods of a job may take to end, as ``timedelta`` or seconds. The operator fails after
-            that, and the next try waits again.
-        **kwargs: Of `BaseOperator`.
+        namespace: Namespace of the jobs; the launching task's if left out.
+        trainjob_conn_id: Connection of type ``trainjob``; the launching task's if left out.
+        stop_timeout: How long the pods of a job may take to end, as ``timedelta`` or seconds. Then the operator fails,
+            and its next try waits again.
+        **kwargs: Arguments of `BaseOperator`.
 
     Returns (XCom):
         Names of the TrainJobs that were stopped.
 
     Raises:
-        ValueError: An argument is wrong; when the DAG is parsed.
+        ValueError: An argument is invalid; when the DAG is parsed.
         TrainJobFatal: The DAG has no task of that ID, or the task launches no TrainJob (no retry).
-        TrainJobFailure: The pods of a job did not end in time, or an outage.
+        TrainJobFailure: The pods of a job did not end within `stop_timeout`, or the cluster could not be reached.
     """
 
     template_fields: Sequence[str] = ("launched_by", "action", "namespace", "trainjob_conn_id")
@@ -81,38 +81,40 @@ class TrainJobCancelOperator(StrictTemplates):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.stop_timeout = positive_seconds("stop_timeout", stop_timeout)
-        if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+        if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             self.check_literals()
 
     def check_literals(self) -> None:
-        """Check what is known when the DAG is parsed; templates are checked when they are rendered.
+        """Check literals when the DAG is parsed; templates are checked after rendering.
 
         Raises:
-            ValueError: An argument is wrong.
+            ConfigurationError: The namespace is not a valid name.
+            ValueError: Another argument is invalid.
         """
         if not is_open(self.action) and self.action not in _ACTIONS:
-            raise ValueError(f"action is 'delete' or 'suspend', not {self.action!r}")
+            raise ValueError(f"action must be 'delete' or 'suspend', not {self.action!r}")
         check_place(self.namespace, self.trainjob_conn_id)
         if is_open(self.launched_by):
             return
         ids = self._ids() if isinstance(self.launched_by, str | Collection) else []
         if not ids or not all(isinstance(each, str) and each for each in ids):
-            raise ValueError(f"launched_by is the ID of a task, or a list of such, not {self.launched_by!r}")
+            raise ValueError(f"launched_by must be a task ID or a list of task IDs, not {self.launched_by!r}")
 
     def sample_spec(self) -> tuple[None, list[str]]:
-        """As that of `TrainJobTask`, which launches a job: check what a run of this moment would stop.
+        """Check what a run started now would stop; no spec, and the paths that only a run knows.
 
         Raises:
-            TrainJobFatal: The DAG has no such task.
+            ValueError: An argument is invalid.
+            TrainJobFatal: The DAG has no such task, or a template is invalid.
         """
-        from trainjob_airflow.sample import left_open, rendered
+        from trainjob_airflow.sample import rendered, unknown_paths
 
         made = rendered(self)
         made.check_literals()
         for task_id in made._ids():
             if not is_open(task_id):
                 made._launcher(task_id)
-        return None, [*left_open({name: getattr(made, name) for name in made.template_fields})]
+        return None, [*unknown_paths({name: getattr(made, name) for name in made.template_fields})]
 
     def execute(self, context: Context) -> list[str]:
         """Find the jobs and stop them."""
@@ -127,7 +129,7 @@ class TrainJobCancelOperator(StrictTemplates):
             with connected(conn_id, namespace) as client:
                 stopped += client.call(partial(self._stop, client, labels, context))
         if not stopped:
-            self.log.info("no TrainJob of %s is left to stop", ", ".join(self._ids()))
+            self.log.info("no TrainJob of %s needs to be stopped", ", ".join(self._ids()))
         return sorted(stopped)
 
     async def _stop(self, client: TrainJobClient, labels: Sequence[dict[str, str]], context: Context) -> list[str]:
@@ -140,7 +142,7 @@ class TrainJobCancelOperator(StrictTemplates):
         from trainjob.status import observe
 
         backend, action = client.backend, cast("CancelAction", self.action)
-        left: list[str] = []
+        remaining: list[str] = []
         errors: list[TrainJobError] = []
         limit = anyio.CapacityLimiter(_AT_ONCE)
 
@@ -150,8 +152,8 @@ class TrainJobCancelOperator(StrictTemplates):
             try:
                 async with limit:
                     if not await cancel(backend, ref, action, timeout_seconds=self.stop_timeout or 0):
-                        left.append(str(ref))
-            except TrainJobError as error:  # the others are stopped all the same
+                        remaining.append(str(ref))
+            except TrainJobError as error:  # the other jobs are still stopped
                 errors.append(error)
 
         found = [
@@ -166,10 +168,10 @@ class TrainJobCancelOperator(StrictTemplates):
                 group.start_soon(stop, job)
         if errors:
             raise errors[0]
-        if left:
+        if remaining:
             raise TrainJobFailure(
-                f"pods of TrainJob {', '.join(sorted(left))} have not ended {self.stop_timeout:g} s after the job was "
-                "stopped; the next try waits again (increase stop_timeout for pods with a long grace period)"
+                f"pods of TrainJob {', '.join(sorted(remaining))} have not ended {self.stop_timeout:g} s after the job "
+                "was stopped; the next try waits again (increase stop_timeout for pods with a long grace period)"
             )
         return [job["metadata"]["name"] for job in found]
 
@@ -189,14 +191,14 @@ class TrainJobCancelOperator(StrictTemplates):
         """The task of that ID.
 
         Raises:
-            TrainJobFatal: There is none, or it launches no TrainJob.
+            TrainJobFatal: The DAG has no such task, or it launches no TrainJob.
         """
         dag = self.get_dag()
         launchers = {task.task_id: task for task in (dag.tasks if dag is not None else ()) if _launches(task)}
         if task_id not in launchers:
             raise TrainJobFatal(
                 f"launched_by: DAG {self.dag_id} has no task {task_id!r} that launches a TrainJob; "
-                f"such tasks are: {', '.join(sorted(launchers)) or 'none'}"
+                f"tasks that do: {', '.join(sorted(launchers)) or 'none'}"
             )
         return launchers[task_id]
 
@@ -204,17 +206,17 @@ class TrainJobCancelOperator(StrictTemplates):
         """An argument of another task, rendered for this one.
 
         Raises:
-            TrainJobFatal: Each map index of the task has another.
+            TrainJobFatal: The argument is mapped, so each map index has its own value.
         """
         if not task.is_mapped:
             return self.render_template(getattr(task, name), context)
         mapped = task._get_specified_expand_input().value
         if any(name in each for each in ([mapped] if isinstance(mapped, dict) else mapped) if isinstance(each, dict)):
-            raise TrainJobFatal(f"{name} of task {task.task_id} is mapped: set {name} of {self.task_id}")
+            raise TrainJobFatal(f"{name} of task {task.task_id} is mapped; set {name} of {self.task_id}")
         return self.render_template(task.partial_kwargs.get(name), context)
 
     def _map_index(self, task: Any, ti: Any) -> int | None:
-        """Whose jobs to stop: of this map index, where both tasks are in the same mapped group; of all if None."""
+        """The map index whose jobs to stop, if both tasks are in the same mapped group; None: all map indexes."""
         ours, theirs = self.get_closest_mapped_task_group(), task.get_closest_mapped_task_group()
         same = ours is not None and theirs is not None and ours.group_id == theirs.group_id
         return int(ti.map_index) if same else None

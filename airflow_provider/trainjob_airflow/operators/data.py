@@ -1,7 +1,7 @@
-"""The steps around training as operators: bring a dataset or a model, export what was trained.
+"""The steps around training as operators: download a dataset or a model, export a trained model.
 
-Each runs ``python -m trainjob.data`` as a TrainJob of one node, so that queueing, waiting, logs, cancelling and
-diagnosis are those of any other job.
+Each runs ``python -m trainjob.data`` as a TrainJob of one node, so queueing, waiting, logs, cancelling and diagnosis
+work as for any other job.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 
 class _DataOperator(TrainJobOperator):
-    """A TrainJob whose command is one of the programs of `trainjob.data`."""
+    """A TrainJob that runs one of the programs of `trainjob.data`."""
 
     step: ClassVar[Step]
 
     def __init__(self, *, runtime: str = "trainjob-step", registry: str | None = None, **kwargs: Any) -> None:
         for field in {"spec", "command", "args", "torchtune"} & set(kwargs):
-            raise TypeError(f"{type(self).__name__} has a command of its own: {field} cannot be given")
+            raise TypeError(f"{type(self).__name__} sets the command of the job: remove {field}")
         self.registry = registry
-        super().__init__(runtime=runtime, **kwargs)  # checks what is known of the options
+        super().__init__(runtime=runtime, **kwargs)  # calls check_literals(), which reads the attributes
 
     def options(self, key: str) -> dict[str, Any]:
-        """Options of the program, see `trainjob.data.program.step_command`."""
+        """Options of the program, as `trainjob.data.program.step_command` takes them."""
         raise NotImplementedError
 
     required: ClassVar[Sequence[str]]
     """Options that must not be empty."""
     texts: ClassVar[Sequence[str]]
-    """Other options that are texts."""
+    """Other options that are strings."""
     checked: ClassVar[Sequence[str]]
     """Options that can be checked before the program runs."""
 
     def checked_options(self) -> dict[str, Any]:
-        """These, as they are written in the DAG."""
+        """The options in `checked` and the registry, as written in the DAG."""
         return {name: getattr(self, name) for name in (*self.checked, "registry")}
 
     def check_literals(self) -> None:
-        """See `TrainJobOperator`."""
+        """Check the spec and the options for errors that no template can fix."""
         from trainjob.data.checks import check_options
         from trainjob.spec.literals import has_open
 
@@ -59,14 +59,14 @@ class _DataOperator(TrainJobOperator):
         check_options(self.step, {name: value for name, value in given.items() if not has_open(value, is_open)})
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
-        """See `TrainJobTask`; what is wrong with the options is found before there is a job."""
+        """Build the spec; invalid options are refused before a job is launched."""
         from trainjob.data.checks import check_options
 
         check_options(self.step, {"registry": self.registry, **self.options(key)})
         return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
-        """See `TrainJobOperator`."""
+        """The fields of the spec with the program as the command."""
         from trainjob.data.program import step_command
 
         options = {"registry": self.registry, **self.options(key)}
@@ -74,21 +74,21 @@ class _DataOperator(TrainJobOperator):
 
 
 class DatasetInitializerOperator(_DataOperator):
-    """Brings a dataset to where training finds it, and checks it.
+    """Downloads a dataset to a directory for training and verifies it.
 
     Args:
         source: Location: ``file://``, ``s3://``, ``hf://``, ``https://``, …
-        target: Directory to bring it to.
-        digest: SHA-256 of the one file, or ``sha256:<root digest>`` of them all; anything else is refused.
-        include: Only files that match this pattern, or one of these.
-        exclude: No files that match this pattern, or one of these.
-        verify_key: Path, in the pod, of a public key with which all of it has to be signed.
-        runtime: Runtime of one node whose image has this package.
+        target: Directory for the files.
+        digest: Expected SHA-256 of a single file, or ``sha256:<root digest>`` of all files. Other content is refused.
+        include: Pattern or patterns; only files that match one are downloaded.
+        exclude: Pattern or patterns; files that match one are not downloaded.
+        verify_key: Path, in the pod, of the public key that must verify the signature of all files.
+        runtime: Runtime of one node whose image contains this package.
         registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
-        **kwargs: Of `TrainJobOperator`.
+        **kwargs: Arguments of `TrainJobOperator`.
 
     Returns (XCom):
-        As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``source``.
+        The XCom of `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``source``.
     """
 
     step: ClassVar[Step] = "initialize-dataset"
@@ -119,9 +119,9 @@ class DatasetInitializerOperator(_DataOperator):
         self.verify_key = verify_key
         super().__init__(**kwargs)
 
-    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """See `TrainJobTask`."""
-        return [told["outputs"].get("source") or self.source], [told["outputs"].get("uri", "")]
+    def data_of(self, result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The source as read, the target as written."""
+        return [result["outputs"].get("source") or self.source], [result["outputs"].get("uri", "")]
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
@@ -139,16 +139,16 @@ class DatasetInitializerOperator(_DataOperator):
 
 
 class ModelInitializerOperator(DatasetInitializerOperator):
-    """Brings a model to where training finds it.
+    """Downloads a model to a directory for training.
 
     Args:
-        if_missing: ``fresh``: where the registry has no such model yet, training starts without one; ``uri`` and
-            ``digest`` are then empty.
-        **kwargs: Of `DatasetInitializerOperator`; `source` may also be ``models:/name@alias`` or
+        if_missing: ``fail`` fails the task if the registry does not have the model. ``fresh`` lets the training start
+            without a model; ``uri`` and ``digest`` are then empty.
+        **kwargs: Arguments of `DatasetInitializerOperator`; `source` may also be ``models:/name@alias`` or
             ``models:/name/version``.
 
     Returns (XCom):
-        As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``version``, ``fresh``.
+        The XCom of `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``version``, ``fresh``.
     """
 
     step: ClassVar[Step] = "initialize-model"
@@ -165,34 +165,36 @@ class ModelInitializerOperator(DatasetInitializerOperator):
 
 
 class ModelExportOperator(_DataOperator):
-    """Stores a trained model, registers it as a version, and moves an alias to it if it is better.
+    """Stores a trained model, registers it as a version, and moves an alias to the version if it is better.
 
-    A retry is the same export and gives the same version.
+    A retry is the same export and returns the same version.
 
     Args:
         source: The model: a file or a directory.
         target: Directory of all models.
-        name: Model in the registry.
-        metrics: What it was measured to reach: numbers by name, or the XCom of the task that trained it
-            (``train.output``), whose numeric metrics are taken, and their history for the MLflow run of its job.
-        alias: Name such as ``champion`` to give to the version.
-        metric: Metric that has to be better than that of the version which holds `alias`; None: move it always.
-        mode: ``max`` or ``min``: whether more of it is better, or less.
-        min_improvement: By how much.
-        datasets: What it was trained on: XComs of `DatasetInitializerOperator` tasks, or ``{"uri", "digest"}``.
-        base_model: What its training started from: the same, of a `ModelInitializerOperator`; empty for a fresh start.
-        provenance: More of it, as JSON values; wins over what the arguments above say.
-        export_id: The same for every try of the same export, and for no other. By default the identity of this task
-            in this run and, where `metrics` is the XCom of a training, of that training's job: trained again, it is
-            another export.
-        allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
-        sign: Path, in the pod, of a private key to sign it with, such as one that is mounted from a Secret.
-        runtime: Runtime of one node whose image has this package.
+        name: Name of the model in the registry.
+        metrics: Metrics of the model: numbers by name, or the XCom of the training task (``train.output``). Of an XCom
+            the numeric metrics are used, and their history for the MLflow run of its job.
+        alias: Alias to move to the version, such as ``champion``.
+        metric: Metric that must be better than that of the version with `alias`; None: always move the alias.
+        mode: ``max`` if higher values of `metric` are better, ``min`` if lower ones are.
+        min_improvement: Minimum difference of `metric`.
+        datasets: Datasets of the training: XComs of `DatasetInitializerOperator` tasks, or ``{"uri", "digest"}``.
+        base_model: Model that the training started from: the XCom of a `ModelInitializerOperator` task, or
+            ``{"uri", "digest"}``; empty for a fresh start.
+        provenance: Further provenance as JSON values; overrides values from the arguments above.
+        export_id: Identity of the export, the same for all its tries and different from that of any other export. The
+            default is the identity of this task in this run, plus that of the training's job if `metrics` is an XCom:
+            after another training it is another export.
+        allow_pickle: Accept all file formats, including pickles and others that can run code when loaded.
+        sign: Path, in the pod, of the private key that signs the model, for example mounted from a Secret.
+        runtime: Runtime of one node whose image contains this package.
         registry: Model registry; ``TRAINJOB_REGISTRY`` of the worker if left out.
-        **kwargs: Of `TrainJobOperator`.
+        **kwargs: Arguments of `TrainJobOperator`.
 
     Returns (XCom):
-        As `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``name``, ``version``, ``promoted``, ``reason``.
+        The XCom of `TrainJobOperator`, with ``outputs`` ``uri``, ``digest``, ``name``, ``version``, ``promoted``,
+        ``reason``.
     """
 
     step: ClassVar[Step] = "export"
@@ -265,41 +267,41 @@ class ModelExportOperator(_DataOperator):
         }
 
     def check_literals(self) -> None:
-        """See `TrainJobOperator`."""
+        """Check metrics, datasets and base model, then the spec and the other options."""
         metrics = {} if self.metrics is None or is_open(self.metrics) else self.metrics
         if not isinstance(metrics, Mapping):
-            raise ValueError(f"metrics are a mapping of names and numbers, not {metrics!r}")
+            raise ValueError(f"metrics must be a mapping of names to numbers, not {metrics!r}")
         if isinstance(self.metric, str) and isinstance(value := metrics.get(self.metric), str) and not is_open(value):
-            raise ValueError(f"metric {self.metric!r} is {value!r}, not a number")
+            raise ValueError(f"metrics[{self.metric!r}] must be a number, not {value!r}")
         several = (
             not is_open(self.datasets) and isinstance(self.datasets, Sequence) and not isinstance(self.datasets, str)
         )
         for each in [*(self.datasets if several else [self.datasets]), self.base_model or {}]:
             if not is_open(each) and not isinstance(each, Mapping):
                 raise ValueError(
-                    f"datasets and base_model are XComs of initializers or {{'uri', 'digest'}}, not {each!r}"
+                    f"datasets and base_model must be XComs of initializers or {{'uri', 'digest'}}, not {each!r}"
                 )
         super().check_literals()
 
     def checked_options(self) -> dict[str, Any]:
-        """See `_DataOperator`."""
+        """The options in `checked`, the registry and the metrics."""
         return super().checked_options() | {"metrics": self.metrics if is_open(self.metrics) else self.metrics_of({})}
 
-    def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """See `TrainJobTask`."""
-        return {"model": told["outputs"]["name"], "version": told["outputs"]["version"]}
+    def version_of(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The registered version, for the link to the registry."""
+        return {"model": result["outputs"]["name"], "version": result["outputs"]["version"]}
 
-    def metrics_of(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `TrainJobTask`: those that the model was exported with."""
+    def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The metrics that the model was exported with."""
         from trainjob.report import numeric
 
-        del told
+        del result
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}
         return numeric(metrics.get("metrics", metrics) if _job(metrics) else metrics)
 
-    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """See `TrainJobTask`."""
-        return [self.source], [told["outputs"].get("uri", "")]
+    def data_of(self, result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The source as read, the stored model as written."""
+        return [self.source], [result["outputs"].get("uri", "")]
 
     def _origins(self) -> dict[str, Any]:
         datasets = [origin for dataset in self.datasets if (origin := _origin(dataset))]
@@ -307,16 +309,16 @@ class ModelExportOperator(_DataOperator):
 
 
 def _job(xcom: object) -> dict[str, Any]:
-    """Which job made an XCom; empty if it is none of a TrainJob."""
+    """The job that an XCom comes from; empty if it is not the XCom of a TrainJob."""
     names = ("namespace", "name", "uid", "attempt")
     return {name: xcom[name] for name in names} if isinstance(xcom, Mapping) and set(names) <= set(xcom) else {}
 
 
-def _origin(what: object) -> dict[str, str]:
-    """Location and digest of a dataset or model, from an initializer's XCom or as they are; empty for a fresh start."""
-    if not isinstance(what, Mapping):
+def _origin(given: object) -> dict[str, str]:
+    """Location and digest from an initializer's XCom or a mapping; empty for a fresh start."""
+    if not isinstance(given, Mapping):
         return {}
-    values = what["outputs"] if _job(what) else what
+    values = given["outputs"] if _job(given) else given
     uri = values.get("source") or values.get("uri", "")
     digest = values.get("digest", "")
     if not digest:

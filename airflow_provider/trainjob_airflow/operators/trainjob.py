@@ -269,7 +269,7 @@ class TrainJobOperator(TrainJobTask):
     def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
         """See `TrainJobTask`."""
         from trainjob.spec.literals import check_literals
-        from trainjob_airflow.sample import left_open, rendered, sample_context
+        from trainjob_airflow.sample import rendered, sample_context, unknown_paths
 
         made = rendered(self)
         made.check_literals()
@@ -282,7 +282,7 @@ class TrainJobOperator(TrainJobTask):
         else:
             written = fields
         with made._argument_names():
-            return check_literals(fields, is_open), [*left_open(written)]
+            return check_literals(fields, is_open), [*unknown_paths(written)]
 
     def literal_fields(self) -> dict[str, Any]:
         """The fields of the spec that were given, as they are written in the DAG."""

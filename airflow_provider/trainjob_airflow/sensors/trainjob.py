@@ -1,4 +1,4 @@
-"""`TrainJobSensor`: waits for a TrainJob that somebody else launched."""
+"""`TrainJobSensor`: waits for a TrainJob that something else launched."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ if TYPE_CHECKING:
 
 
 class TrainJobSensor(StrictTemplates, BaseSensorOperator):
-    """Waits until a TrainJob is in a phase, or has passed it, or has a condition.
+    """Waits until a TrainJob reaches a phase or a condition. A short phase that has passed counts as reached.
 
-    A job that does not exist yet is waited for. One that ends otherwise (waiting for ``Complete``, it failed) fails
-    the sensor at once, or skips it with ``soft_fail``.
+    The sensor also waits for a job that does not exist yet. If the job ends in another phase (it failed while the
+    sensor waits for ``Complete``), the sensor fails at once, or is skipped with ``soft_fail``.
 
     Args:
         name: Name of the TrainJob.
-        labels: Instead of a name: labels that it has. Of several jobs the youngest is waited for.
+        labels: Labels that select the job, instead of a name. If several jobs match, the newest is used.
         phases: One phase or several: ``Running``, ``Complete``, ``Failed``, …, see `trainjob.Phase`.
-        condition: Instead of phases: type of a condition of its status that has to be true, such as ``Suspended``.
-        namespace: Its namespace; the connection's if left out.
-        trainjob_conn_id: See `TrainJobOperator`.
+        condition: Type of a status condition that must be true, such as ``Suspended``, instead of phases.
+        namespace: Namespace of the job; the connection's if left out.
+        trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
+            environment decides.
         deferrable: Wait in the triggerer.
         **kwargs: Of `BaseSensorOperator`: ``mode``, ``poke_interval``, ``timeout``, ``soft_fail``, …
 
     Returns (XCom):
-        As `TrainJobOperator`: what the job has left when it is in that state.
+        ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history"}``, what the job has
+        reported when it reaches that state; see `trainjob.TrainJobResult`.
 
     Raises:
-        ValueError: The arguments name no job, or a phase that does not exist; when the DAG is parsed.
+        ValueError: The arguments select no job, or name an unknown phase; when the DAG is parsed.
     """
 
     template_fields: Sequence[str] = ("name", "labels", "phases", "condition", "namespace", "trainjob_conn_id")
@@ -72,7 +74,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id
         self.deferrable = deferrable
-        if kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+        if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             return
         from trainjob.spec.literals import has_open
 
@@ -83,19 +85,24 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             wanted(name, labels, phases, condition)
 
     def sample_spec(self) -> tuple[None, list[str]]:
-        """As that of `TrainJobTask`, which launches a job: check what a run of this moment would wait for."""
-        from trainjob_airflow.sample import left_open, rendered
+        """Check what a run started now would wait for; no spec, and the paths that only a run knows.
+
+        Raises:
+            ValueError: The arguments select no job, or name an unknown phase.
+            TrainJobFatal: A template is invalid.
+        """
+        from trainjob_airflow.sample import rendered, unknown_paths
 
         made = rendered(self)
-        missing = [*left_open({name: getattr(made, name) for name in made.template_fields})]
+        unknown = [*unknown_paths({name: getattr(made, name) for name in made.template_fields})]
         if not {"name", "labels", "phases", "condition"} & {
-            path.partition(".")[0].partition("[")[0] for path in missing
+            path.partition(".")[0].partition("[")[0] for path in unknown
         }:
             wanted(made.name, made.labels, made.phases, made.condition)
-        return None, missing
+        return None, unknown
 
     def execute(self, context: Context) -> Any:
-        """Look once; then wait here or in the triggerer."""
+        """Check the job once, then wait in this worker or in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
         found = self.poke(context)
@@ -120,7 +127,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         return found.xcom_value
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Go on after the trigger's event."""
+        """Continue after the trigger's event."""
         del context
         if event["status"] == "error" and event["retryable"]:
             raise TrainJobFailure(event["message"])
@@ -130,7 +137,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         return self._result(event["namespace"], event["job"]) if "job" in event else None
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look at the job."""
+        """Check the job once."""
         del context
         from trainjob.status import observe
 
@@ -138,23 +145,23 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         with connected(self.trainjob_conn_id, self.namespace) as client:
             trainjob = client.call(lambda: sought.find(client.backend, client.namespace))
         if trainjob is None:
-            self.log.info("there is no TrainJob %s yet", sought)
+            self.log.info("TrainJob %s does not exist yet", sought)
             return PokeReturnValue(is_done=False)
         name, observation = trainjob["metadata"]["name"], observe(trainjob)
         self.log.info("TrainJob %s is %s", name, observation.phase)
         if sought.reached(trainjob, observation):
             return PokeReturnValue(is_done=True, xcom_value=self._result(trainjob["metadata"]["namespace"], name))
         if observation.phase.terminal:
-            self._fail(f"TrainJob {name} is {observation.phase} and will never {sought.state}")
+            self._fail(f"TrainJob {name} is {observation.phase}; it can no longer {sought.state}")
         return PokeReturnValue(is_done=False)
 
     def _result(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """What the job has left so far; None if it is gone."""
+        """What the job has reported so far; None if it no longer exists."""
         from trainjob import JobRef
         from trainjob.status import observe
         from trainjob.waiting import result_of
 
-        async def look(client: TrainJobClient) -> dict[str, Any] | None:
+        async def read(client: TrainJobClient) -> dict[str, Any] | None:
             trainjob = await client.backend.get(namespace, name)
             if trainjob is None:
                 return None
@@ -162,7 +169,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
             return result_of(ref, await client.backend.evidence(ref), observe(trainjob)).as_dict()
 
         with connected(self.trainjob_conn_id, namespace) as client:
-            return client.call(lambda: look(client))
+            return client.call(lambda: read(client))
 
     def _fail(self, message: str) -> NoReturn:
         if self.soft_fail:

@@ -504,7 +504,7 @@ def check(*, dags: Path, cluster: bool, as_json: bool) -> int:
             first, *more = each.problem.splitlines()
             echo("\n".join([f"{click.style('failure', fg='red')}  {each.where}: {first}", *more]))
         else:
-            note = f" (decided in the run: {', '.join(each.open)})" if each.open else ""
+            note = f" (known only at run time: {', '.join(each.open)})" if each.open else ""
             echo(f"{click.style('ok', fg='green')}       {each.where}{note}")
         for note in each.notes:
             echo(f"         {click.style('note', fg='yellow')}: {note}")
