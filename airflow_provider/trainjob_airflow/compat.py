@@ -1,4 +1,4 @@
-"""What older versions of Airflow have elsewhere, where `airflow.providers.common.compat` does not tell."""
+"""Imports whose place differs between versions of Airflow, and that `airflow.providers.common.compat` lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trigger tells the worker that goes on after it: JSON, since Airflow stores it."""
+"""Observations in the events that triggers send to workers: JSON, since Airflow stores events."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 def pack(observation: Observation) -> dict[str, Any]:
-    """An observation as JSON values."""
+    """Convert an observation to JSON values."""
     from trainjob.progress import text_of
 
     packed = {
         name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(observation).items()
     }
-    # As text: NaN and infinity are no JSON, and PostgreSQL refuses them.
+    # Metrics as text: NaN and infinity are not JSON, and PostgreSQL refuses them.
     return packed | {"metrics": {name: text_of(value) for name, value in observation.metrics.items()}}
 
 
 def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
-    """The observation again."""
+    """Restore an observation from JSON values; None stays None."""
     from dataclasses import fields
 
     from trainjob.kube_objects import parse_time
@@ -32,7 +32,7 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
 
     if packed is None:
         return None
-    # Its fields only: the triggerer may run another version of this package.
+    # Known fields only: the triggerer may run another version of this package.
     is_time = {field.name: "datetime" in str(field.type) for field in fields(Observation)}
     values: dict[str, Any] = {name: value for name, value in packed.items() if name in is_time}
     times = {name: parse_time(value) for name, value in values.items() if is_time[name]}

@@ -1,4 +1,4 @@
-"""How a TrainJob's failure reads to Airflow: whether it retries the task is decided by the class alone."""
+"""Airflow exceptions for failures of TrainJobs. Their class decides whether Airflow retries the task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from trainjob.verdicts import RetryVerdict
 
 
-class _Explained(AirflowException):
-    """An exception that says why a job failed."""
+class _Diagnosed(AirflowException):
+    """An exception with the verdict and the diagnosis of a failed job."""
 
     def __init__(
         self, message: str = "", verdict: RetryVerdict | None = None, diagnosis: Diagnosis | None = None
@@ -23,45 +23,46 @@ class _Explained(AirflowException):
         self.diagnosis = diagnosis
 
 
-class TrainJobFailure(_Explained):
-    """It did not work, and another try may end differently: a node was lost, an outage, an exception of the training.
+class TrainJobFailure(_Diagnosed):
+    """The task failed, and another try may succeed: a lost node, an outage, an exception in the training code.
 
     Attributes:
-        verdict: Who has to act before another try can succeed; None where nothing is known of it. See
-            `trainjob.RetryVerdict`, and `trainjob_airflow.retries.TrainJobRetryPolicy`, which goes by it.
-        diagnosis: Why the job failed: category, rank, exit code, last lines, advice; None where no job has failed (a
-            timeout, an outage). For callbacks, which find the exception in their context.
+        verdict: Who has to act before another try can succeed, see `trainjob.RetryVerdict`; None if that is unknown.
+            `trainjob_airflow.retries.TrainJobRetryPolicy` uses it.
+        diagnosis: Why the job failed: category, rank, exit code, last log lines, advice; None if no job failed (a
+            timeout, an outage). Callbacks find the exception in their context.
     """
 
 
 class TrainJobTimeout(TrainJobFailure):
-    """``queue_timeout``, ``start_timeout`` or ``execution_timeout`` ran out."""
+    """``queue_timeout``, ``start_timeout`` or ``execution_timeout`` expired."""
 
 
-class TrainJobFatal(_Explained, AirflowFailException):
-    """It is certain not to work until a person changes something (code, spec, rights), so Airflow does not retry.
+class TrainJobFatal(_Diagnosed, AirflowFailException):
+    """Every try will fail until a person changes the code, spec or permissions, so Airflow does not retry.
 
     Attributes:
-        verdict: See `TrainJobFailure`.
-        diagnosis: See `TrainJobFailure`; None also where the job was refused.
+        verdict: Who has to act before another try can succeed, see `trainjob.RetryVerdict`; None if that is unknown.
+        diagnosis: Why the job failed: category, rank, exit code, last log lines, advice; None if no job failed (the
+            spec was refused, a timeout).
     """
 
 
 def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowException:
-    """The exception to raise for an error of the core.
+    """Convert an error of `trainjob` to the exception that a task raises.
 
-    A verdict that leaves room for a retry becomes an `AirflowException`, which uses up one of the task's retries; the
-    others (user, configuration) an `AirflowFailException`, which fails the task at once.
+    If another try can help, this is an `AirflowException`, which uses one of the task's retries; otherwise (verdicts
+    user, configuration) an `AirflowFailException`, which fails the task at once.
 
     Args:
-        error: What happened.
-        user_errors: Whether failures of the training code that are not certain to come again are retried.
+        error: The error.
+        user_errors: Whether to retry failures of the training code that may not recur.
     """
     from trainjob.errors import TimedOut, TrainJobFailed
 
     diagnosis = error.diagnosis if isinstance(error, TrainJobFailed) else None
     if isinstance(error, TimedOut):
-        # Also RunTimeout, whose verdict is "user": that is how Airflow treats a task's execution_timeout.
+        # Also RunTimeout, whose verdict is "user": Airflow retries after a task's execution_timeout, too.
         return TrainJobTimeout(str(error), error.retry)
     if error.retry.retried(user_errors=user_errors):
         return TrainJobFailure(str(error), error.retry, diagnosis)

@@ -1,4 +1,4 @@
-"""What Airflow shows and looks up of this provider. Every Airflow process imports it, so it imports nothing."""
+"""Provider metadata for Airflow. Every Airflow process imports this module, so it imports nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _INTEGRATION = "Kubeflow TrainJob"
 
 
 def _text(label: str, description: str, **schema: Any) -> dict[str, Any]:
-    """A text field of the connection form, which may be left empty."""
+    """An optional text field of the connection form."""
     return {
         "label": label,
         "description": description,
@@ -52,60 +52,64 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": "trainjob",
                 "hook-class-name": "trainjob_airflow.hooks.trainjob.TrainJobHook",
                 "hook-name": "Kubeflow TrainJob",
-                # Here, and not as form widgets of the hook: the form then needs neither flask nor the hook itself.
+                # Metadata instead of form widgets of the hook: the form then needs neither flask nor the hook.
                 "ui-field-behaviour": {
                     "hidden-fields": ["port", "login", "schema", "extra"],
                     "relabeling": {"host": "API server", "password": "Bearer token"},
-                    "placeholders": {"host": "https://cluster.example:6443, instead of a kubeconfig"},
+                    "placeholders": {"host": "https://cluster.example:6443 (instead of a kubeconfig)"},
                 },
-                # What kubernetes connections have as well is called as it is there.
+                # Fields that kubernetes connections have as well have the names of those.
                 "conn-fields": {
                     "backend": {
                         "label": "Backend",
-                        "description": "Where TrainJobs run. Left empty: as TRAINJOB_BACKEND says.",
+                        "description": "Where TrainJobs run. Default: TRAINJOB_BACKEND.",
                         "schema": {
                             "type": ["string", "null"],
                             "enum": ["kubernetes", "local"],
-                            "values_display": {"kubernetes": "Kubernetes", "local": "Local: the worker's own machine"},
+                            "values_display": {"kubernetes": "Kubernetes", "local": "Local: the machine of the worker"},
                             "default": None,
                         },
                     },
                     "namespace": _text(
                         "Namespace",
-                        "Where the TrainJobs are. Left empty: as TRAINJOB_NAMESPACE or the kubeconfig says.",
+                        "Namespace of the TrainJobs. Default: TRAINJOB_NAMESPACE, or the namespace of the kubeconfig.",
                         maxLength=63,
                     ),
                     "in_cluster": {
                         "label": "In cluster",
-                        "description": "Take the service account of the pod that the task or the triggerer runs in.",
+                        "description": "Use the service account of the pod in which the task or the triggerer runs.",
                         "schema": {"type": ["boolean", "null"], "default": None},
                     },
-                    "kube_config_path": _text("Kubeconfig (path)", "A file on every worker and triggerer."),
-                    # Airflow masks a field by its name, and by nothing else; that of kubernetes connections,
-                    # kube_config, it shows to everyone who may read connections. It is taken as well.
+                    "kube_config_path": _text(
+                        "Kubeconfig (path)", "Path of a kubeconfig on every worker and triggerer."
+                    ),
+                    # Airflow masks a field by its name alone, and does not mask kube_config, the name in kubernetes
+                    # connections: everyone who may read connections sees it. The hook accepts both names.
                     "secret_kube_config": _text(
                         "Kubeconfig (text)",
-                        "The kubeconfig itself, YAML or JSON. Stored encrypted, and not shown again.",
+                        "Content of a kubeconfig, YAML or JSON. Stored encrypted and not shown again.",
                         format="multiline",
                     ),
-                    "cluster_context": _text("Context", "Of the kubeconfig. Left empty: its current one."),
-                    "ca_file": _text("CA certificates (path)", "A file to verify the API server's certificate with."),
+                    "cluster_context": _text("Context", "Context of the kubeconfig. Default: its current context."),
+                    "ca_file": _text(
+                        "CA certificates (path)", "CA file that verifies the certificate of the API server."
+                    ),
                     "disable_verify_ssl": {
                         "label": "Do not verify the certificate",
-                        "description": "Trust whoever answers in the API server's place. For tests only.",
+                        "description": "Accept any certificate of the API server. For tests only.",
                         "schema": {"type": ["boolean", "null"], "default": None},
                     },
                     "job_url": _text(
                         "Link to a job",
-                        "Address in a dashboard: https://dashboard.example/{namespace}/{name}; also {uid}.",
+                        "URL of a job in a dashboard: https://dashboard.example/{namespace}/{name}; also {uid}.",
                     ),
                     "logs_url": _text(
-                        "Link to its logs",
-                        "Address in a log store: https://logs.example/{namespace}/{name}?from={started}; also {uid}.",
+                        "Link to the logs of a job",
+                        "URL in a log store: https://logs.example/{namespace}/{name}?from={started}; also {uid}.",
                     ),
                     "model_url": _text(
-                        "Link to a model's version",
-                        "Address in the model registry: https://models.example/{model}/{version}.",
+                        "Link to a model version",
+                        "URL in the model registry: https://models.example/{model}/{version}.",
                     ),
                 },
             }
@@ -125,7 +129,7 @@ def get_provider_info() -> dict[str, Any]:
                     "deployment": {
                         "description": (
                             "Name of this Airflow deployment, part of the identity of every TrainJob. Needed only "
-                            "where two deployments share a namespace and have the same [api] base_url."
+                            "if two deployments with the same [api] base_url share a namespace."
                         ),
                         "version_added": "0.1.0",
                         "type": "string",

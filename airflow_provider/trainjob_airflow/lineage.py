@@ -1,4 +1,4 @@
-"""What OpenLineage hears of a task: where its data came from, and where it wrote."""
+"""OpenLineage facets of a task: the data that its job read and wrote."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 
 def facets(read: Iterable[str], written: Iterable[str], job: Mapping[str, Any]) -> Any:
-    """An ``OperatorLineage``.
+    """Build an ``OperatorLineage``.
 
     Args:
         read: URIs of datasets and models that the job read.
-        written: URIs that it wrote.
-        job: What the task returned: the TrainJob becomes a run facet.
+        written: URIs that the job wrote.
+        job: What the task returned; the TrainJob becomes a run facet.
     """
     from airflow.providers.common.compat.openlineage.facet import ExternalQueryRunFacet
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -32,11 +32,11 @@ def _datasets(uris: Iterable[str]) -> list[Any]:
 
 
 def name_of(uri: str) -> tuple[str, str]:
-    """Namespace and name of a dataset, by OpenLineage's rules: ``s3://bucket`` and the key, ``file`` and the path."""
+    """Namespace and name of a dataset by OpenLineage's rules: ``s3://bucket`` and the key, ``file`` and the path."""
     parts = urlsplit(uri)
     if not parts.netloc:
         return parts.scheme or "file", parts.path or "/"
-    host = parts.hostname or parts.netloc  # never what stands before an @
+    host = parts.hostname or parts.netloc  # without a user and password before the @
     port = f":{parts.port}" if parts.port else ""
     path = parts.path if parts.scheme in ("http", "https") else parts.path.lstrip("/")
     return f"{parts.scheme}://{host}{port}", path or "/"

@@ -1,4 +1,4 @@
-"""`TrainJobRetryPolicy`: when to try again, by what failed. Airflow 3.3 and later."""
+"""`TrainJobRetryPolicy`: the delay before a retry depends on what failed. Airflow 3.3 and later."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class TrainJobRetryPolicy(RetryPolicy):
-    """Waits as long as what failed deserves it, and says why in Airflow's log and on the task.
+    """Sets the delay before a retry by what failed, and reports the reason in Airflow's log and on the task.
 
-    What cannot help another time (code, spec, rights) is no retry with or without it: `TrainJobFatal` ends the task.
-    Anything that is no failure of a TrainJob is left to the task's own settings, as is the number of retries.
+    `TrainJobFatal` (code, spec, permissions) fails the task without a retry, with or without this policy. The task's
+    own settings decide about other exceptions, and about the number of retries.
 
     Args:
-        preempted: Delay after a preemption: others need the room now, and a queue gives it back by itself.
-        infrastructure: Delay after the loss of a node, an outage, or what nobody can explain.
+        preempted: Delay after a preemption: other jobs use the capacity now, and the queue hands it back by itself.
+        infrastructure: Delay after the loss of a node, an outage, or an unexplained failure.
         quota: Delay after a full quota or queue.
     """
 
@@ -37,7 +37,7 @@ class TrainJobRetryPolicy(RetryPolicy):
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
-        """See `RetryPolicy`."""
+        """Retry after the delay for the verdict of `exception`, or use the task's own settings."""
         del try_number, max_tries, context
         verdict = exception.verdict if isinstance(exception, TrainJobFailure) else None
         if verdict is None or isinstance(exception, TrainJobTimeout):

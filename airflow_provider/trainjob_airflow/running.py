@@ -1,4 +1,4 @@
-"""The job that a task is busy with in this process, and how a signal handler can stop it."""
+"""The job that a task handles in this process; a signal handler can interrupt the launch and the wait."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ class Log(Protocol):
         """Something bad happened."""
 
 
-_REPLY_SECONDS = 1.0  # of the 5 that a killed task has left
+_REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
 
 
 @contextmanager
 def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJobClient]:
-    """A client of the connection, with errors in Airflow's terms.
+    """Open a client of the connection and convert errors to Airflow's.
 
     Raises:
-        TrainJobFatal, TrainJobFailure: See `airflow_error`.
+        TrainJobFatal: The connection does not exist, or another try cannot succeed.
+        TrainJobFailure: Another try may succeed.
     """
     from trainjob import TrainJobError
 
@@ -59,16 +60,16 @@ def progress_logger(log: Log) -> ProgressLogger:
 
 
 class DeadlineReached(Exception):
-    """The task's ``execution_timeout`` is over; the job goes on."""
+    """The task's ``execution_timeout`` expired; the job keeps running."""
 
 
 class RunningJob:
-    """One key's job. Everything runs on the client's loop, so that `cancel` works while `wait` is blocked below it.
+    """The job of one key. All calls run on the client's event loop, so that `cancel` works while `wait` is blocked.
 
     Args:
-        client: Where.
+        client: Client of the job's backend and namespace.
         key: The identity of the task.
-        ref: The job, where it is known already.
+        ref: The job, if it is known already.
     """
 
     def __init__(self, client: TrainJobClient, key: str, ref: JobRef | None = None) -> None:
@@ -83,7 +84,11 @@ class RunningJob:
         return f"TrainJob {self.ref}" if self.ref else f"the TrainJob of {self.key}"
 
     def launch(self, spec: TrainJobSpec, first_attempt: int, origin: dict[str, str]) -> JobRef:
-        """See `trainjob.lifecycle.launch`."""
+        """Launch or adopt the job of the key.
+
+        Raises:
+            concurrent.futures.CancelledError: `stop_waiting` was called.
+        """
         from trainjob.lifecycle import launch
 
         client = self.client
@@ -129,24 +134,24 @@ class RunningJob:
             say.end()
 
     def has_ended(self) -> bool:
-        """Whether nothing more will happen to the job: it has ended, or is gone."""
+        """Whether the job has ended or was deleted."""
         from trainjob.status import observe
 
         trainjob = self.client.get(self.ref) if self.ref else None
         return trainjob is None or observe(trainjob).phase.terminal
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
-        """See `trainjob.lifecycle.give_up`."""
+        """Apply `action` to a job that failed its task; return what was done."""
         from trainjob.lifecycle import give_up
 
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
 
     def cancel(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        """Stop the job, whether or not its launch was seen to succeed.
+        """Stop the job, also if the launch has not returned it.
 
         Returns:
-            True once nothing of it runs any more; False if it was told to end and still does.
+            True if nothing of the job runs any longer; False if it is still terminating.
         """
         return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
 
@@ -159,15 +164,15 @@ class RunningJob:
         if not refs:
             jobs = await self.client.backend.find(self.client.namespace, labels_of(self.key))
             refs = [JobRef.of(job) for job in jobs]
-        # Half the time, so that the answer comes before the one who asked stops listening.
+        # Half the time, so that the result arrives before `cancel` stops waiting for it.
         ended = [await cancel(self.client.backend, ref, action, timeout_seconds=seconds / 2) for ref in refs]
         return all(ended)
 
     def stop_waiting(self) -> None:
-        """Make `wait` and `launch` end with CancelledError; from a signal handler that interrupts them."""
+        """Make `wait` and `launch` raise CancelledError; called by a signal handler that interrupts them."""
         self._killed = True
         if self._launching is not None:
-            wait([self._launching], _REPLY_SECONDS)  # a job whose creation is under way is told apart by its reply
+            wait([self._launching], _REPLY_SECONDS)  # the reply to a creation in progress names the job
             self._launching.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
