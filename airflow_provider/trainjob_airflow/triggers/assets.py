@@ -1,4 +1,4 @@
-"""Triggers for asset watchers: a TrainJob that ended, or a new version of a model, can start a DAG.
+"""Triggers for asset watchers: a TrainJob that ends, or a new model version, can start a DAG.
 
 ::
 
@@ -19,58 +19,61 @@ from airflow.triggers.base import TriggerEvent
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 
 _STATE = "trainjob_seen"
-_PAUSE = 60.0  # after a look that failed
-_OVERLAP = timedelta(minutes=5)  # an end may be seen later than one with a later timestamp
+_PAUSE = 60.0  # seconds after a failed poll
+_OVERLAP = timedelta(minutes=5)  # a finished job may become visible after one with a later timestamp
 
 
 class _Watcher(BaseEventTrigger):
-    """Looks again and again, and remembers how far it has seen in the asset's own state, where Airflow keeps one (3.3).
+    """Polls a source of events, and stores its position in the asset's state where Airflow has one (3.3).
 
-    Without that, what happens while no triggerer runs makes no event.
+    Before Airflow 3.3, changes while no triggerer runs create no event.
     """
 
     poll_interval: float
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event for each thing that is new. An outage is waited out, whatever it is."""
+        """Yield one event for each change. After any error, log it and poll again."""
         seen = await self._seen()
         while True:
             try:
-                events, seen = await self._look(seen)
-            except Exception as error:  # noqa: BLE001 - a trigger that raises ends the watch without a word in the UI
-                self.log.warning("%s: %s", type(error).__name__, error)
+                events, seen = await self._poll(seen)
+            except Exception as error:  # noqa: BLE001 - if a trigger raises, the watch ends and the UI does not show it
+                self._log_retry(error, max(_PAUSE, self.poll_interval))
                 await asyncio.sleep(max(_PAUSE, self.poll_interval))
                 continue
             for event in events:
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
             if events:
-                await self._remember(seen)
+                await self._store_position(seen)
             await asyncio.sleep(self.poll_interval)
 
-    async def _look(self, seen: str) -> tuple[list[dict[str, Any]], str]:
-        """What is new since `seen`, and how far that is."""
+    async def _poll(self, seen: str) -> tuple[list[dict[str, Any]], str]:
+        """The events since position `seen`, and the new position."""
         raise NotImplementedError
 
-    async def _begin(self) -> str:
-        """How far has been seen when nothing is known."""
+    async def _start_position(self) -> str:
+        """The position from which a watcher without a stored position starts."""
         raise NotImplementedError
 
     async def _seen(self) -> str:
         store = getattr(self, "asset_state_store", None)
-        kept = await store.aget(_STATE) if store is not None else None
-        if isinstance(kept, str):
-            return kept
+        stored = await store.aget(_STATE) if store is not None else None
+        if isinstance(stored, str):
+            return stored
         while True:
             try:
-                seen = await self._begin()
-            except Exception as error:  # noqa: BLE001
-                self.log.warning("%s: %s", type(error).__name__, error)
+                seen = await self._start_position()
+            except Exception as error:  # noqa: BLE001 - as in `run`
+                self._log_retry(error, _PAUSE)
                 await asyncio.sleep(_PAUSE)
             else:
-                await self._remember(seen)
+                await self._store_position(seen)
                 return seen
 
-    async def _remember(self, seen: str) -> None:
+    def _log_retry(self, error: Exception, seconds: float) -> None:
+        self.log.warning("polling failed, next attempt in %g s: %s: %s", seconds, type(error).__name__, error)
+
+    async def _store_position(self, seen: str) -> None:
         store = getattr(self, "asset_state_store", None)
         if store is not None:
             await store.aset(_STATE, seen)
@@ -80,11 +83,12 @@ class TrainJobEventTrigger(_Watcher):
     """An event for each TrainJob that ends, with ``{"namespace", "name", "uid", "phase", "finished"}``.
 
     Args:
-        labels: All of which a job has to have; any job if left out.
-        phases: Ends that count: ``Complete``, ``Failed`` or both.
-        namespace: Of the jobs; the connection's if left out.
-        trainjob_conn_id: See `TrainJobOperator`.
-        poll_interval: Seconds between two looks, each of which is one request.
+        labels: Labels that a job must have; any job if left out.
+        phases: Final phases that create an event: ``Complete``, ``Failed`` or both.
+        namespace: Namespace of the jobs; the connection's if left out.
+        trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
+            environment of the triggerer decides.
+        poll_interval: Seconds between two polls, each of which is one request.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class TrainJobEventTrigger(_Watcher):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if wrong := set(phases) - {"Complete", "Failed"}:
-            raise ValueError(f"a job ends Complete or Failed, not {min(wrong)}")
+            raise ValueError(f"phases must be Complete, Failed or both, not {min(wrong)}")
         self.labels = labels
         self.phases = list(phases)
         self.namespace = namespace
@@ -110,10 +114,10 @@ class TrainJobEventTrigger(_Watcher):
         names = ("labels", "phases", "namespace", "trainjob_conn_id", "poll_interval")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
-    async def _begin(self) -> str:
+    async def _start_position(self) -> str:
         return datetime.now(UTC).isoformat()
 
-    async def _look(self, seen: str) -> tuple[list[dict[str, Any]], str]:
+    async def _poll(self, seen: str) -> tuple[list[dict[str, Any]], str]:
         from trainjob.manifest import JobRef
         from trainjob.status import observe
 
@@ -121,33 +125,33 @@ class TrainJobEventTrigger(_Watcher):
         async with hook.shared_backend() as backend:
             namespace = self.namespace or await hook.namespace() or backend.default_namespace
             jobs = await backend.find(namespace, self.labels or {})
-        moment, *told = seen.split()
-        since = datetime.fromisoformat(moment)
+        timestamp, *reported = seen.split()
+        since = datetime.fromisoformat(timestamp)
         ended = [(latest.finished, JobRef.of(job), latest.phase.value) for job in jobs if (latest := observe(job))]
-        counted = [
+        recent = [
             (time, ref, phase)
             for time, ref, phase in ended
             if phase in self.phases and time is not None and time >= since
         ]
-        new = sorted((each for each in counted if each[1].uid not in told), key=lambda each: each[0])
+        new = sorted((each for each in recent if each[1].uid not in reported), key=lambda each: each[0])
         if not new:
             return [], seen
         since = max(since, new[-1][0] - _OVERLAP)
         return [
             {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "phase": phase, "finished": time.isoformat()}
             for time, ref, phase in new
-        ], " ".join([since.isoformat(), *(ref.uid for time, ref, _ in counted if time >= since)])
+        ], " ".join([since.isoformat(), *(ref.uid for time, ref, _ in recent if time >= since)])
 
 
 class ModelVersionEventTrigger(_Watcher):
     """An event for each new version of a registered model, with ``{"name", "version", "uri", "digest", "metrics"}``.
 
     Args:
-        name: Of the model.
-        alias: Only when a version gets this alias, such as ``champion``.
-        registry: See `trainjob.registry.connect`; ``TRAINJOB_REGISTRY`` of the triggerer if left out. No credentials
-            belong in it: Airflow stores it in clear.
-        poll_interval: Seconds between two looks.
+        name: Name of the model.
+        alias: Only versions that get this alias, such as ``champion``, create an event.
+        registry: URL of the registry, see `trainjob.registry.connect`; ``TRAINJOB_REGISTRY`` of the triggerer if left
+            out. It must not contain credentials: Airflow stores it unencrypted.
+        poll_interval: Seconds between two polls.
     """
 
     def __init__(
@@ -164,10 +168,10 @@ class ModelVersionEventTrigger(_Watcher):
         names = ("name", "alias", "registry", "poll_interval")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
-    async def _begin(self) -> str:
+    async def _start_position(self) -> str:
         return " ".join(version.version for version in await asyncio.to_thread(self._versions))
 
-    async def _look(self, seen: str) -> tuple[list[dict[str, Any]], str]:
+    async def _poll(self, seen: str) -> tuple[list[dict[str, Any]], str]:
         versions = await asyncio.to_thread(self._versions)
         known = set(seen.split())
         events = [
@@ -181,7 +185,7 @@ class ModelVersionEventTrigger(_Watcher):
             for version in versions
             if version.version not in known
         ]
-        # An alias that comes back to a version is another event, so what has none any more is forgotten.
+        # The position holds only versions with the alias: if it returns to a version, that is another event.
         return events, " ".join(version.version for version in versions)
 
     def _versions(self) -> list[Any]:
