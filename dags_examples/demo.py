@@ -1,8 +1,8 @@
-"""``make demo``: the retraining workflow once from Airflow and once from Kubeflow Pipelines, on this machine.
+"""``make demo``: runs the retraining workflow from Airflow and from Kubeflow Pipelines on this machine.
 
-Both run the same four steps through the same core, on the local backend, with MLflow on a SQLite file as the registry.
-The first run starts fresh and its model becomes the champion; the second starts from that champion and replaces it only
-if it is better. What they leave behind is under ``.demo`` (wiped at the next start).
+Both run the same four steps on the local backend, with MLflow on a SQLite file as the registry. The first run starts
+fresh and its model becomes the champion. The second starts from that champion and replaces it only if its model is
+better. All files are under ``.demo``, which the next start deletes.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ ENVIRONMENT = {
 
 console = Console()
 if not console.is_terminal:
-    console = Console(width=130)  # a log has no width of its own; the tables need this much
+    console = Console(width=130)  # a log file has no width; the tables need this much
 
 
 def run(title: str, *command: str) -> None:
-    """Run one part with its output in a log file; show its end if it fails."""
+    """Run one part with its output in a log file; print the end of the log if it fails."""
     log = DEMO / (title.lower().replace(" ", "-") + ".log")
     start = time.monotonic()
     with console.status(f"{title} … ({log.relative_to(ROOT)})"), log.open("wb") as output:
         code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
     if code != 0:
-        console.print(f"[red]{title} failed[/] with exit code {code}; the end of {log.relative_to(ROOT)}:")
+        console.print(f"[red]{title} failed[/] with exit code {code}; last lines of {log.relative_to(ROOT)}:")
         print("\n".join(log.read_text(errors="replace").splitlines()[-40:]))
         sys.exit(1)
     console.print(f"{title}: {time.monotonic() - start:.0f} s")
 
 
 def main() -> None:
-    """Both runs, then one summary."""
+    """Run both workflows and print a summary."""
     shutil.rmtree(DEMO, ignore_errors=True)
     DEMO.mkdir()
     os.environ.update(ENVIRONMENT)
     run("Airflow database", str(BIN / "airflow"), "db", "migrate")
-    # Few epochs, so that the second run has something left to gain.
+    # Few epochs, so that the second run can still improve the model.
     params = {"epochs": 4, "workspace": ENVIRONMENT["TRAINJOB_WORKSPACE"], "models": ENVIRONMENT["TRAINJOB_MODELS"]}
     run("Retraining from Airflow", str(BIN / "airflow"), "dags", "test", "retrain_digits", "--conf", json.dumps(params))
     run(
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def summary() -> None:
-    """Steps, durations and metrics of both runs, then the registered versions and where they lie."""
+    """Print steps, durations and metrics of both runs, and the registered versions with their locations."""
     with TrainJobClient() as client:
         jobs = sorted(client.list(), key=lambda job: str(job["metadata"]["creationTimestamp"]))
     steps = Table(title="TrainJobs (trainjob list)", title_justify="left")
@@ -97,7 +97,7 @@ def summary() -> None:
         versions.add_row(version.version, ", ".join(version.aliases), f"{version.metrics['accuracy']:.4f}", version.uri)
     console.print(versions)
     console.print(
-        "See for yourself:\n"
+        "To look at the jobs:\n"
         f"  export TRAINJOB_BACKEND=local TRAINJOB_HOME={DEMO.relative_to(ROOT)}/home\n"
         f"  {BIN.relative_to(ROOT)}/trainjob list\n"
         f"  {BIN.relative_to(ROOT)}/trainjob logs {next(_name(job) for job in jobs if _name(job).startswith('train-'))}"

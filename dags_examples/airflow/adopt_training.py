@@ -1,11 +1,11 @@
-"""Go on with a TrainJob that somebody else has launched: with kubectl, the Kubeflow SDK, another team's workflow.
+"""Continue with a TrainJob that was launched elsewhere: by kubectl, the Kubeflow SDK, another team's workflow.
 
 ::
 
     wait ── result ── good_enough ── export_model
 
-The sensor waits in the triggerer, also for a job that does not exist yet, and fails at once if the job fails. The job
-stays its owner's: nothing here would cancel it. To try it on this machine::
+The sensor waits in the triggerer, also for a job that does not exist yet, and fails at once if the job fails. This DAG
+never cancels the job. To try it on this machine::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     job=$(trainjob run --detach --runtime jax-distributed -- python $PWD/dags_examples/training/digits_jax.py \\
@@ -25,7 +25,7 @@ from airflow.sdk import DAG, Param, task
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.sensors.trainjob import TrainJobSensor
 
-# As in retrain_digits.py; on a cluster the variables name what its nodes can reach.
+# As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
 MODELS = os.environ.get("TRAINJOB_MODELS", (HOME / "models").as_uri())
 
@@ -36,7 +36,7 @@ with DAG(
     doc_md=__doc__,
     params={
         "job": Param(type="string", description="Name of the TrainJob."),
-        "accuracy": Param(0.9, type="number", description="What its model has to have reached to be exported."),
+        "accuracy": Param(0.9, type="number", description="Minimum accuracy for the export of the model."),
     },
 ):
     wait = TrainJobSensor(
@@ -45,7 +45,7 @@ with DAG(
 
     @task
     def result(job: str) -> dict[str, Any]:
-        """What the job has reported: the same that a TrainJobOperator returns."""
+        """Return what the job reported, as a TrainJobOperator does."""
         from trainjob_airflow.hooks.trainjob import TrainJobHook
 
         with TrainJobHook().client() as client:
@@ -53,7 +53,7 @@ with DAG(
 
     @task.short_circuit
     def good_enough(result: Any, **context: Any) -> bool:
-        """Skips the export of a model that is not."""
+        """Skip the export if the accuracy is too low."""
         return float(result["metrics"]["accuracy"]) >= float(context["params"]["accuracy"])
 
     adopted = result("{{ params.job }}")

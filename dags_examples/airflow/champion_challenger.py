@@ -1,12 +1,12 @@
-"""A challenger is trained, and becomes champion only if a person says so.
+"""Train a challenger, which becomes the champion only if a person approves it.
 
 ::
 
     train ── compare ── approve ── export_model
 
-``approve`` waits without a worker until somebody answers in Airflow's UI (*Required actions*) or by its API; nobody's
-answer within three days is a no. After a no, nothing is exported and the champion stays. To try it on this machine
-(a yes or no needs Airflow's API server, so `airflow standalone`, not `airflow dags test`)::
+``approve`` waits without a worker until a person responds in Airflow's UI (*Required actions*) or by its API. No
+response within three days counts as a rejection. After a rejection nothing is exported and the champion stays. To try
+it on this machine (a response needs Airflow's API server: `airflow standalone`, not `airflow dags test`)::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     airflow standalone
@@ -28,7 +28,7 @@ from airflow.sdk import DAG, Param, task
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
-# As in retrain_digits.py; on a cluster the variables name what its nodes can reach.
+# As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
 EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
 WORKSPACE = os.environ.get("TRAINJOB_WORKSPACE", (HOME / "workspace").as_uri())
@@ -59,12 +59,12 @@ with DAG(
 
     @task
     def compare(challenger: Any) -> str:
-        """What the person who decides has to know, as Markdown."""
+        """Compare challenger and champion in a Markdown table, for the person who decides."""
         from trainjob.errors import ModelNotFound
         from trainjob.registry import connect
 
         accuracies = {"challenger": challenger["metrics"]["accuracy"]}
-        with suppress(ModelNotFound):  # there is no champion before the first yes
+        with suppress(ModelNotFound):  # there is no champion before the first approval
             champion = connect().resolve("digits", "champion")
             accuracies[f"champion (version {champion.version})"] = champion.metrics["accuracy"]
         rows = [f"| {name} | {accuracy:.3f} |" for name, accuracy in accuracies.items()]
@@ -72,7 +72,7 @@ with DAG(
 
     approve = ApprovalOperator(
         task_id="approve",
-        subject="Shall the model of {{ run_id }} become champion?",
+        subject="Should the model of {{ run_id }} become the champion?",
         body="{{ ti.xcom_pull(task_ids='compare') }}",
         defaults=ApprovalOperator.REJECT,
         response_timeout=timedelta(days=3),
@@ -84,7 +84,7 @@ with DAG(
         target=MODELS,
         name="digits",
         metrics=challenger.output,
-        alias="champion",  # and no metric, by which it would have to be better: a person has decided
+        alias="champion",  # without metric, which would require an improvement: a person has decided
         provenance={"approved_by": "{{ ti.xcom_pull(task_ids='approve')['responded_by_user']['name'] }}"},
     )
 

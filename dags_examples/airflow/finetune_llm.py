@@ -1,13 +1,13 @@
-"""Fine-tune a language model with LoRA, without a training script: torchtune, on a runtime that Trainer ships.
+"""Fine-tune a language model with LoRA and without a training script, by one of Trainer's torchtune runtimes.
 
-Trainer's initializers bring dataset and model onto a volume before the GPUs are needed; the volume belongs to the job,
-and the adapters are in ``output`` on it when the job has ended. What the cluster needs:
+Trainer's initializers download dataset and model to a volume before the GPUs are needed. The volume belongs to the job;
+the adapters are in ``output`` on it when the job has ended. The cluster needs:
 
-* the runtime ``torchtune-llama3.2-1b`` of Trainer, and a storage class that gives it a volume;
-* in the namespace of the jobs a Secret ``hugging-face`` with the key ``ACCESS_TOKEN``, since the model is gated.
+* the runtime ``torchtune-llama3.2-1b`` of Trainer, and a storage class for its volume;
+* in the namespace of the jobs, a Secret ``hugging-face`` with the key ``ACCESS_TOKEN``, because the model is gated.
 
-No queue: Trainer 2.3 with JobSet 0.12 cannot resume a job of these runtimes that was created suspended, which is what
-Kueue does. See docs/runtimes.md.
+Do not use a queue: Kueue suspends jobs at their creation, and Trainer 2.3 with JobSet 0.12 cannot resume such a job of
+these runtimes. See docs/runtimes.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ with DAG(
             "dataset": "{{ params.dataset }}",
             "model": {"storage_uri": "hf://meta-llama/Llama-3.2-1B-Instruct", "secret_ref": "hugging-face"},
         },
-        # What changes of torchtune's recipe; `args` takes anything that has no name here.
+        # Changes of torchtune's recipe; `args` takes options without a field here.
         torchtune={
             "epochs": "{{ params.epochs }}",
             "batch_size": 4,
@@ -45,7 +45,7 @@ with DAG(
             "dataset_preprocess_config": {"source": "parquet", "split": "train[:95%]"},
         },
         resources_per_node={"gpu": 2},
-        deferrable=True,  # for hours, without a worker
+        deferrable=True,  # waits for hours without a worker
         execution_timeout=timedelta(hours=12),
         retries=2,
     )

@@ -1,12 +1,11 @@
-"""DAGs that start because there is a new model.
+"""DAGs that start when there is a new model.
 
-* ``release_digits`` trains and exports. Its last task has an asset as its outlet, whose event says where the model is.
-* ``evaluate_digits`` starts on that event, and measures the model on noisy images, on as many jobs as there are levels
-  of noise; the training script of those is a Python function.
-* ``deploy_digits`` starts when a version of the model becomes champion, whoever made it so: an asset watcher looks at
-  the registry.
+* ``release_digits`` trains and exports. Its last task has an asset as outlet; the asset's event has the model's URI.
+* ``evaluate_digits`` starts on that event. It tests the model on noisy images, with one job for each noise level; the
+  script of these jobs is a Python function.
+* ``deploy_digits`` starts when any version of the model becomes the champion: an asset watcher polls the registry.
 
-All three have to be on (not paused), and a scheduler and a triggerer have to run: `airflow standalone`.
+All three DAGs must be unpaused, and a scheduler and a triggerer must run: `airflow standalone`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.triggers.assets import ModelVersionEventTrigger
 
-# As in retrain_digits.py; on a cluster the variables name what its nodes can reach.
+# As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
 EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
 WORKSPACE = os.environ.get("TRAINJOB_WORKSPACE", (HOME / "workspace").as_uri())
@@ -74,11 +73,11 @@ with DAG("evaluate_digits", schedule=[released], tags=["trainjob"], doc_md=__doc
 
     @task.trainjob(
         runtime=RUNTIME,
-        # The event has what the export has made: uri, digest, version, metrics.
+        # The event has the outputs of the export: uri, digest, version, metrics.
         inputs={"model": "{{ (triggering_asset_events.values() | first | last).extra.uri }}", "dataset": DATASET},
     )
     def evaluate(noise: float) -> None:
-        """How many digits the model reads through noise (standard deviation, where white is 0 and black is 1)."""
+        """Report the accuracy on noisy images (noise: standard deviation, where white is 0 and black is 1)."""
         import os
         import tempfile
 
@@ -106,7 +105,7 @@ with DAG("deploy_digits", schedule=[champion], tags=["trainjob"], doc_md=__doc__
 
     @task
     def deploy(**context: Any) -> dict[str, Any]:
-        """Where the code goes that tells the serving system."""
+        """Return the new champion; code that updates a serving system goes here."""
         version: dict[str, Any] = context["triggering_asset_events"][champion][-1].extra["payload"]
         print(f"version {version['version']} of {version['name']}, {version['digest']}, is at {version['uri']}")
         return version

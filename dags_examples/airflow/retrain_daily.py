@@ -1,11 +1,11 @@
-"""Retrain every night on the day that has ended, and backfill the days before.
+"""Retrain every night on the data of the past day, and backfill earlier days.
 
-A run is for one day: its data interval is in the job's inputs, outputs and labels, so that the run of a day in March
-trains on that day, whenever it happens::
+Each run is for one day: its data interval is in the job's inputs, outputs and labels. The run for a day in March trains
+on the data of that day, even if it runs later::
 
     airflow backfill create --dag-id retrain_daily --from-date 2026-03-01 --to-date 2026-03-31 --max-active-runs 4
 
-The data of a day are below ``$DIGITS_BY_DAY``. To try it on this machine::
+The data of a day are in ``$DIGITS_BY_DAY/<day>``. To try it on this machine::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     export DIGITS_BY_DAY=file://$HOME/digits
@@ -27,7 +27,7 @@ from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 from trainjob_airflow.retries import TrainJobRetryPolicy
 
-# As in retrain_digits.py; on a cluster the variables name what its nodes can reach.
+# As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
 EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
 WORKSPACE = os.environ.get("TRAINJOB_WORKSPACE", (HOME / "workspace").as_uri())
@@ -39,16 +39,16 @@ DAY = "{{ data_interval_start | ds }}"
 
 with DAG(
     "retrain_daily",
-    # Not schedule="@daily": since Airflow 3.0 that is a point in time, with an empty data interval.
+    # Not schedule="@daily": since Airflow 3.0 that has an empty data interval.
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,  # days that are missing are backfilled when somebody asks for them
+    catchup=False,  # missing days are trained only by a backfill
     max_active_runs=4,
     tags=["trainjob"],
     doc_md=__doc__,
     default_args={
         "retries": 4,
-        # What preempted a job lets it in again soon; a node that was lost takes longer; bad code is not tried again.
+        # A preempted job is soon admitted again; a lost node takes longer to replace; bad code is not retried.
         "retry_policy": TrainJobRetryPolicy(preempted=timedelta(seconds=30), infrastructure=timedelta(minutes=5)),
     },
 ):
@@ -71,7 +71,7 @@ with DAG(
         name="digits",
         metrics=train.output,
         alias="champion",
-        metric="accuracy",  # a backfill of bad days makes versions, but no champion
+        metric="accuracy",  # a backfill of bad days registers versions, but no champion
         provenance={"day": DAY},
         deferrable=True,
     )

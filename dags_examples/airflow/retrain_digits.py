@@ -1,19 +1,19 @@
-"""Retrain a model that reads handwritten digits, starting from the best one so far.
+"""Retrain a model that classifies handwritten digits, starting from the current champion.
 
-Four tasks, each of them a TrainJob::
+Four tasks, each of which is a TrainJob::
 
     initialize_dataset ──┐
                          ├── train ── export_model
     initialize_model ────┘
 
-The first run finds no model in the registry and starts afresh; each later one trains the champion further, and
-replaces it only if the new model reads more digits. On this machine, without a cluster::
+The first run finds no model in the registry and trains a new one. Each later run trains the champion further and
+replaces it only if the new model has a higher accuracy. On this machine, without a cluster::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     airflow dags test retrain_digits
 
-On a cluster the same file runs unchanged: make a connection ``trainjob_default``, or leave TRAINJOB_BACKEND out, and
-let the variables below name what the cluster's nodes can reach; docs/on-a-cluster.md goes through it.
+On a cluster the same file runs unchanged: create a connection ``trainjob_default`` or unset TRAINJOB_BACKEND, and set
+the variables below to locations that the cluster's nodes can reach (docs/on-a-cluster.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainjob_airflow.operators.data import (
 )
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
-# As the nodes see it: on a cluster, where their image has this directory.
+# The path on the nodes: on a cluster, the path of this directory in their image.
 EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
 WORKSPACE = os.environ.get("TRAINJOB_WORKSPACE", (HOME / "workspace").as_uri())
@@ -44,24 +44,24 @@ with DAG(
     tags=["trainjob"],
     doc_md=__doc__,
     params={
-        "dataset": Param((EXAMPLES / "data").as_uri() + "/", type="string", description="Where the dataset is."),
-        "dataset_file": Param("digits.csv.gz", type="string", description="Which file of it to take."),
+        "dataset": Param((EXAMPLES / "data").as_uri() + "/", type="string", description="Location of the dataset."),
+        "dataset_file": Param("digits.csv.gz", type="string", description="File of the dataset."),
         "dataset_digest": Param(
             "e31b7ccbf8cc2b158de948b1bb7a67bf39a856fb064b3aa8ef489f12a2dc4b63",
             type="string",
-            description="Its SHA-256; a dataset that changed without notice is refused.",
+            description="Expected SHA-256 of the file; another content is refused.",
         ),
-        "workspace": Param(WORKSPACE, type="string", description="Where tasks meet."),
-        "models": Param(MODELS, type="string", description="Where finished models are kept."),
+        "workspace": Param(WORKSPACE, type="string", description="Directory that the tasks share."),
+        "models": Param(MODELS, type="string", description="Directory of exported models."),
         "registry": Param("", type="string", description="Model registry; TRAINJOB_REGISTRY if empty."),
-        "training": Param(str(EXAMPLES / "training"), type="string", description="Directory of the scripts."),
+        "training": Param(str(EXAMPLES / "training"), type="string", description="Directory of the training scripts."),
         "framework": Param("jax", enum=["jax", "torch"]),
-        "runtime": Param(RUNTIME, type="string", description="Of the training; <framework>-distributed if empty."),
+        "runtime": Param(RUNTIME, type="string", description="Training runtime; <framework>-distributed if empty."),
         "epochs": Param(20, type="integer", minimum=1),
         "num_nodes": Param(2, type="integer", minimum=1),
     },
 ) as dag:
-    # Runs share nothing but the registry: each has directories of its own.
+    # Each run has its own directories; runs share only the registry.
     workspace = "{{ params.workspace }}/{{ run_id }}"
 
     dataset = DatasetInitializerOperator(
@@ -85,11 +85,11 @@ with DAG(
         runtime="{{ params.runtime or params.framework ~ '-distributed' }}",
         num_nodes="{{ params.num_nodes }}",
         command=[
-            *("trainjob", "exec", "--"),  # the scripts read and write local paths; the workspace may be elsewhere
+            *("trainjob", "exec", "--"),  # the scripts use local paths; the workspace may be in remote storage
             "{{ 'torchrun' if params.framework == 'torch' else 'python' }}",
             "{{ params.training }}/digits_{{ params.framework }}.py",
         ],
-        # Each node finds these as TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME>.
+        # Each node gets these as TRAINJOB_INPUT_<NAME> and TRAINJOB_OUTPUT_<NAME>.
         inputs={
             "dataset": "{{ ti.xcom_pull(task_ids='initialize_dataset')['outputs']['uri'] }}",
             "model": "{{ ti.xcom_pull(task_ids='initialize_model')['outputs'].get('uri', '') }}",

@@ -1,8 +1,8 @@
-"""Train on GPUs that a queue hands out: all nodes of the job at once, or none.
+"""Train on GPUs from a queue: all nodes of the job start together, or none does.
 
-Kueue keeps the job suspended until its queue has room for every node; nothing runs and waits for the rest of the gang
-meanwhile. A job that a more important one preempts goes back into the queue by itself. The task waits for all that in
-the triggerer, says in its log what it waits for, and has a limit for each kind of waiting.
+Kueue keeps the job suspended until its queue has room for every node, so no node runs while it waits for the others. A
+job that is preempted by a job of higher priority returns to the queue by itself. The task waits in the triggerer, logs
+what it waits for, and has a timeout for each kind of waiting.
 
 The cluster needs Kueue, and the namespace a LocalQueue. Needs Airflow 3.3 for the retry policy.
 """
@@ -35,10 +35,10 @@ with DAG(
         num_nodes=4,
         resources_per_node={"cpu": 8, "memory": "64Gi", "gpu": 2},
         deferrable=True,
-        queue_timeout=timedelta(hours=12),  # until it is admitted
-        start_timeout=timedelta(minutes=20),  # from then until the first rank runs: nodes come up, images are pulled
-        execution_timeout=timedelta(days=2),  # for all of it
-        fail_fast=True,  # and none at all with what only a person can change: no such queue, more GPUs than it has
+        queue_timeout=timedelta(hours=12),  # until admission
+        start_timeout=timedelta(minutes=20),  # from admission to the first running rank: nodes start, images are pulled
+        execution_timeout=timedelta(days=2),  # for the task as a whole
+        fail_fast=True,  # at once on a permanent blocker: a missing queue, more GPUs than the queue has
         retries=5,
         retry_policy=TrainJobRetryPolicy(),
     )

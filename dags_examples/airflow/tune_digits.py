@@ -1,11 +1,11 @@
-"""Search for hyper-parameters: one TrainJob for each combination, and the best model is exported.
+"""Search for hyperparameters: one TrainJob for each combination; the best model is exported.
 
 ::
 
     trials ── train[0..n] ── best ── export_model
 
-How many there are is known only when the run starts; how many train at once is ``max_active_tis_per_dagrun``. A trial
-that fails is none of the others' business. To try it on this machine::
+The number of trials is known only when the run starts; ``max_active_tis_per_dagrun`` limits how many train at once. A
+failed trial does not affect the others. To try it on this machine::
 
     export TRAINJOB_BACKEND=local TRAINJOB_REGISTRY=mlflow+sqlite:///$HOME/registry.db
     airflow dags test tune_digits --conf '{"learning_rates": [0.05, 0.2]}'
@@ -23,7 +23,7 @@ from airflow.sdk import DAG, Param, task
 from trainjob_airflow.operators.data import ModelExportOperator
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
-# As in retrain_digits.py; on a cluster the variables name what its nodes can reach.
+# As in retrain_digits.py; on a cluster, set the variables to locations that its nodes can reach.
 EXAMPLES = Path(os.environ.get("TRAINJOB_EXAMPLES", Path(__file__).resolve().parents[1]))
 HOME = Path(os.environ.get("TRAINJOB_HOME", Path.home() / ".trainjob")).absolute()
 WORKSPACE = os.environ.get("TRAINJOB_WORKSPACE", (HOME / "workspace").as_uri())
@@ -44,7 +44,7 @@ with DAG(
 
     @task
     def trials(**context: Any) -> list[dict[str, str]]:
-        """The environment of each trial."""
+        """Return the environment variables of each trial."""
         grid = product(context["params"]["learning_rates"], context["params"]["batch_sizes"])
         return [{"LEARNING_RATE": str(rate), "BATCH_SIZE": str(size)} for rate, size in grid]
 
@@ -68,7 +68,7 @@ with DAG(
 
     @task(trigger_rule="all_done")
     def best(results: Any) -> Any:
-        """The result of the trial that reads the most digits."""
+        """Return the result of the trial with the highest accuracy."""
         return max(results, key=lambda result: float(result["metrics"]["accuracy"]))
 
     winner = best(train.output)

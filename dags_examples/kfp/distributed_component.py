@@ -1,4 +1,4 @@
-"""A component of one's own on several nodes: the pipeline ``distributed_component``.
+"""A custom component on several nodes: the pipeline ``distributed_component``.
 
 On this machine, with kfp.local and the local backend (no cluster, no Docker)::
 
@@ -8,10 +8,10 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 
     python dags_examples/kfp/distributed_component.py --compile distributed_component.yaml
 
-``fit`` is a lightweight component like any other: typed inputs and outputs, artifacts, a source that travels by itself.
-``distributed`` makes of it a component with the same inputs and outputs, whose function all ranks of a TrainJob run:
-what rank 0 returns, logs and writes is the step's. On a cluster it runs in the component's own image, which needs what
-the function imports, KFP, and this package for the artifacts: that of docs/on-a-cluster.md has all three.
+``fit`` is a normal lightweight component: it has typed inputs and outputs and artifacts, and KFP sends its source.
+``distributed`` turns it into a component with the same inputs and outputs whose function runs on all ranks of a
+TrainJob. The step's outputs are what rank 0 returns, logs and writes. On a cluster it runs in the component's image,
+which needs the function's imports, KFP, and this package for the artifacts; the image of docs/on-a-cluster.md has all.
 """
 
 # mypy: allow-untyped-calls
@@ -27,7 +27,7 @@ from kfp import compiler, dsl, local
 from trainjob_kfp import distributed, initialize_dataset
 
 EXAMPLES = Path(__file__).resolve().parents[1]
-# As the nodes see it: on a cluster, where their image has this directory.
+# The path on the nodes: on a cluster, the path of this directory in their image.
 ON_NODES = Path(os.environ.get("TRAINJOB_EXAMPLES", EXAMPLES))
 IMAGE = os.environ.get("TRAINJOB_EXAMPLES_IMAGE", "registry.example/digits:1")
 
@@ -39,7 +39,7 @@ def fit(
     model: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> float:
-    """Softmax regression on the digits. Each rank has a part of the images, and all have the same weights."""
+    """Softmax regression on the digits. Each rank has a part of the images; all ranks have the same weights."""
     import os
     from pathlib import Path
 
@@ -76,7 +76,7 @@ def fit(
 
     accuracy = float(np.mean((images[1500:] @ weights).argmax(axis=1) == labels[1500:]))
     print(f"rank {rank} of {world} ends with accuracy {accuracy:.4f}", flush=True)
-    if rank == 0:  # on one machine all ranks have the same path
+    if rank == 0:  # on one machine all ranks share the path
         metrics.log_metric("accuracy", accuracy)
         with Path(model.path).open("wb") as file:
             np.save(file, weights)
@@ -104,7 +104,7 @@ def main() -> None:
         compiler.Compiler().compile(distributed_component, given.compile)
         return
     os.environ.setdefault("TRAINJOB_BACKEND", "local")
-    # The steps run in this environment and not in their image, about which kfp.local warns.
+    # kfp.local warns that the steps run in this environment and not in their image.
     warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
     local.init(local.SubprocessRunner(use_venv=False))
     distributed_component()

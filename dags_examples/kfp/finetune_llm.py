@@ -1,17 +1,17 @@
-"""Fine-tune a language model with LoRA, without a training script: torchtune, on a runtime that Trainer ships.
+"""Fine-tune a language model with LoRA and without a training script, by one of Trainer's torchtune runtimes.
 
 ::
 
     python dags_examples/kfp/finetune_llm.py --compile finetune_llm.yaml
 
-One step: Trainer's initializers bring dataset and model onto a volume before the GPUs are needed; the volume belongs to
-the job, and the adapters are in ``output`` on it when the job has ended. What the cluster needs:
+The pipeline has one step. Trainer's initializers download dataset and model to a volume before the GPUs are needed. The
+volume belongs to the job; the adapters are in ``output`` on it when the job has ended. The cluster needs:
 
-* the runtime ``torchtune-llama3.2-1b`` of Trainer, and a storage class that gives it a volume;
-* in the namespace of the jobs a Secret ``hugging-face`` with the key ``ACCESS_TOKEN``, since the model is gated.
+* the runtime ``torchtune-llama3.2-1b`` of Trainer, and a storage class for its volume;
+* in the namespace of the jobs, a Secret ``hugging-face`` with the key ``ACCESS_TOKEN``, because the model is gated.
 
-No queue: Trainer 2.3 with JobSet 0.12 cannot resume a job of these runtimes that was created suspended, which is what
-Kueue does. See docs/runtimes.md.
+Do not use a queue: Kueue suspends jobs at their creation, and Trainer 2.3 with JobSet 0.12 cannot resume such a job of
+these runtimes. See docs/runtimes.md.
 """
 
 import argparse
@@ -30,13 +30,13 @@ def finetune_llm(
     finetune = train(
         runtime="torchtune-llama3.2-1b",
         resources_per_node={"gpu": 2},
-        # What has no parameter of its own is a field of the TrainJobSpec; all that the Kubeflow SDK knows: docs/sdk.md.
+        # Options without a parameter are fields of the TrainJobSpec; docs/sdk.md lists all that the Kubeflow SDK has.
         spec={
             "initializer": {
                 "dataset": dataset,
                 "model": {"storage_uri": "hf://meta-llama/Llama-3.2-1B-Instruct", "secret_ref": "hugging-face"},
             },
-            # What changes of torchtune's recipe; `args` takes anything that has no name here.
+            # Changes of torchtune's recipe; `args` takes options without a field here.
             "torchtune": {
                 "epochs": epochs,
                 "batch_size": 4,
@@ -44,7 +44,7 @@ def finetune_llm(
                 "peft_config": {"lora_rank": lora_rank, "lora_alpha": 16, "lora_dropout": 0.05},
                 "dataset_preprocess_config": {"source": "parquet", "split": "train[:95%]"},
             },
-            # Whatever becomes of the pipeline, the GPUs are free after half a day.
+            # Frees the GPUs after half a day, also if the pipeline itself was lost.
             "active_deadline_seconds": 12 * 3600,
         },
         fail_fast=True,

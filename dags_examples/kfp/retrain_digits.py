@@ -1,4 +1,4 @@
-"""Retrain a digits model and make it the champion if it is better: the pipeline ``retrain_digits``.
+"""Retrain a digits model and promote it to champion if it is better: the pipeline ``retrain_digits``.
 
 On this machine, with kfp.local and the local backend (no cluster, no Docker)::
 
@@ -8,9 +8,9 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 
     python dags_examples/kfp/retrain_digits.py --compile retrain_digits.yaml
 
-The same four steps as ``dags_examples/airflow/retrain_digits.py``. Where the Airflow DAG has a workspace, here every
-step writes below the URIs that KFP gives to its artifacts; with ``--local`` these are below ``TRAINJOB_WORKSPACE``.
-``--local`` can also launch on a cluster: ``TRAINJOB_BACKEND=kubernetes`` and a kubeconfig; docs/on-a-cluster.md.
+It has the same four steps as ``dags_examples/airflow/retrain_digits.py``. The Airflow DAG has a workspace; here every
+step writes below the URIs that KFP gives to its artifacts, which with ``--local`` are below ``TRAINJOB_WORKSPACE``.
+``--local`` can also launch on a cluster: set ``TRAINJOB_BACKEND=kubernetes`` and a kubeconfig (docs/on-a-cluster.md).
 """
 
 import argparse
@@ -25,10 +25,10 @@ from trainjob_kfp import export_model, initialize_dataset, initialize_model, tra
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 DATASET_DIGEST = (EXAMPLES / "data" / "SHA256SUMS").read_text().split()[0]
-# As the nodes see it: on a cluster, where their image has this directory.
+# The path on the nodes: on a cluster, the path of this directory in their image.
 ON_NODES = Path(os.environ.get("TRAINJOB_EXAMPLES", EXAMPLES))
 DATASET = ON_NODES / "data" / "digits.csv.gz"
-# The scripts read and write local paths; their inputs and outputs may be elsewhere.
+# The scripts use local paths; their inputs and outputs may be in remote storage.
 EXEC = ["trainjob", "exec", "--"]
 FRAMEWORKS: dict[str, dict[str, Any]] = {
     framework: {
@@ -105,10 +105,10 @@ def main() -> None:
         compiler.Compiler().compile(retrain_digits, given.compile, pipeline_parameters=parameters)
         return
     os.environ.setdefault("TRAINJOB_BACKEND", "local")
-    # The steps run in this environment and not in their image, about which kfp.local warns.
+    # kfp.local warns that the steps run in this environment and not in their image.
     warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
     workspace = os.environ.get("TRAINJOB_WORKSPACE", "")
-    # KFP's own files are on this machine, wherever the jobs write.
+    # KFP writes its own files on this machine, also if the jobs write to remote storage.
     root = workspace.removeprefix("file://") if workspace.startswith("file://") else "local_outputs"
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root)
     retrain_digits(**parameters)

@@ -12,9 +12,9 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 
     python dags_examples/kfp/sweep_digits.py --compile sweep_digits.yaml
 
-How many learning rates there are is known only when the run starts. Each training has a place of its own below
-``trials``, in which the run's id is a directory: kfp.local gives the artifacts of all iterations one path. On a cluster
-the environment says where data, scripts and models are, as for ``retrain_digits.py``.
+The number of learning rates is known only when the run starts. Each training has its own directory below ``trials`` and
+the run's ID, because kfp.local gives the artifacts of all iterations the same path. On a cluster, environment variables
+set the locations of data, scripts and models, as for ``retrain_digits.py``.
 """
 
 import argparse
@@ -28,15 +28,15 @@ from kfp import compiler, dsl, local
 from trainjob_kfp import STEP_IMAGE, export_model, train
 
 EXAMPLES = Path(__file__).resolve().parents[1]
-# As the nodes see it: on a cluster, where their image has this directory.
+# The path on the nodes: on a cluster, the path of this directory in their image.
 ON_NODES = Path(os.environ.get("TRAINJOB_EXAMPLES", EXAMPLES))
 RUNTIME = os.environ.get("TRAINJOB_RUNTIME", "jax-distributed")
 
 
-# Any image with Python would do; this one is on the nodes already.
+# Any image with Python works; this one is on the nodes already.
 @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def best(results: list[Any]) -> NamedTuple("Best", [("model", str), ("result", dict)]):  # type: ignore[valid-type]
-    """The result of the training that reads the most digits."""
+    """Return the result of the training with the highest accuracy."""
     winner = max(results, key=lambda result: float(result["metrics"]["accuracy"]))
     print(f"{winner['name']} is the best of {len(results)}: accuracy {float(winner['metrics']['accuracy']):.4f}")
     return winner["outputs"]["model"], winner
@@ -54,7 +54,7 @@ def sweep_digits(  # noqa: PLR0917 - KFP calls it by position
     runtime: str = RUNTIME,
     epochs: int = 10,
 ) -> None:
-    # One after the other, because kfp.local's iterations share the artifacts' paths; a cluster needs no `parallelism`.
+    # One at a time, because the iterations of kfp.local share the artifacts' paths; a cluster needs no `parallelism`.
     with dsl.ParallelFor(learning_rates, parallelism=1) as learning_rate:
         trained = train(
             runtime=runtime,
@@ -101,7 +101,7 @@ def main() -> None:
         compiler.Compiler().compile(sweep_digits, given.compile, pipeline_parameters=parameters)
         return
     os.environ.setdefault("TRAINJOB_BACKEND", "local")
-    # The steps run in this environment and not in their image, about which kfp.local warns.
+    # kfp.local warns that the steps run in this environment and not in their image.
     warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
     local.init(local.SubprocessRunner(use_venv=False))
     sweep_digits(**parameters)

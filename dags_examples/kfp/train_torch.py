@@ -4,16 +4,16 @@
 
     python dags_examples/kfp/train_torch.py --compile train_torch.yaml
 
-The workspace is a volume that KFP makes for a run, mounts at the same path in every step that names it, and deletes
-with the run. Here a dataset is brought to it once, all nodes read it from there, and a training that is tried again
-goes on from its checkpoint there. The trained model goes to the pipeline's own store.
+The workspace is a volume that KFP creates for a run, mounts at the same path in every step that uses it, and deletes
+with the run. Here the dataset is downloaded to it once, all nodes read it there, and a retried training resumes from
+its checkpoint there. The trained model goes to the pipeline's artifact store.
 
-What is set on the task ``train`` is its TrainJob's, for each of its nodes: GPUs, memory, node selector, toleration,
-keys of the storage. The step's own pod waits on any node, and asks for none of it. What the cluster needs:
+Settings of the task ``train`` apply to each node of its TrainJob: GPUs, memory, node selector, toleration, storage
+credentials. The pod of the step itself runs on any node and requests none of them. The cluster needs:
 
-* a storage class with ReadWriteMany (``TRAINJOB_STORAGE_CLASS``), since nodes share the workspace;
-* an image with PyTorch, this package and the scripts of dags_examples (``TRAINJOB_EXAMPLES`` says where it has them);
-* in the namespace of the runs ConfigMap and Secret ``trainjob-storage``: docs/on-a-cluster.md, 3.
+* a storage class with ReadWriteMany (``TRAINJOB_STORAGE_CLASS``), because nodes share the workspace;
+* an image with PyTorch, this package and the scripts of dags_examples (``TRAINJOB_EXAMPLES`` is their path in it);
+* in the namespace of the runs, ConfigMap and Secret ``trainjob-storage``: docs/on-a-cluster.md, 3.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def train_torch(
     dataset: str,
     epochs: int = 20,
 ) -> None:
-    # However the run ends, nothing of it goes on: Terminate leaves the step itself 0.03 to 1.7 s to see to that.
+    # Stops the jobs however the run ends: Terminate leaves the step itself only 0.03 to 1.7 s for that.
     with dsl.ExitHandler(cleanup(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)):
         data = initialize_dataset(source=dataset, target=f"{IN_WORKSPACE}/dataset")
 
@@ -61,19 +61,19 @@ def train_torch(
                 f"--epochs={epochs}",
             ],
             num_nodes=2,
-            # KFP mounts the workspace because this text names it.
             inputs={"dataset": data.outputs["uri"]},
+            # KFP mounts the workspace because this string contains its placeholder.
             spec={"checkpoints": f"{IN_WORKSPACE}/checkpoints"},
         )
-        # The number of GPUs is no parameter of the pipeline, since the compiler (kfp 2.17) does not pass one on into an
-        # ExitHandler or a loop if it is for resources only.
+        # The number of GPUs is not a parameter of the pipeline: the compiler (kfp 2.17) does not pass a parameter into
+        # an ExitHandler or a loop if only resources use it.
         trained.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(8)
         trained.set_cpu_limit("32").set_memory_limit("256Gi")
         kubernetes.add_node_selector(trained, "node.kubernetes.io/instance-type", "gpu-8x")
         kubernetes.add_toleration(trained, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
         kubernetes.use_config_map_as_env(trained, "trainjob-storage", {name: name for name in SETTINGS})
         kubernetes.use_secret_as_env(trained, "trainjob-storage", {name: name for name in KEYS})
-        # A new attempt only where it can help: a lost node, not a mistake in the script.
+        # Retries only where a retry can help: after a lost node, not after an error in the script.
         retry(trained, times=3)
 
 

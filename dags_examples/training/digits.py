@@ -1,7 +1,6 @@
-"""What both digits trainings share: arguments, data, the shape of the model, files, reports. NumPy only.
+"""Shared by both digits trainings: arguments, data, the shape of the model, files, reports. NumPy only.
 
-The tensors have the same names and layout whichever framework trained them, so a model of one can be trained on by the
-other.
+The tensors have the same names and layout in both frameworks, so that each can continue to train a model of the other.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from safetensors.numpy import save
 
 try:
     from trainjob.progress import flush, report
-except ImportError:  # an image without trainjob: the script trains all the same
+except ImportError:  # an image without trainjob: the script trains without reports
 
     def report(**_: Any) -> None:  # type: ignore[misc]
         pass
@@ -51,42 +50,44 @@ SHAPES = {
 }
 MOMENTUM = 0.9
 
-# Not --seed: a model trained further under another seed would be tested on images that it was trained on.
+# Not --seed: a model trained further with another seed would be tested on images of its own training set.
 SPLIT_SEED = 20
 TEST_IMAGES = 360
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small network to read handwritten digits.")
-    parser.add_argument("--dataset", required=True, help="digits.csv.gz, or a directory that holds it")
-    parser.add_argument("--model", default="", help="directory of an earlier run, to train it further (default: none)")
+    parser.add_argument("--dataset", required=True, help="digits.csv.gz, or a directory that contains it")
+    parser.add_argument(
+        "--model", default="", help="output of an earlier run, to train its model further (default: none)"
+    )
     parser.add_argument("--output", required=True, help="directory for model.safetensors and config.json")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=64, help="images per step, over all processes")
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="of the first step; falls to 0 (cosine)")
-    parser.add_argument("--seed", type=int, default=0, help="first weights and order of the images")
-    parser.add_argument("--epoch-seconds", type=float, default=0, help="pause before each epoch, to have time to look")
-    parser.add_argument("--fail-at-epoch", type=int, default=0, help="to see a failure: die at the start of this epoch")
-    parser.add_argument("--fail-rank", type=int, default=0, help="which rank dies")
-    parser.add_argument("--exit-code", type=int, default=1, help="and how")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step, in all processes together")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="rate of the first step; decays to 0 (cosine)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first weights and of the order of images")
+    parser.add_argument("--epoch-seconds", type=float, default=0, help="pause before each epoch, to watch the training")
+    parser.add_argument("--fail-at-epoch", type=int, default=0, help="fail at the start of this epoch (for tests)")
+    parser.add_argument("--fail-rank", type=int, default=0, help="rank that fails")
+    parser.add_argument("--exit-code", type=int, default=1, help="exit code of the failing rank")
     return parser.parse_args(argv)
 
 
 def local(location: str) -> Path:
-    """Path of a path or ``file://`` URI."""
+    """Convert a path or ``file://`` URI to a path."""
     if "://" not in location:
         return Path(location)
     parts = urlsplit(location)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
         raise SystemExit(
-            f"{location} is not on this machine; `trainjob exec` brings inputs here and outputs there, "
-            "and passes this script local paths"
+            f"{location} is not a local path: start this script by `trainjob exec -- …`, which downloads inputs, "
+            "uploads outputs and passes local paths"
         )
     return Path(unquote(parts.path))
 
 
-def say(line: str) -> None:
-    """Print in one write: unbuffered, `print` makes two, and the processes of torchrun share one pipe."""
+def write_line(line: str) -> None:
+    """Print with one write: unbuffered, `print` makes two, and the processes of torchrun share one pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -118,9 +119,9 @@ def load(dataset: str) -> Data:
 
 
 def batches(count: int, options: argparse.Namespace, epoch: int, rank: int, world: int) -> NDArray[np.intp]:
-    """Which images this rank takes in each step of an epoch: (steps, batch size / world).
+    """Indexes of the images of this rank in each step of an epoch: (steps, batch size / world).
 
-    All ranks draw the same order and each takes its part of every batch. Images left over wait for the next epoch.
+    All ranks draw the same order, and each uses its part of every batch. Remaining images are not used in this epoch.
     """
     size = options.batch_size
     if size % world or not 0 < size <= count:
@@ -131,7 +132,7 @@ def batches(count: int, options: argparse.Namespace, epoch: int, rank: int, worl
 
 
 def learning_rates(options: argparse.Namespace, steps: int) -> Floats:
-    """One per step of the whole training: cosine from --learning-rate to 0."""
+    """One rate per step of the training: cosine from --learning-rate to 0."""
     total = max(options.epochs * steps, 1)
     rates: Floats = (options.learning_rate * 0.5 * (1 + np.cos(np.pi * np.arange(total) / total))).astype(np.float32)
     return rates
@@ -141,7 +142,7 @@ def learning_rates(options: argparse.Namespace, steps: int) -> Floats:
 
 
 def first_weights(options: argparse.Namespace) -> tuple[Weights, bool]:
-    """The same on every rank; True if they are those of an earlier run."""
+    """Initial weights, the same on every rank, and whether they are from an earlier run."""
     if not options.model:
         rng = np.random.default_rng(options.seed)
         fresh = {
@@ -179,7 +180,7 @@ def write(weights: Weights, *, accuracy: float, framework: str, data: Data, opti
         "continued": bool(options.model),
     }
     _replace(directory / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-    # Last, since it is what a reader looks for.
+    # Last, because readers wait for this file.
     metadata = {"format": "np", "framework": framework, "accuracy": f"{accuracy:.4f}", "dataset_sha256": data.sha256}
     contiguous = {name: np.ascontiguousarray(array) for name, array in weights.items()}
     _replace(directory / "model.safetensors", save(contiguous, metadata))
@@ -187,7 +188,7 @@ def write(weights: Weights, *, accuracy: float, framework: str, data: Data, opti
 
 
 def digest(weights: Weights) -> str:
-    """Hex digits that tell weights apart."""
+    """Hash of the weights, to compare ranks."""
     sha256 = hashlib.sha256()
     for name in SHAPES:
         sha256.update(weights[name].tobytes())
@@ -195,7 +196,7 @@ def digest(weights: Weights) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one, never half of one, whether the process or the machine goes down."""
+    """Replace a file atomically: readers see the old or the new content, also after a crash of process or machine."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -211,32 +212,32 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 class Checkpoint:
-    """What a training needs to go on after an interruption: one file, which rank 0 replaces after each epoch.
+    """The state from which an interrupted training resumes: one file, which rank 0 replaces after each epoch.
 
-    ``TRAINJOB_CHECKPOINT`` says in which directory, the same for every attempt at one piece of work. Without it nothing
-    is kept.
+    ``TRAINJOB_CHECKPOINT`` is its directory, the same for all attempts of one task. Without it there are no
+    checkpoints.
     """
 
     def __init__(self, options: argparse.Namespace, data: Data) -> None:
         location = os.environ.get("TRAINJOB_CHECKPOINT", "")
         if "://" in location:
-            raise SystemExit(f"this script keeps checkpoints in directories, not in {location}: use pvc:// or file://")
+            raise SystemExit(f"this script writes checkpoints to directories, not to {location}: use pvc:// or file://")
         self._path = Path(location, "checkpoint.safetensors") if location else None
         shaping = ("epochs", "batch_size", "learning_rate", "seed", "model")
         self._training = json.dumps({name: getattr(options, name) for name in shaping} | {"dataset": data.sha256})
 
     def load(self, first: Weights) -> tuple[int, Weights, Weights]:
-        """Epochs done, weights, and the optimizer's momentum; 0, `first` and zeros for a training that begins."""
+        """Finished epochs, weights and the optimizer's momentum; 0, `first` and zeros if there is no checkpoint."""
         if self._path is not None and self._path.exists():
             with safe_open(self._path, framework="numpy") as file:
                 if file.metadata()["training"] == self._training:
                     weights = {name: file.get_tensor(name) for name in SHAPES}
                     return int(file.metadata()["epoch"]), weights, {n: file.get_tensor(f"velocity.{n}") for n in SHAPES}
-            say(f"{self._path} is of a training with other arguments or data: this one begins anew")
+            write_line(f"{self._path} is from a training with other arguments or data; this training starts from zero")
         return 0, first, {name: np.zeros_like(array) for name, array in first.items()}
 
     def save(self, epoch: int, weights: Weights, velocity: Weights) -> None:
-        """On rank 0, whenever an epoch is done."""
+        """Save after an epoch; called on rank 0."""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             tensors = weights | {f"velocity.{name}": array for name, array in velocity.items()}
@@ -244,9 +245,10 @@ class Checkpoint:
             _replace(self._path, save(contiguous, {"epoch": str(epoch), "training": self._training}))
 
     def remove(self) -> None:
-        """Once the model is saved: the same work asked for again later is to be done again."""
+        """Remove the checkpoint once the model is saved, so that a later run of the same task trains again."""
         if self._path is not None:
-            for path in (self._path, *self._path.parent.glob(f".{self._path.name}.*")):  # half written by the killed
+            unfinished = self._path.parent.glob(f".{self._path.name}.*")  # of killed processes, see `_replace`
+            for path in (self._path, *unfinished):
                 path.unlink(missing_ok=True)
 
 
@@ -254,32 +256,32 @@ class Checkpoint:
 
 
 class Run:
-    """Says how a training goes, and fails it on request."""
+    """Reports the progress of a training, and fails it on request."""
 
     def __init__(self, options: argparse.Namespace, rank: int, world: int) -> None:
         self.options, self.rank = options, rank
-        self._first = (0, 0.0)  # epoch of this process, and when it ended
-        say(f"rank {rank} of {world} starts, process {os.getpid()}")
+        self._first = (0, 0.0)  # first epoch of this process, and the time of its end
+        write_line(f"rank {rank} of {world} starts, process {os.getpid()}")
 
     def resume(self, epoch: int) -> None:
-        """Say so if `epoch` of an earlier attempt were done."""
+        """Report that the training resumes, if an earlier attempt finished `epoch` epochs."""
         if epoch:
-            say(f"rank {self.rank} resumes after epoch {epoch}")
+            write_line(f"rank {self.rank} resumes after epoch {epoch}")
             report(metrics={"resumed_after_epoch": epoch})
 
     def begin(self, epoch: int) -> None:
-        """Epochs count from 1."""
+        """Start an epoch; the first one is 1."""
         if epoch == self.options.fail_at_epoch and self.rank == self.options.fail_rank:
-            say(f"rank {self.rank} fails at epoch {epoch} as asked, exit code {self.options.exit_code}")
-            # A crash runs no exit handlers either; they would wait for the other ranks.
+            write_line(f"rank {self.rank} fails at epoch {epoch} as requested, exit code {self.options.exit_code}")
+            # Like a crash, without exit handlers, which would wait for the other ranks.
             os._exit(self.options.exit_code)
         time.sleep(self.options.epoch_seconds)
 
     def end(self, epoch: int, loss: float, accuracy: float) -> None:
         if self.rank != 0:
             return
-        say(f"epoch {epoch}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.4f}")
-        # The first epoch compiles; it says nothing about the others.
+        write_line(f"epoch {epoch}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.4f}")
+        # The first epoch includes compilation, so it is no measure of the others.
         first, ended = self._first
         if not first:
             self._first = (epoch, time.monotonic())
@@ -294,36 +296,36 @@ class Run:
         )
 
     def finish(self, weights: Weights, accuracy: float, framework: str, data: Data) -> None:
-        """Say which weights this rank has, which should be the same on all; rank 0 saves them."""
-        say(f"rank {self.rank} ends with weights {digest(weights)}")
+        """Print the hash of the weights, which must be the same on all ranks; rank 0 saves them."""
+        write_line(f"rank {self.rank} ends with weights {digest(weights)}")
         if self.rank != 0:
             return
         uri = write(weights, accuracy=accuracy, framework=framework, data=data, options=self.options)
         report(progress=100, metrics={"accuracy": accuracy}, outputs={"model": uri})
-        say(f"saved {uri} accuracy {accuracy:.4f}")
+        write_line(f"saved {uri} accuracy {accuracy:.4f}")
 
 
 def main(train: Callable[[], None]) -> None:
-    """Run a training so that a rank that fails takes the others with it at once.
+    """Run a training so that one failing rank ends the others at once.
 
-    An exception's way out of a process leads through exit handlers that wait for the other ranks (JAX: up to 300 s),
-    which for their part wait for this one in an all-reduce. A process that is gone closes its sockets.
+    After an exception, exit handlers would wait for the other ranks (JAX: up to 300 s), which in turn wait for this one
+    in an all-reduce. A process that exits at once closes its sockets, and the others notice.
     """
     end_at_sigterm()
     try:
         train()
-    except Exception:  # noqa: BLE001 - whatever it is, the others must hear of it
+    except Exception:  # noqa: BLE001 - the other ranks must notice any error
         traceback.print_exc()
         leave(1)
 
 
 def end_at_sigterm() -> None:
-    """The first process of a container ignores it if there is no handler: a preempted training would go on for 30 s."""
+    """Exit at SIGTERM, which PID 1 of a container ignores without a handler: a preemption would take 30 s longer."""
     signal.signal(signal.SIGTERM, lambda number, _: leave(128 + number))
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without exit handlers, but with everything said."""
+    """Exit without exit handlers, after flushing reports and output."""
     flush()
     sys.stdout.flush()
     sys.stderr.flush()

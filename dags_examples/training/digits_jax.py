@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 
 def join() -> tuple[int, int]:
-    """Meet the other processes; this one's rank and their number."""
-    # Processes that share a machine must not each take all of it, and layers of this size gain nothing from threads.
+    """Connect to the other processes; return this process's rank and the number of processes."""
+    # Processes on one machine must not each use all its cores, and layers of this size gain nothing from threads.
     # XLA reads this at the first computation.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false " + os.environ.get("XLA_FLAGS", "")
     world = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
@@ -36,7 +36,7 @@ def join() -> tuple[int, int]:
             process_id=int(os.environ["JAX_PROCESS_ID"]),
             cluster_detection_method="deactivate",
         )
-        digits.end_at_sigterm()  # once more: JAX has set a handler that only takes note of it
+        digits.end_at_sigterm()  # again: JAX has set a handler that only records the signal
     return jax.process_index(), jax.process_count()
 
 
@@ -74,7 +74,7 @@ def train() -> None:
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     everywhere, by_batch = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
-    # check_vma would add an all-reduce of its own to the gradient of what all devices share; here it is written out.
+    # check_vma would add an all-reduce to the gradient of replicated values; `train_epoch` already does it.
     split = P(None, "data")
     epoch_of = jax.jit(
         jax.shard_map(train_epoch, mesh=mesh, in_specs=(P(), P(), split, split, P()), out_specs=P(), check_vma=False)
@@ -89,7 +89,7 @@ def train() -> None:
     checkpoint = digits.Checkpoint(options, data)
     state = checkpoint.load(first)
     if world > 1:
-        state = multihost_utils.broadcast_one_to_all(state)  # rank 0's, so that all go on from the same epoch
+        state = multihost_utils.broadcast_one_to_all(state)  # from rank 0, so that all resume from the same epoch
     done, *trained = state
     run.resume(int(done))
     weights, velocity = jax.device_put(trained, everywhere)
@@ -112,7 +112,7 @@ def train() -> None:
         weights, accuracy = first, first_accuracy
     run.finish(jax.tree.map(np.asarray, weights), accuracy, "jax", data)
     if world > 1:
-        # Nobody reports success before the model is saved.
+        # No rank may exit with success before the model is saved.
         multihost_utils.sync_global_devices("saved")
     if rank == 0:
         checkpoint.remove()

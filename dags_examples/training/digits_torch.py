@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def join() -> tuple[int, int]:
-    """Meet the other processes; this one's rank and their number."""
-    # Processes that share a machine must not each take all of it, and layers of this size gain nothing from threads.
+    """Connect to the other processes; return this process's rank and the number of processes."""
+    # Processes on one machine must not each use all its cores, and layers of this size gain nothing from threads.
     torch.set_num_threads(1)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1
@@ -49,10 +49,10 @@ def accuracy_on(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) ->
 def resume(
     checkpoint: digits.Checkpoint, first: digits.Weights, model: nn.Module, optimizer: torch.optim.Optimizer, world: int
 ) -> int:
-    """Go back to where an earlier attempt was; how many epochs it had done."""
+    """Load the checkpoint of an earlier attempt; return the number of its finished epochs."""
     state = [checkpoint.load(first)]
     if world > 1:
-        dist.broadcast_object_list(state)  # rank 0's, so that all go on from the same epoch
+        dist.broadcast_object_list(state)  # from rank 0, so that all resume from the same epoch
     done, weights, velocity = state[0]
     fill(model, weights)
     for name, parameter in model.named_parameters():
@@ -60,7 +60,9 @@ def resume(
     return int(done)
 
 
-def keep(checkpoint: digits.Checkpoint, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def save_checkpoint(
+    checkpoint: digits.Checkpoint, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     parameters = dict(model.named_parameters())
     weights = {name: parameter.detach().numpy() for name, parameter in parameters.items()}
     buffers = {name: optimizer.state[parameter]["momentum_buffer"] for name, parameter in parameters.items()}
@@ -104,14 +106,14 @@ def train() -> None:
         accuracy = accuracy_on(model, *test)
         run.end(epoch, float(total) / len(mine) / world, accuracy)
         if rank == 0:
-            keep(checkpoint, epoch, model, optimizer)
+            save_checkpoint(checkpoint, epoch, model, optimizer)
 
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     if continued and accuracy < first_accuracy:
         weights, accuracy = first, first_accuracy
     run.finish(weights, accuracy, "torch", data)
     if world > 1:
-        dist.barrier()  # nobody reports success before the model is saved
+        dist.barrier()  # no rank may exit with success before the model is saved
     if rank == 0:
         checkpoint.remove()
     if world > 1:

@@ -187,5 +187,5 @@ def test_a_training_that_fails_is_explained_in_airflow(
     log = run(environment, tmp_path, "airflow", "dags", "test", "failing", code=1)
     assert "TrainJobFatal" in log
     assert "node-1 exited with code 7" in log, log[-6000:]
-    assert "rank 1 fails at epoch 2 as asked, exit code 7" in log
+    assert "rank 1 fails at epoch 2 as requested, exit code 7" in log
     assert len(platform.cluster.api.find(TRAINER, "TrainJob", namespace)) == 1, "tried again in vain"

@@ -194,7 +194,7 @@ def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, rank: int) -> 
     ended = jax(tmp_path / "log", "--output", str(output), *failure)
     assert ended.codes[rank] == 7
     assert ended.codes[1 - rank] not in {0, 7}
-    assert f"rank {rank} fails at epoch 3 as asked, exit code 7" in ended.output[rank]
+    assert f"rank {rank} fails at epoch 3 as requested, exit code 7" in ended.output[rank]
     assert not output.exists()
     assert said(tmp_path / "log").metrics["epoch"] == 2
 
@@ -203,7 +203,7 @@ def test_a_location_elsewhere_says_what_to_do(tmp_path: Path) -> None:
     command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", "s3://bucket/digits", "--output"]
     ended = run_all([[*command, str(tmp_path)]], [{}])
     assert ended.codes == [1]
-    assert "s3://bucket/digits is not on this machine; `trainjob exec`" in ended.text
+    assert "s3://bucket/digits is not a local path: start this script by `trainjob exec" in ended.text
 
 
 @needs_torch
