@@ -1,4 +1,4 @@
-"""A real Airflow for this tier: SQLite, one home for the whole session, DAGs run by ``dag.test()``."""
+"""A real Airflow for this tier: SQLite, one home per session, DAGs run by ``dag.test()``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
-# Airflow reads its home and its settings when it is first imported, which the modules of this directory do while they
-# are collected; so this cannot wait for a fixture.
+# Airflow reads its home and settings at its first import, which happens when the modules of this directory are
+# collected, before any fixture runs.
 HOME = Path(tempfile.mkdtemp(prefix="trainjob-airflow-"))
 ENVIRONMENT = {
     "AIRFLOW_HOME": str(HOME),
@@ -42,8 +42,8 @@ ENVIRONMENT = {
 }
 os.environ.update(ENVIRONMENT)
 
-# Airflow warns about itself, and its dependencies about each other (last one wins). What our own modules cause, and
-# what is raised where nobody sees it, stay errors.
+# Airflow and its dependencies warn about themselves and each other. Warnings of the project's modules and exceptions
+# that nothing catches stay errors. The last matching filter applies.
 WARNINGS = (
     "ignore::Warning",
     "error::Warning:trainjob",
@@ -57,7 +57,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the tests of this directory only: hooks of a conftest see all tests of the session."""
+    """Set the filters for tests of this directory only: hooks of a conftest get all tests of the session."""
     for item in items:
         if HERE in item.path.parents:
             for warning in reversed(WARNINGS):  # the marker that is nearest to the test is applied last
@@ -78,14 +78,14 @@ def airflow_home() -> Path:
 
 @pytest.fixture(autouse=True)
 def local_backend(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a worker's environment says: the local backend and a registry, each test with its own."""
+    """The environment of a worker: the local backend and a registry; each test has its own."""
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     monkeypatch.setenv("TRAINJOB_REGISTRY", templates.registry(tmp_path / "registry.db"))
 
 
 @pytest.fixture(autouse=True)
 def airflow_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tasks that run in this process set a SIGTERM handler and AIRFLOW_CTX_* variables; take both back."""
+    """Undo what tasks of this process set: a SIGTERM handler and AIRFLOW_CTX_* variables."""
     before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -95,7 +95,7 @@ def airflow_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Ran:
-    """What became of a DAG run."""
+    """The result of a DAG run."""
 
     run_id: str
     state: str
@@ -109,7 +109,7 @@ Run = Callable[..., Ran]
 
 
 class Failures:
-    """Listens for the errors of tasks; callbacks of ``dag.test()`` do not get them before Airflow 3.1."""
+    """Records the errors of tasks; before Airflow 3.1, callbacks of ``dag.test()`` do not get them."""
 
     def __init__(self) -> None:
         from airflow.providers.common.compat.sdk import get_listener_manager
@@ -166,7 +166,7 @@ def _value(value: Any) -> Any:
 
 
 def publish(dag: DAG) -> None:
-    """Store a DAG that is in no file, as the DAG processor would: ``dag.test()`` reads it back."""
+    """Store a DAG without a file as the DAG processor does: ``dag.test()`` reads it back."""
     from airflow.models.dagbundle import DagBundleModel
     from airflow.utils.session import create_session
 
@@ -177,7 +177,7 @@ def publish(dag: DAG) -> None:
 
 
 def jobs(home: Path, namespace: str = "default") -> list[str]:
-    """Names of the TrainJobs that a local backend holds, without those that were cancelled."""
+    """Names of the TrainJobs of a local backend, without cancelled ones."""
     from trainjob import Phase
     from trainjob.backends.local.store import JobFiles
     from trainjob.status import observe

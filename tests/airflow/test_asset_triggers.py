@@ -1,4 +1,4 @@
-"""Triggers of asset watchers, on jobs and registries that are there."""
+"""Triggers of asset watchers, with real jobs and registries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.kept = asyncio.Event()
+        self.stored = asyncio.Event()
 
     async def aget(self, key: str, default: Any = None) -> Any:
         return self.values.get(key, default)
 
     async def aset(self, key: str, value: Any) -> None:
         self.values[key] = value
-        self.kept.set()
+        self.stored.set()
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +45,19 @@ def finish(key: str, code: str = "", **labels: str) -> str:
         ref = client.launch(spec, key)
         try:
             client.wait(ref)
-        except Exception:  # noqa: BLE001 - those that have to fail
+        except Exception:  # noqa: BLE001 - jobs that should fail
             assert code
         return ref.name
 
 
 async def events(trigger: Any, count: int, meanwhile: Any = lambda: None) -> list[dict[str, Any]]:
-    """The first `count` events; `meanwhile` happens once the trigger has seen where it begins."""
+    """The first `count` events; `meanwhile` runs once the trigger has stored its start position."""
     found: list[dict[str, Any]] = []
     if getattr(trigger, "asset_state_store", None) is None:
         trigger.asset_state_store = Store()
 
     async def work() -> None:
-        await trigger.asset_state_store.kept.wait()
+        await trigger.asset_state_store.stored.wait()
         await asyncio.to_thread(meanwhile)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group, aclosing(trigger.run()) as stream:
@@ -69,7 +69,7 @@ async def events(trigger: Any, count: int, meanwhile: Any = lambda: None) -> lis
     return found
 
 
-def test_jobs_that_end_are_told_once_through_restarts() -> None:
+def test_each_finished_job_is_one_event_across_restarts() -> None:
     finish("before", team="a")
     store = Store()
 
@@ -82,14 +82,14 @@ def test_jobs_that_end_are_told_once_through_restarts() -> None:
         return again
 
     async def scenario() -> None:
-        # What ended before the asset was watched is no news.
+        # Jobs that ended before the asset was watched create no event.
         await trigger()._seen()
         await asyncio.sleep(1.1)  # timestamps are whole seconds
         first = await asyncio.to_thread(finish, "one", team="a")
         await asyncio.to_thread(finish, "other", team="b")
         second = await asyncio.to_thread(finish, "two", "raise SystemExit(3)", team="a")
-        told = await events(trigger(), 2)
-        assert [(each["name"], each["phase"]) for each in told] == [(first, "Complete"), (second, "Failed")]
+        found = await events(trigger(), 2)
+        assert [(each["name"], each["phase"]) for each in found] == [(first, "Complete"), (second, "Failed")]
         await trigger()._store_position((await trigger()._poll(await trigger()._seen()))[1])
         third = await asyncio.to_thread(finish, "three", team="a")
         (one,) = await events(trigger(), 1)
@@ -108,10 +108,10 @@ def test_versions_and_aliases_of_a_model() -> None:
         registry.promote("digits", version.version, alias="champion")
 
     register(1)
-    told = asyncio.run(
+    found = asyncio.run(
         events(ModelVersionEventTrigger(name="digits", registry=uri, poll_interval=0.1), 1, lambda: register(2))
     )
-    assert [(each["version"], each["uri"]) for each in told] == [("2", "file:///m/2")]
+    assert [(each["version"], each["uri"]) for each in found] == [("2", "file:///m/2")]
     champion = ModelVersionEventTrigger(name="digits", alias="champion", registry=uri, poll_interval=0.1)
-    told = asyncio.run(events(champion, 1, lambda: register(3)))
-    assert [(each["name"], each["version"], each["digest"]) for each in told] == [("digits", "3", "sha256:3")]
+    found = asyncio.run(events(champion, 1, lambda: register(3)))
+    assert [(each["name"], each["version"], each["digest"]) for each in found] == [("digits", "3", "sha256:3")]

@@ -38,7 +38,7 @@ def phases(namespace: str = "default") -> dict[str, Phase]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_outlives_a_test(home: Path) -> Iterator[None]:
+def no_job_is_left(home: Path) -> Iterator[None]:
     yield
     for namespace in ("default", "elsewhere"):
         with TrainJobClient("local", namespace) as client:
@@ -48,7 +48,7 @@ def nothing_outlives_a_test(home: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("action", ["delete", "suspend"])
 def test_a_teardown_stops_what_its_setup_launched(run: Run, home: Path, tmp_path: Path, action: str) -> None:
-    """Also where the work between the two fails, and with pods gone when it ends."""
+    """Also if the work in between fails. The job has no process any longer when the teardown ends."""
     running, pid = [], tmp_path / "pid"
     write = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); "
 
@@ -126,10 +126,10 @@ def test_in_a_mapped_group_only_the_jobs_of_its_own_map_index(run: Run) -> None:
     assert {name for name, phase in phases().items() if phase is not Phase.CANCELLED} == {left}
 
 
-def test_a_job_of_another_deployment_is_left_alone(
+def test_a_job_of_another_deployment_is_not_stopped(
     run: Run, airflow_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its labels can be the same: another Airflow in the same namespace, with a DAG and a run of the same names."""
+    """Its labels can be equal: another Airflow in the namespace can have a DAG and a run with the same names."""
     with DAG("namesakes") as dag:
 
         @task
@@ -148,7 +148,7 @@ def test_a_job_of_another_deployment_is_left_alone(
     assert sorted(phases().values()) == [Phase.CANCELLED, Phase.RUNNING]
 
 
-def test_pods_that_do_not_end_fail_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_that_do_not_end_in_time_fail_the_task(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(self: LocalBackend, ref: JobRef) -> bool:
         return False
 
@@ -160,7 +160,7 @@ def test_pods_that_do_not_end_fail_it(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert "have not ended 0.2 s after" in str(error)
 
 
-def test_wrong_arguments_are_found_when_the_dag_is_parsed() -> None:
+def test_invalid_arguments_are_refused_when_the_dag_is_parsed() -> None:
     with pytest.raises(ValueError, match="action must be 'delete' or 'suspend', not 'stop'"):
         TrainJobCancelOperator(task_id="cancel", launched_by="train", action="stop")
     for wrong in ("", [], [launched("a")]):
@@ -170,7 +170,7 @@ def test_wrong_arguments_are_found_when_the_dag_is_parsed() -> None:
         TrainJobCancelOperator(task_id="cancel", launched_by="train", stop_timeout=0)
 
 
-def test_what_only_the_run_knows_fails_without_a_retry(run: Run) -> None:
+def test_invalid_rendered_arguments_fail_without_a_retry(run: Run) -> None:
     with DAG("wrong", params={"of": "trian"}) as dag:
         launched(code="")
         TrainJobOperator.partial(task_id="many", runtime="trainjob-step", command=["true"]).expand(namespace=["a", "b"])
@@ -184,7 +184,7 @@ def test_what_only_the_run_knows_fails_without_a_retry(run: Run) -> None:
     assert "action must be 'delete' or 'suspend'" in str(errors["verb"])
 
 
-def test_trainjob_check_knows_it(airflow_home: Path, tmp_path: Path) -> None:
+def test_trainjob_check_finds_an_invalid_launched_by(airflow_home: Path, tmp_path: Path) -> None:
     (tmp_path / "d.py").write_text(
         textwrap.dedent("""
         from airflow.sdk import DAG

@@ -44,14 +44,14 @@ def folder(tmp_path: Path, nodes: str, name: str, mapped: str, phase: str, label
     return tmp_path
 
 
-def test_the_examples_are_right(airflow_home: Path, home: Path) -> None:
+def test_the_examples_pass(airflow_home: Path, home: Path) -> None:
     found = [*check_dags(EXAMPLES)]
     assert [each for each in found if each.problem] == []
     assert len(found) > 15
     assert jobs(home) == []
 
 
-def test_right_tasks(airflow_home: Path, tmp_path: Path) -> None:
+def test_valid_tasks(airflow_home: Path, tmp_path: Path) -> None:
     found = {each.where: each for each in check_dags(folder(tmp_path, "2", "run_id", "3", "Running", "vision"))}
     assert {each.problem for each in found.values()} == {""}
     opened = {where.removeprefix("d."): each.open for where, each in found.items()}
@@ -79,7 +79,7 @@ def test_right_tasks(airflow_home: Path, tmp_path: Path) -> None:
         (b"runtime: \xff", "train.yaml is not text in UTF-8"),
     ],
 )
-def test_a_file_that_is_no_spec(airflow_home: Path, tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_invalid_spec_file(airflow_home: Path, tmp_path: Path, content: bytes, message: str) -> None:
     where = folder(tmp_path, "2", "run_id", "3", "Running", "vision")
     (where / "train.yaml").write_bytes(content)
     (problem,) = [each.problem for each in check_dags(where) if each.where == "d.file"]
@@ -87,8 +87,8 @@ def test_a_file_that_is_no_spec(airflow_home: Path, tmp_path: Path, content: byt
     assert len(problem) < 500
 
 
-def test_a_folder_that_airflow_cannot_walk(airflow_home: Path, tmp_path: Path) -> None:
-    """A virtual environment beside the DAGs has one."""
+def test_a_folder_that_airflow_cannot_search(airflow_home: Path, tmp_path: Path) -> None:
+    """A virtual environment beside the DAGs contains such a symbolic link."""
     where = folder(tmp_path, "2", "run_id", "3", "Running", "vision")
     (where / "venv" / "lib").mkdir(parents=True)
     (where / "venv" / "lib64").symlink_to("lib")
@@ -98,7 +98,7 @@ def test_a_folder_that_airflow_cannot_walk(airflow_home: Path, tmp_path: Path) -
     assert not [each for each in check_dags(where) if each.problem]
 
 
-def test_wrong_tasks(airflow_home: Path, tmp_path: Path) -> None:
+def test_invalid_tasks(airflow_home: Path, tmp_path: Path) -> None:
     found = {each.where: each for each in check_dags(folder(tmp_path, '"many"', "nosuch", "0", "Done", "a b"))}
     problems = {where.removeprefix("d."): each.problem for where, each in found.items() if each.problem}
     assert problems.keys() == {"one", "two", "file", "many[2]", "sensor"}
@@ -109,7 +109,7 @@ def test_wrong_tasks(airflow_home: Path, tmp_path: Path) -> None:
     assert "phases: 'Done' is not a phase" in problems["sensor"]
 
 
-def test_a_file_that_cannot_be_read(airflow_home: Path, tmp_path: Path) -> None:
+def test_a_dag_file_that_cannot_be_imported(airflow_home: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         "from airflow.sdk import DAG\nfrom trainjob_airflow.operators.trainjob import TrainJobOperator\n"
         "with DAG('d'):\n    TrainJobOperator(task_id='t', runtime='x', num_nodes='two', command='x')\n"
@@ -173,7 +173,7 @@ def test_dry_run_works_before_there_is_a_run(
     assert (trainer["numNodes"], trainer["resourcesPerNode"]["requests"]) == (3, {"cpu": "2"})
     assert trainer["env"][0]["value"].startswith("manual__")
     assert trainer["command"][2].startswith("--day=20")
-    assert one.num_nodes == "{{ params.nodes }}", "the task itself stays as it was"
+    assert one.num_nodes == "{{ params.nodes }}", "the task itself is unchanged"
     note, manifest = printed(export, capsys)
     assert note.startswith("# known only at run time: ")
     assert {"metrics", "min_improvement"} <= set(note.removeprefix("# known only at run time: ").split(", "))
@@ -186,7 +186,7 @@ def test_dry_run_works_before_there_is_a_run(
     assert jobs(home) == []
 
 
-def test_templates_may_do_with_samples_what_they_do_with_values(airflow_home: Path) -> None:
+def test_templates_can_use_samples_like_values(airflow_home: Path) -> None:
     with DAG("samples"):
         one = TrainJobOperator(
             task_id="one",

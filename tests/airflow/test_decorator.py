@@ -11,7 +11,7 @@ from tests.airflow.conftest import Run
 from trainjob import InvalidSpec
 
 
-def test_a_function_is_the_training(run: Run) -> None:
+def test_a_function_runs_as_the_training(run: Run) -> None:
     with DAG("decorated") as dag:
 
         @task
@@ -33,7 +33,7 @@ def test_a_function_is_the_training(run: Run) -> None:
     assert ran.xcoms["train"]["outputs"] == {"scale": "decorated"}
 
 
-def test_a_function_takes_values_of_the_context(run: Run) -> None:
+def test_a_function_gets_values_of_the_context(run: Run) -> None:
     with DAG("context") as dag:
 
         @task.trainjob(runtime="trainjob-step")
@@ -77,7 +77,7 @@ def test_what_the_function_returns_is_the_xcom(run: Run, deferrable: bool) -> No
     assert ran.xcoms == {"train": value, "show": [value, 4, {"loss": 0.25}, 1]}
 
 
-def test_without_a_value_the_result_is_there_under_both_keys(run: Run) -> None:
+def test_without_a_return_value_both_xcoms_are_the_result(run: Run) -> None:
     with DAG("nothing-returned") as dag:
 
         @task.trainjob(runtime="trainjob-step")
@@ -93,7 +93,7 @@ def test_without_a_value_the_result_is_there_under_both_keys(run: Run) -> None:
     assert run(dag).xcoms["show"] is True
 
 
-def test_a_value_that_is_not_json_is_lost_and_the_training_is_not(run: Run) -> None:
+def test_a_return_value_that_is_not_json_does_not_fail_the_training(run: Run) -> None:
     with DAG("no-json") as dag:
 
         @task.trainjob(runtime="trainjob-step")
@@ -123,7 +123,7 @@ def test_mapped(run: Run) -> None:
     }
 
 
-def test_what_a_function_cannot_be() -> None:
+def test_invalid_functions_are_refused() -> None:
     outside = 7
     with DAG("refused-function"):
 

@@ -1,5 +1,5 @@
-"""The examples of dags_examples/airflow: each can be read and stored; those that need neither a scheduler nor a cluster
-run here, with real trainings. The others: system/test_examples.py, and tests/cluster/test_airflow_examples.py."""
+"""The examples of dags_examples/airflow: each can be parsed and serialized. Those without a scheduler or a cluster run
+here, with real trainings; system/test_examples.py and tests/cluster/test_airflow_examples.py run the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS = {
     "adopt_training": {"adopt_training"},
 }
 SINCE = {"champion_challenger": "3.1", "retrain_daily": "3.3", "train_gang": "3.3"}
-"""The first Airflow that has what an example needs, as docs/airflow.md says."""
+"""The oldest Airflow that an example supports, as in docs/airflow.md."""
 
 registry = pytest.mark.skipif(
     find_spec("mlflow") is None, reason="the registry needs SQLAlchemy 2, Airflow 3.0 does not take it"
@@ -36,7 +36,7 @@ registry = pytest.mark.skipif(
 
 
 def examples() -> dict[str, DAG]:
-    """By their ids, as they are read with the environment of this test."""
+    """DAG ID -> DAG, parsed with the environment of this test."""
     bag = dag_bag(EXAMPLES)
     assert {Path(file).stem for file in bag.import_errors} == {
         name for name, first in SINCE.items() if older_than(first)
@@ -44,7 +44,7 @@ def examples() -> dict[str, DAG]:
     return {dag_id: dag for dag_id, dag in bag.dags.items() if isinstance(dag, DAG)}
 
 
-def test_each_can_be_read_and_stored(airflow_home: Path) -> None:
+def test_each_can_be_parsed_and_serialized(airflow_home: Path) -> None:
     assert {file.stem for file in EXAMPLES.glob("*.py")} == set(IDS)
     for dag_id, dag in examples().items():
         assert dag_id in IDS[Path(dag.fileloc).stem]
@@ -54,7 +54,7 @@ def test_each_can_be_read_and_stored(airflow_home: Path) -> None:
         }
 
 
-def test_the_documentation_knows_all_of_them() -> None:
+def test_the_documentation_links_all_of_them() -> None:
     linked = re.findall(r"\(\.\./dags_examples/airflow/(\w+)\.py\)", (ROOT / "docs" / "airflow.md").read_text())
     assert set(linked) == set(IDS)
 
@@ -62,7 +62,7 @@ def test_the_documentation_knows_all_of_them() -> None:
 @registry
 @pytest.mark.timeout(1000)
 def test_the_best_of_several_trials_is_exported(run: Run, home: Path) -> None:
-    """Two of the four fail, since no batch is empty."""
+    """Two of the four trials fail, because their batch size is 0."""
     done = run(examples()["tune_digits"], learning_rates=[0.001, 0.2], batch_sizes=[64, 0], epochs=3)
     assert done.state == "success", done.log[-6000:]
     trials = [done.states[f"train[{index}]"] for index in range(4)]
@@ -78,7 +78,7 @@ def test_the_best_of_several_trials_is_exported(run: Run, home: Path) -> None:
 
 @registry
 @pytest.mark.timeout(1000)
-def test_the_model_of_somebody_elses_job_is_exported_if_it_is_good(run: Run, tmp_path: Path) -> None:
+def test_the_model_of_an_adopted_job_is_exported_if_it_is_good(run: Run, tmp_path: Path) -> None:
     script, data = ROOT / "dags_examples" / "training" / "digits_jax.py", ROOT / "dags_examples" / "data"
     with TrainJobClient("local") as client:
         command = ["python", str(script), f"--dataset={data}", f"--output={tmp_path}/model"]

@@ -1,7 +1,7 @@
-"""Ranks that crash while their job goes on, in a worker and deferred.
+"""Ranks that crash while their job keeps running, in a worker and deferred.
 
-On this machine a crash ends its job at once, so what a cluster shows of one is put into what the backend sees
-(tests/cluster/test_first_crash.py has the real thing).
+On the local backend a crash ends the job at once, so the tests add the evidence of a crash on a cluster to what the
+backend returns; tests/cluster/test_first_crash.py has real crashes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ CRASHED = {
 EVIDENCE = Evidence(None, [CRASHED], {"x-node-0-1": ["loading", "ValueError: the data is wrong"]})
 
 
-UNTIL_TOLD = """
+UNTIL_REPORTED = """
 import os, time
 for _ in range(1200):
-    if os.path.exists(os.environ["TOLD"]):
+    if os.path.exists(os.environ["REPORTED"]):
         break
     time.sleep(0.05)
 """
@@ -55,13 +55,13 @@ for _ in range(1200):
 
 @pytest.fixture(autouse=True)
 def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "told"
-    monkeypatch.setenv("TOLD", str(told))
+    reported = tmp_path / "reported"
+    monkeypatch.setenv("REPORTED", str(reported))
 
     async def crashes(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Evidence]:
         await until_running(backend, ref)
         yield EVIDENCE
-        told.touch()  # who waits has taken it, and asks for the next one
+        reported.touch()  # the waiter has read the evidence and requests the next one
         await asyncio.sleep(600)
 
     monkeypatch.setattr(LocalBackend, "crashes", crashes)
@@ -84,25 +84,25 @@ def test_the_first_crash_fails_the_task(run: Run, deferrable: bool, action: Any,
     error = ran.errors["train"]
     assert isinstance(error, TrainJobFatal)
     assert isinstance(error, AirflowFailException)
-    for said in ("node-1 exited with code 3", "  | ValueError: the data is wrong", "category: user code"):
-        assert said in str(error)
-        assert said in ran.log
+    for text in ("node-1 exited with code 3", "  | ValueError: the data is wrong", "category: user code"):
+        assert text in str(error)
+        assert text in ran.log
     assert ("was suspended" if phase else "was deleted") in ran.log
     with TrainJobClient() as client:
-        left, patience = client.list(), time.monotonic() + 30
+        left, deadline = client.list(), time.monotonic() + 30
         while [observe(job).phase for job in left] != ([phase] if phase else []):
-            assert time.monotonic() < patience, left
+            assert time.monotonic() < deadline, left
             time.sleep(0.05)
             left = client.list()
         for job in left:
-            assert given_up(job), "why is kept in the object: its pods are gone"
+            assert given_up(job), "the object keeps the reason: its pods are gone"
             client.cancel(JobRef.of(job))
 
 
 @both
 def test_a_crash_is_a_warning_with_the_last_lines(run: Run, deferrable: bool) -> None:
     with DAG("warns") as dag:
-        step(code=UNTIL_TOLD, deferrable=deferrable)
+        step(code=UNTIL_REPORTED, deferrable=deferrable)
     ran = run(dag)
     assert ran.state == "success"
     assert "node-1 exited with code 3; the job keeps running if" in ran.log
@@ -110,7 +110,7 @@ def test_a_crash_is_a_warning_with_the_last_lines(run: Run, deferrable: bool) ->
 
 
 @pytest.mark.parametrize("action", ["delete", "", None])
-def test_actions_that_there_are_not(action: Any) -> None:
+def test_unknown_actions_are_refused(action: Any) -> None:
     with pytest.raises(ValueError, match="on_crash_action is 'suspend', 'cancel' or 'keep'"):
         step(on_crash_action=action)
 
@@ -124,8 +124,8 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_connection")
-def test_what_a_trigger_saw_reaches_the_worker() -> None:
-    """A worker that goes on after the end finds no pods any more."""
+def test_a_trigger_sends_evidence_of_crashes_to_the_worker() -> None:
+    """A worker that resumes after the end of the job finds no pods."""
 
     async def scenario() -> None:
         backend, ref = await started(SLEEP, key="crashed")
@@ -133,7 +133,7 @@ def test_what_a_trigger_saw_reaches_the_worker() -> None:
         assert (event["status"], event["retryable"]) == ("crashed", True)
         assert unpack_diagnosis(event["diagnosis"]).log[-1] == "ValueError: the data is wrong"
         await cancel(backend, ref)
-        _, ref = await started(UNTIL_TOLD, key="ended")
+        _, ref = await started(UNTIL_REPORTED, key="ended")
         event = await only_event(rebuilt(trigger_of(ref)))
         assert event["status"] == "complete"
         assert unpack_evidence(event["crash"]) is not None
@@ -156,7 +156,7 @@ def test_triggers_of_one_process_share_a_backend(monkeypatch: pytest.MonkeyPatch
         return opened[-1]
 
     async def scenario() -> None:
-        refs = [(await started(UNTIL_TOLD, key=f"shared {n}"))[1] for n in range(3)]
+        refs = [(await started(UNTIL_REPORTED, key=f"shared {n}"))[1] for n in range(3)]
         monkeypatch.setattr(trainjob, "connect", connect, raising=False)
         first = asyncio.create_task(only_event(trigger_of(refs[0])))
         events = await asyncio.gather(*(only_event(trigger_of(ref)) for ref in refs[1:]))

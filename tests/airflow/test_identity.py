@@ -1,4 +1,4 @@
-"""Which piece of work a task is, and what its job's labels say of it."""
+"""Keys of tasks, and labels of their jobs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def context(loop: Any = None, **given: Any) -> Any:
         {"run_id": "ünïcode"},
     ],
 )
-def test_labels_are_taken_by_kubernetes_and_those_of_the_pod_operator(given: dict[str, Any]) -> None:
+def test_labels_are_valid(given: dict[str, Any]) -> None:
     labels = labels_of_task(context(**given))
     assert [*metadata_problems(labels, {})] == []
     assert labels["try_number"] == "1"
     assert ("map_index" in labels) is ("map_index" in given)
 
 
-def test_labels_of_the_pod_operator() -> None:
-    """Values that `make_safe_label_value` of apache-airflow-providers-cncf-kubernetes 10.25.0 gives."""
+def test_labels_equal_those_of_the_pod_operator() -> None:
+    """Values that `make_safe_label_value` of apache-airflow-providers-cncf-kubernetes 10.25.0 returns."""
     labels = labels_of_task(context(run_id="manual__2026-11-21T10:00:00+00:00", dag_id="d" * 100, task_id="-_x_-"))
     assert labels == {
         "dag_id": f"{'d' * 53}-9e2f63268",
@@ -50,8 +50,8 @@ def test_labels_of_the_pod_operator() -> None:
     }
 
 
-def test_a_job_says_which_try_of_which_task_it_is_for(run: Run, home: Path, tmp_path: Path) -> None:
-    """The second try adopts the job of the first, whose label stays."""
+def test_labels_identify_task_and_try(run: Run, home: Path, tmp_path: Path) -> None:
+    """The first try fails, so the second one launches another job."""
     flag = tmp_path / "second"
     code = (
         f"import os, sys; there = os.path.exists({str(flag)!r}); open({str(flag)!r}, 'w'); sys.exit(0 if there else 3)"
@@ -83,8 +83,8 @@ def test_a_job_says_which_try_of_which_task_it_is_for(run: Run, home: Path, tmp_
     assert len(found) == 2
 
 
-def test_each_iteration_of_a_loop_is_a_piece_of_work() -> None:
-    """The shape of the context in Airflow 3.4, which cannot be installed here yet."""
+def test_each_iteration_of_a_loop_has_its_own_key() -> None:
+    """With the context of Airflow 3.4, which cannot be installed here yet."""
     loops = [SimpleNamespace(region_id="a", index=0), SimpleNamespace(region_id="a", index=1)]
     loops.append(SimpleNamespace(region_id="b", index=0))
     keys = {key_of(context(loop)) for loop in loops}

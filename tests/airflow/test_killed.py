@@ -1,4 +1,4 @@
-"""A worker that dies, and one that is told to."""
+"""Workers that are killed, and workers that are terminated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from tests.airflow.versions import dag_bag
 folder, dag_id = sys.argv[1:]
 when = datetime(2026, 1, 2, tzinfo=UTC)
 dag = dag_bag(Path(folder)).dags[dag_id]
-with create_session() as session:  # as the scheduler does with the tasks of a worker that is gone
+with create_session() as session:  # as the scheduler does with the tasks of a lost worker
     session.execute(update(TaskInstance).where(TaskInstance.dag_id == dag_id).values(state=None))
 print(dag.test(logical_date=when, run_after=when).state.value)
 """
@@ -76,7 +76,7 @@ print(dag.test(logical_date=when, run_after=when).state.value)
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The jobs go on until it is there."""
+    """Jobs run until this file exists."""
     path = tmp_path / "flag"
     monkeypatch.setenv("FLAG", str(path))
     return path
@@ -116,7 +116,7 @@ def start(forks: Forks, dags: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def terminate(process: Forked) -> None:
-    """As for the end of a pod: the process alone, not its children."""
+    """Send SIGTERM to the process alone, not to its children, as at the end of a pod."""
     assert process.pid is not None
     os.kill(process.pid, signal.SIGTERM)
 
@@ -125,7 +125,7 @@ def last_line(process: Forked) -> str:
     return process.log.read_text().splitlines()[-1]
 
 
-def test_a_second_worker_goes_on_with_the_job_of_the_first(start: Start, home: Path, flag: Path) -> None:
+def test_a_second_worker_adopts_the_job_of_the_first(start: Start, home: Path, flag: Path) -> None:
     start("first", "killed_cancel").kill()
     (name,) = jobs(home)
     second = start("second", "killed_cancel")
@@ -138,8 +138,8 @@ def test_a_second_worker_goes_on_with_the_job_of_the_first(start: Start, home: P
 
 
 @pytest.mark.usefixtures("flag")
-def test_a_worker_that_goes_away_leaves_the_job_alone(start: Start, home: Path) -> None:
-    """SIGTERM is what the end of a worker's pod comes to: nobody has said that the job is not wanted any more."""
+def test_a_terminated_worker_leaves_the_job_running(start: Start, home: Path) -> None:
+    """The end of a worker's pod also sends SIGTERM: it does not mean that the job should end."""
     process = start("worker", "killed_cancel")
     terminate(process)
     process.exit_status()
@@ -152,8 +152,8 @@ def test_a_worker_that_goes_away_leaves_the_job_alone(start: Start, home: Path) 
 
 @pytest.mark.usefixtures("flag")
 @pytest.mark.parametrize(("action", "left"), [("cancel", 0), ("keep", 1)])
-def test_a_person_ends_a_task(start: Start, home: Path, action: str, left: int) -> None:
-    """Marked as failed in Airflow's database first; then its supervisor finds out and sends the same signal."""
+def test_a_person_marks_a_task_as_failed(start: Start, home: Path, action: str, left: int) -> None:
+    """First Airflow's database has the new state; then the supervisor notices it and sends the same signal."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import update
@@ -175,7 +175,7 @@ def test_a_person_ends_a_task(start: Start, home: Path, action: str, left: int) 
 
 
 def test_a_result_that_did_not_arrive_is_delivered_again(start: Start, dags: Path, home: Path, flag: Path) -> None:
-    """The worker dies between the end of `execute` and Airflow's answer to it; nothing is trained twice."""
+    """The worker dies after `execute`, before Airflow has recorded its success; nothing is trained twice."""
     flag.touch()
     (dags / "late.py").write_text(LATE)
     assert start("first", "killed_late", until=b"", DIE="1").exit_status() == -signal.SIGKILL
@@ -187,4 +187,4 @@ def test_a_result_that_did_not_arrive_is_delivered_again(start: Start, dags: Pat
     third = start("third", "killed_late", until=b"")
     assert third.exit_status() == 0
     assert last_line(third) == "success"
-    assert len(jobs(home)) == 2, "asked for again, it trains again"
+    assert len(jobs(home)) == 2, "a run of the same task after its success trains again"

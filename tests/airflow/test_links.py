@@ -31,7 +31,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(run_id: str, table: str) -> dict[str, Any]:
-    """All that Airflow's database has of a run in one of its tables: key -> value."""
+    """Rows of a run in a table of Airflow's database: key -> value."""
     from airflow.utils.session import create_session
     from sqlalchemy import text
 
@@ -50,14 +50,14 @@ def test_a_task_links_to_its_job(run: Run, deferrable: bool) -> None:
     assert found["_link_TrainJobLink"] == f"https://dashboard.test/default/{job['name']}?uid={job['uid']}"
     assert found["_link_TrainJobLogsLink"].startswith(f"https://logs.test/{job['name']}?from=20")
     if older_than("3.3"):
-        return  # no state of tasks is kept
+        return  # task state is not stored
     state = stored(ran.run_id, "task_state_store")
     assert state["trainjob"] == {name: job[name] for name in ("namespace", "name", "uid", "attempt")}
     assert state["trainjob_key"] == f"airflow/http://airflow.test:8080/linked/{ran.run_id}/-1/t"
 
 
 @pytest.mark.parametrize("base_url", ["http://airflow.test:8080/sub/", ""], ids=["base_url", "none"])
-def test_without_configuration_the_link_leads_to_the_identity_of_the_job(
+def test_without_configuration_the_link_opens_the_xcoms(
     run: Run, monkeypatch: pytest.MonkeyPatch, base_url: str
 ) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_TRAINJOB_DEFAULT")
@@ -93,18 +93,18 @@ def links_of(run_id: str, key: str) -> dict[str, Any]:
 
 
 def _decoded(value: str) -> Any:
-    """A column of JSON; Airflow 3.0 puts text into it that is JSON itself."""
+    """Decode a JSON column; Airflow 3.0 stores a JSON string that contains JSON."""
     once = json.loads(value)
     return json.loads(once) if isinstance(once, str) and once[:1] in {"{", '"'} else once
 
 
-def test_addresses_take_only_what_is_known() -> None:
+def test_urls_need_a_value_for_each_placeholder() -> None:
     values = {"namespace": "ns", "name": "a b", "uid": "u"}
     assert format_urls(LINKS, values) == {"job_url": "https://dashboard.test/ns/a%20b?uid=u"}
     assert format_urls({"job_url": "{nosuch}", "logs_url": "{", "model_url": None}, values) == {}
 
 
-def test_an_outlets_event_says_what_came_of_the_job(run: Run) -> None:
+def test_the_event_of_an_outlet_has_the_result_of_the_job(run: Run) -> None:
     from airflow.models.asset import AssetEvent
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -122,15 +122,20 @@ def test_an_outlets_event_says_what_came_of_the_job(run: Run) -> None:
     }
 
 
-def test_openlineage_hears_of_data_in_and_out(run: Run, tmp_path: Path) -> None:
+def test_openlineage_gets_inputs_and_outputs(run: Run, tmp_path: Path) -> None:
     operator = TrainJobOperator(
         task_id="t", runtime="x", inputs={"dataset": "s3://bucket/data"}, outputs={"model": f"file://{tmp_path}/m"},
         initializer={"model": {"storage_uri": "hf://org/model"}},
     )  # fmt: skip
-    told = {"namespace": "ns", "name": "n", "uid": "u", "outputs": {"report": "https://user:pw@host:1/r", "text": "x"}}
-    read, written = operator.data_of(told)
+    result = {
+        "namespace": "ns",
+        "name": "n",
+        "uid": "u",
+        "outputs": {"report": "https://user:pw@host:1/r", "text": "x"},
+    }
+    read, written = operator.data_of(result)
     assert [lineage.name_of(uri) for uri in read] == [("s3://bucket", "data"), ("hf://org", "model")]
     assert [lineage.name_of(uri) for uri in written] == [("file", f"{tmp_path}/m"), ("https://host:1", "/r")]
-    facets = lineage.facets(read, written, told)
+    facets = lineage.facets(read, written, result)
     assert [(each.namespace, each.name) for each in facets.inputs] == [("s3://bucket", "data"), ("hf://org", "model")]
     assert facets.run_facets["externalQuery"].externalQueryId == "u"

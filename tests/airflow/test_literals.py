@@ -1,4 +1,4 @@
-"""What is refused when a DAG file is parsed, and what waits until templates are rendered."""
+"""Literals are checked when a DAG file is parsed, templates after they are rendered."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_arguments_about_pods_become_a_patch_of_all_nodes() -> None:
     assert names == ["node", "launcher"]
 
 
-def test_models_of_the_kubernetes_package_are_taken() -> None:
+def test_models_of_the_kubernetes_package_are_accepted() -> None:
     class Claim:
         attribute_map = {"claim_name": "claimName", "read_only": "readOnly"}  # noqa: RUF012 - as in that package
         claim_name, read_only = "{{ params.claim }}", None
@@ -243,7 +243,7 @@ def test_models_of_the_kubernetes_package_are_taken() -> None:
     assert "digits" in str(spec)
 
 
-def test_templates_wait_until_they_are_rendered() -> None:
+def test_templates_are_not_checked_before_they_are_rendered() -> None:
     with DAG("right", params={"nodes": Param(2, type="integer")}):
         first = TrainJobOperator(task_id="first", runtime="{{ params.runtime }}", num_nodes="{{ params.nodes }}")
         TrainJobOperator(
@@ -284,7 +284,7 @@ def test_templates_wait_until_they_are_rendered() -> None:
         ModelExportOperator(task_id="e3", source="/m", target="/m", name="m", metric="{{ x }}", min_improvement=0.1)
 
 
-def test_what_is_literal_beside_a_template_is_checked() -> None:
+def test_literals_beside_templates_are_checked() -> None:
     with DAG("mixed"), pytest.raises(TrainJobError, match="64GB") as raised:
         TrainJobOperator(
             task_id="t",

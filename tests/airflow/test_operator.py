@@ -82,10 +82,10 @@ def test_returns_what_the_job_reports(run: Run, home: Path, deferrable: bool) ->
     assert stored["metadata"]["annotations"]["trainjob.dev/delivered"] == "true"
 
 
-def test_a_result_that_airflow_did_not_take_is_not_marked(
+def test_a_result_that_airflow_did_not_record_is_not_marked(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler may have given the try up that ends here: the next one delivers, and nothing is trained twice."""
+    """The scheduler may have given up this try: the next one returns the result, and nothing is trained twice."""
 
     def states(run_ids: list[str], task_ids: list[str], **_: object) -> dict[str, dict[str, str]]:
         return {run_ids[0]: {task_ids[0]: "up_for_retry"}}
@@ -111,17 +111,17 @@ def test_a_failing_rank_is_named(run: Run, deferrable: bool) -> None:
             deferrable=deferrable,
         )
     ran = run(dag)
-    assert ran.states == {"train": "failed"}, "no retry of what the training did itself, as asked for"
+    assert ran.states == {"train": "failed"}, "retry_user_errors=False"
     error = ran.errors["train"]
     assert isinstance(error, TrainJobFatal)
     assert isinstance(error, AirflowFailException)
-    for said in ("node-1 exited with code 1", "  | about to break", "  | the data is wrong", "category: user code"):
-        assert said in str(error)
-        assert said in ran.log
+    for text in ("node-1 exited with code 1", "  | about to break", "  | the data is wrong", "category: user code"):
+        assert text in str(error)
+        assert text in ran.log
     assert "[node-1] about to break" in ran.log, "while it ran"
 
 
-def test_what_may_end_differently_is_retried(run: Run, home: Path) -> None:
+def test_failures_that_may_not_recur_are_retried(run: Run, home: Path) -> None:
     suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     with DAG("retried") as dag:
         step(code=suicide, retries=1, retry_delay=timedelta(0))
@@ -144,8 +144,8 @@ def test_execution_timeout_is_a_deadline(run: Run, home: Path, deferrable: bool)
     assert time.monotonic() - began < 45
 
 
-def test_airflows_timer_hides_no_timeout_of_ours(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes off at any instant after ours, here while the connection is closed and our error is on its way out."""
+def test_the_timer_of_airflow_does_not_hide_the_timeout(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's timer fires after the operator's, here while the client closes and the error propagates."""
     close = TrainJobClient.close
 
     def slowly(client: TrainJobClient) -> None:
@@ -161,7 +161,7 @@ def test_airflows_timer_hides_no_timeout_of_ours(run: Run, home: Path, monkeypat
     assert jobs(home) == []
 
 
-def test_start_timeout_may_leave_the_job(run: Run, home: Path) -> None:
+def test_a_timeout_can_keep_the_job(run: Run, home: Path) -> None:
     with DAG("suspended") as dag:
         step(
             code=SLEEP, labels={"kueue.x-k8s.io/queue-name": "q"}, suspend=True, queue_timeout=0.5,
@@ -177,10 +177,10 @@ def test_start_timeout_may_leave_the_job(run: Run, home: Path) -> None:
 
 
 @both
-def test_what_only_a_person_can_change_is_not_waited_for(
+def test_fail_fast_fails_on_a_permanent_blocker(
     run: Run, home: Path, deferrable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are no queues on this machine, so that Kueue's answer is put into what is seen of the job."""
+    """The local backend has no queues, so the test adds Kueue's answer to the snapshots of the job."""
     blocker = Blocker("Inadmissible", "LocalQueue q doesn't exist", lasting=True)
     watch = LocalBackend.watch
 
@@ -220,7 +220,7 @@ def test_what_is_retried(run: Run, home: Path, code: str, kind: type[Exception],
 
 
 @both
-def test_a_job_that_somebody_cancelled(run: Run, deferrable: bool) -> None:
+def test_a_cancelled_job_fails_the_task(run: Run, deferrable: bool) -> None:
     delete = """
 import os
 from pathlib import Path
@@ -253,9 +253,7 @@ def test_templates_reach_every_field(run: Run, home: Path) -> None:
 
 
 @pytest.mark.parametrize(("gain", "metric"), [("much", "accuracy"), ("-0.1", "accuracy"), ("0.1", "")])
-def test_a_promotion_that_cannot_be_decided_is_refused_before_it_runs(
-    run: Run, home: Path, gain: str, metric: str
-) -> None:
+def test_an_undecidable_promotion_is_refused_before_it_runs(run: Run, home: Path, gain: str, metric: str) -> None:
     rule: dict[str, Any] = {
         "alias": "champion",
         "metric": "{{ dag_run.conf.metric }}",
@@ -271,7 +269,7 @@ def test_a_promotion_that_cannot_be_decided_is_refused_before_it_runs(
 
 
 @pytest.mark.parametrize("form", ["object", "mapping", "text", "file"])
-def test_a_whole_spec_is_a_template_in_every_form(run: Run, airflow_home: Path, form: str) -> None:
+def test_a_complete_spec_is_a_template_in_every_form(run: Run, airflow_home: Path, form: str) -> None:
     fields = {"runtime": "trainjob-step", "command": python("import sys; assert sys.argv[1] == 'seven'")}
     fields["args"] = ["{{ dag_run.conf.n }}"]
     spec: Any = {"object": TrainJobSpec.parse(fields), "mapping": fields, "text": yaml.safe_dump(fields)}.get(form)
@@ -284,7 +282,7 @@ def test_a_whole_spec_is_a_template_in_every_form(run: Run, airflow_home: Path, 
     assert run(dag, n="seven").state == "success"
 
 
-def test_a_spec_that_is_wrong_after_rendering(run: Run, home: Path) -> None:
+def test_a_spec_that_is_invalid_after_rendering(run: Run, home: Path) -> None:
     with DAG("wrong") as dag:
         step(num_nodes="{{ dag_run.conf.n }}", env={"API_TOKEN": "{{ 'abc' }}"}, retries=2)
     ran = run(dag, n="none")
@@ -293,7 +291,7 @@ def test_a_spec_that_is_wrong_after_rendering(run: Run, home: Path) -> None:
     assert jobs(home) == []
 
 
-def test_a_connection_that_is_not_there(run: Run) -> None:
+def test_a_connection_that_does_not_exist(run: Run) -> None:
     with DAG("unconnected") as dag:
         step(trainjob_conn_id="nowhere", retries=2)
     ran = run(dag)
@@ -302,7 +300,7 @@ def test_a_connection_that_is_not_there(run: Run) -> None:
 
 
 @both
-def test_the_connection_wins_over_the_environment(
+def test_the_connection_overrides_the_environment(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "kubernetes")
@@ -315,7 +313,7 @@ def test_the_connection_wins_over_the_environment(
 
 
 @both
-def test_mapped_tasks_have_jobs_of_their_own(run: Run, home: Path, deferrable: bool) -> None:
+def test_each_mapped_task_has_its_own_job(run: Run, home: Path, deferrable: bool) -> None:
     with DAG("mapped") as dag:
         TrainJobOperator.partial(
             task_id="train",
@@ -333,8 +331,8 @@ def test_mapped_tasks_have_jobs_of_their_own(run: Run, home: Path, deferrable: b
     assert len(jobs(home)) == 2
 
 
-def test_the_next_try_adopts_a_job_that_goes_on(run: Run, home: Path) -> None:
-    """As after the loss of a worker: the first try dies between launch and result."""
+def test_the_next_try_adopts_the_job_of_a_lost_worker(run: Run, home: Path) -> None:
+    """The first try dies between launch and result."""
 
     class Dies(TrainJobOperator):
         def _deliver(self, *_: Any) -> Any:
@@ -353,7 +351,7 @@ def test_the_next_try_adopts_a_job_that_goes_on(run: Run, home: Path) -> None:
 def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
     run: Run, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """Airflow's scheduler can take a trigger that fires at once for a lost task, in this try and in the next ones."""
+    """Airflow's scheduler can treat a task whose trigger fires at once as lost, in this try and in the next ones."""
     launch = RunningJob.launch
 
     def launch_and_see_it_end(self: RunningJob, *arguments: Any) -> JobRef:
@@ -376,19 +374,19 @@ def test_a_deferrable_task_does_not_defer_on_a_job_that_has_ended(
 @both
 @pytest.mark.parametrize(("code", "final"), [("raise ValueError('no labels')", False), ("import nosuch", True)])
 def test_callbacks_get_the_diagnosis(run: Run, deferrable: bool, code: str, final: bool) -> None:
-    heard: list[tuple[str, BaseException]] = []
-    with DAG("tells") as dag:
+    calls: list[tuple[str, BaseException]] = []
+    with DAG("callbacks") as dag:
         step(
             code=code,
             deferrable=deferrable,
             retries=1,
             retry_delay=timedelta(0),
-            on_retry_callback=lambda context: heard.append(("retry", context["exception"])),
-            on_failure_callback=lambda context: heard.append(("failure", context["exception"])),
+            on_retry_callback=lambda context: calls.append(("retry", context["exception"])),
+            on_failure_callback=lambda context: calls.append(("failure", context["exception"])),
         )
     run(dag)
-    assert [name for name, _ in heard] == (["failure"] if final else ["retry", "failure"])
-    for _, error in heard:
+    assert [name for name, _ in calls] == (["failure"] if final else ["retry", "failure"])
+    for _, error in calls:
         assert isinstance(error, TrainJobFatal if final else TrainJobFailure)
         assert error.diagnosis is not None
         assert error.verdict is error.diagnosis.retry
@@ -398,7 +396,7 @@ def test_callbacks_get_the_diagnosis(run: Run, deferrable: bool, code: str, fina
 
 
 @both
-def test_outputs_that_were_asked_for_are_there_whatever_is_reported(run: Run, deferrable: bool) -> None:
+def test_declared_outputs_are_returned_without_a_report(run: Run, deferrable: bool) -> None:
     with DAG("declared") as dag:
         outputs = {"model": "s3://b/m", "shards": "s3://b/{{ ds }}"}
         step("fields", outputs=outputs, deferrable=deferrable)
@@ -407,7 +405,7 @@ def test_outputs_that_were_asked_for_are_there_whatever_is_reported(run: Run, de
     ran = run(dag)
     assert ran.state == "success", ran.log[-3000:]
     reported = {"model": "file:///m", "promoted": False, "shards": 3}
-    assert ran.xcoms["fields"]["outputs"] == reported, "what is reported wins"
+    assert ran.xcoms["fields"]["outputs"] == reported, "reported outputs override declared ones"
     assert ran.xcoms["mapping"]["outputs"] == {"model": f"s3://b/{ran.run_id}"}
 
 
@@ -438,17 +436,17 @@ def test_a_task_that_only_launches(run: Run, home: Path, deferrable: bool) -> No
     assert len(jobs(home)) == 1
     with TrainJobClient("local") as client:
         (job,) = client.list()
-    assert "trainjob.dev/unattended" not in job["metadata"]["labels"], "nobody has to wait for it"
+    assert "trainjob.dev/unattended" not in job["metadata"]["labels"], "the job may run unattended"
 
 
-def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None:
+def test_after_a_failure_of_the_triggerer_the_worker_waits(run: Run, home: Path) -> None:
     class Unlucky(TrainJobOperator):
         def execute_complete(self, context: Any, event: Any) -> Any:
             del context, event
             raise TaskDeferralError("Trigger failure")
 
     with DAG("unlucky") as dag:
-        code = f"import time; time.sleep(3)\n{REPORT}"  # else it may have ended before the task defers
+        code = f"import time; time.sleep(3)\n{REPORT}"  # otherwise the job may end before the task defers
         Unlucky(task_id="train", runtime="trainjob-step", command=python(code), deferrable=True)
     ran = run(dag)
     assert ran.state == "success"
@@ -456,7 +454,7 @@ def test_a_triggerer_that_fails_hands_the_job_back(run: Run, home: Path) -> None
     assert len(jobs(home)) == 1
 
 
-def test_arguments_that_cannot_be_meant() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="spec cannot be combined with runtime"):
         TrainJobOperator(task_id="t", spec={"runtime": "x"}, runtime="y")
     with pytest.raises(ValueError, match="on_kill_action"):
@@ -465,7 +463,7 @@ def test_arguments_that_cannot_be_meant() -> None:
         TrainJobOperator(task_id="t", runtime="x", queue_timeout=0)
 
 
-def test_a_hook_says_whether_its_connection_works(home: Path) -> None:
+def test_a_hook_tests_its_connection(home: Path) -> None:
     from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
 
     with TrainJobClient("local") as client:
@@ -489,7 +487,7 @@ def test_a_task_is_deferred_again_three_times_after_outages(resumed: int, monkey
     if resumed < 3:
         operator._resume({}, running, ref, event)
         operator._resume({}, running, ref, event)
-        assert deferred == [resumed + 1] * 2, "an outage is no reason not to defer"
+        assert deferred == [resumed + 1] * 2, "deferred again during an outage"
         operator._resume({}, running, ref, event)
         assert deferred == [resumed + 1] * 2, "it has ended"
     else:

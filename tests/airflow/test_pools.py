@@ -1,4 +1,4 @@
-"""What docs/airflow.md says of limits, in the Airflow that is installed."""
+"""The limits in docs/airflow.md are those of the installed Airflow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_defaults_that_the_page_names(airflow_home: Path, section: str, opti
     assert f" {default} " in row
 
 
-def test_a_pool_counts_deferred_tasks_only_if_it_is_asked_to(airflow_home: Path) -> None:
+def test_a_pool_counts_deferred_tasks_only_with_include_deferred(airflow_home: Path) -> None:
     for include in (False, True):
         pool = Pool(pool="gpu", slots=4, include_deferred=include)
         states = pool.get_occupied_states()  # type: ignore[no-untyped-call, unused-ignore]  # Airflow has no types here

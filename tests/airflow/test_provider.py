@@ -1,4 +1,4 @@
-"""What Airflow finds of the provider, and what finding it costs."""
+"""Provider metadata, and what an import of the provider costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INFO = get_provider_info()
 MODULES = [module for kind in ("operators", "sensors", "hooks", "triggers") for entry in INFO[kind] for module in entry["python-modules"]]  # fmt: skip # noqa: E501
 
 
-def test_information_fits_airflows_schema() -> None:
+def test_the_metadata_matches_the_schema_of_airflow() -> None:
     import airflow
     import jsonschema
 
@@ -31,12 +31,12 @@ def test_information_fits_airflows_schema() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_each_listed_module_is_there(module: str) -> None:
+def test_each_listed_module_exists(module: str) -> None:
     import_module(module)
 
 
 def test_airflow_lists_it(airflow_home: Path) -> None:
-    """The real command, in a process of its own."""
+    """The real command, in a separate process."""
     listed = subprocess.run(
         [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
         capture_output=True, text=True, check=True, timeout=100,
@@ -56,11 +56,11 @@ def test_the_connection_form_and_the_hook(airflow_home: Path) -> None:
     fields = INFO["connection-types"][0]["conn-fields"]
     ours = set(fields) - {"backend", "secret_kube_config", "ca_file", "job_url", "logs_url", "model_url"}
     theirs = ["in_cluster", "kube_config_path", "namespace", "cluster_context", "disable_verify_ssl"]
-    assert ours == set(theirs), "called as in kubernetes connections"
+    assert ours == set(theirs), "fields have the names of kubernetes connections"
 
 
 @since("3.2", "form fields that need neither Flask nor WTForms; before, they are the JSON of Extra")
-def test_the_form_is_what_the_interface_gets(airflow_home: Path) -> None:
+def test_the_ui_gets_the_form(airflow_home: Path) -> None:
     from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
 
     (form,) = [form for form in HookMetaService.hook_meta_data() if form.connection_type == "trainjob"]
@@ -75,26 +75,26 @@ def test_the_form_is_what_the_interface_gets(airflow_home: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["extra-links", "task-decorators"])
-def test_each_listed_class_is_there(what: str) -> None:
+def test_each_listed_class_exists(what: str) -> None:
     for listed in INFO[what]:
         path = listed if isinstance(listed, str) else listed["class-name"]
         module, _, name = path.rpartition(".")
         assert hasattr(import_module(module), name)
 
 
-def brought(*modules: str, after: tuple[str, ...]) -> set[str]:
-    """Modules that a fresh interpreter has after importing those, and did not have before."""
+def new_modules(*modules: str, after: tuple[str, ...]) -> set[str]:
+    """Modules that a new interpreter imports with `modules`, after it has imported those of `after`."""
     before, own = ", ".join(after), ", ".join(modules)
     code = f"import sys, {before}; before = set(sys.modules); import {own}; print(*set(sys.modules) - before)"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 @since("3.2", "a Task SDK that is there without the rest of Airflow")
-def test_a_dag_file_pays_for_nothing_but_these_modules(airflow_home: Path) -> None:
-    """Every parse of a DAG file imports them; the core, its models and its connections come when a task runs."""
+def test_a_dag_file_imports_only_these_modules(airflow_home: Path) -> None:
+    """Every parse of a DAG file imports them; the core is imported only when a task runs."""
     ours = [module for module in MODULES if ".triggers." not in module]
     base = "airflow.sdk", "airflow.sdk.bases.sensor", "airflow.sdk.bases.hook", "airflow.sdk.configuration"
-    extra = brought(*ours, after=base)
+    extra = new_modules(*ours, after=base)
     assert set(ours) <= extra
     third_party = {name for name in extra if name.split(".")[0] not in ("airflow", "trainjob_airflow")}
     assert third_party == set()
@@ -108,7 +108,7 @@ def test_a_dag_file_pays_for_nothing_but_these_modules(airflow_home: Path) -> No
 
 
 def test_triggers_do_not_import_the_core_either(airflow_home: Path) -> None:
-    extra = brought("trainjob_airflow.triggers.trainjob", after=("airflow.triggers.base",))
+    extra = new_modules("trainjob_airflow.triggers.trainjob", after=("airflow.triggers.base",))
     assert "trainjob_airflow.triggers.trainjob" in extra
     assert not {name for name in extra if name.split(".")[0] == "trainjob"}
 
@@ -133,8 +133,8 @@ def test_a_spec_object_survives_serialization() -> None:
 def test_every_field_of_a_spec_is_a_template_of_the_operator() -> None:
     from trainjob import TrainJobSpec
 
-    functions = {"func", "func_args", "packages_to_install", "pip_index_urls"}  # a DAG file has tasks for these
-    others = {"manifest", "owner_reference"}  # a task is no object of the cluster that could own one
+    functions = {"func", "func_args", "packages_to_install", "pip_index_urls"}  # for functions there is @task.trainjob
+    others = {"manifest", "owner_reference"}  # a task is not a cluster object that could own the job
     assert set(TrainJobSpec.model_fields) - functions - others <= set(TrainJobOperator.template_fields)
 
 
@@ -161,7 +161,7 @@ def test_an_export_takes_the_numbers_of_a_trainings_xcom() -> None:
         "datasets": [{"uri": "s3://data/d", "digest": "sha256:00"}],
         "ticket": 7,
     }
-    assert made["export_id"] == f"{KEY}/u-1", "trained again, it is another export"
+    assert made["export_id"] == f"{KEY}/u-1", "another training is another export"
     assert options(metrics={"accuracy": 1})["export_id"] == KEY
     assert options(metrics=TRAINED, export_id="mine")["export_id"] == "mine"
     assert options()["metrics"] == {}
@@ -171,7 +171,7 @@ def test_an_export_takes_the_numbers_of_a_trainings_xcom() -> None:
     assert options(metrics={"history": 1.0})["history"] is None, "a metric of this name"
 
 
-def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubernetes_expands_no_variable_in_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_REGISTRY", "mlflow+https://registry")
     operator = ModelExportOperator(task_id="export", source="file:///$(HOME)", target="t", name="-n", allow_pickle=True)
     command = operator.spec_fields(KEY)["command"]
@@ -184,7 +184,7 @@ def test_commands_are_single_arguments_that_kubernetes_leaves_alone(monkeypatch:
         ModelExportOperator(task_id="export", source="s", target="t", name="n", args=["x"])
 
 
-def test_a_text_is_one_pattern() -> None:
+def test_a_string_is_one_pattern() -> None:
     operator = ModelInitializerOperator(
         task_id="model", source="models:/m@a", target="t", include="*.csv", exclude=["a", "$b"], if_missing="fresh"
     )
@@ -193,7 +193,7 @@ def test_a_text_is_one_pattern() -> None:
     assert not [argument for argument in command if argument.startswith("--include") and argument != "--include=*.csv"]
 
 
-def test_keys_of_signatures_travel_as_paths() -> None:
+def test_keys_of_signatures_are_passed_as_paths() -> None:
     from trainjob import InvalidSpec, TrainJobSpec
 
     export = ModelExportOperator(task_id="export", source="s", target="t", name="n", sign="/keys/sign.key")

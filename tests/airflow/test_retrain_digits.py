@@ -1,4 +1,4 @@
-"""The example DAG, whole: real initializers, two JAX processes, a real registry."""
+"""The complete example DAG: real initializers, two JAX processes, a real registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example() -> DAG:
 
 @pytest.fixture
 def framework(monkeypatch: pytest.MonkeyPatch) -> str:
-    """PyTorch for the second run, in a separate environment, as an image would have it on a cluster."""
+    """PyTorch for the second run, in a separate environment, like in an image on a cluster."""
     python = os.environ.get("TRAINJOB_TORCH_PYTHON")
     if not python:  # 5 GB, which `make test-airflow` installs and a person who runs pytest by hand may not have
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python of an environment with PyTorch")

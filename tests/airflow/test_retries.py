@@ -9,7 +9,7 @@ from tests.airflow.conftest import Run, python
 from tests.airflow.versions import AIRFLOW, older_than
 
 if older_than("3.3"):
-    pytest.skip(f"Airflow 3.3 brought retry policies; this is {AIRFLOW}", allow_module_level=True)
+    pytest.skip(f"Airflow 3.3 introduced retry policies; this is {AIRFLOW}", allow_module_level=True)
 
 from airflow.sdk import DAG, RetryAction
 from airflow.sdk.exceptions import AirflowException
@@ -45,7 +45,7 @@ def test_the_reason_is_one_line() -> None:
     assert decision.reason == "preempted: first"
 
 
-def test_airflow_asks_it(run: Run) -> None:
+def test_airflow_applies_the_policy(run: Run) -> None:
     suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     none = timedelta(0)
     with DAG("by-policy") as dag:

@@ -48,7 +48,7 @@ def test_waits_for_the_end(run: Run, how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_a_job_that_ends_otherwise_fails_it_at_once(run: Run, deferrable: bool) -> None:
+def test_a_job_that_ends_in_another_phase_fails_the_sensor_at_once(run: Run, deferrable: bool) -> None:
     with DAG("otherwise") as dag:
         TrainJobSensor(
             task_id="wait", name=job("import time; time.sleep(1); raise SystemExit(1)"), poke_interval=0.3,
@@ -68,21 +68,21 @@ def test_a_soft_failure_is_a_skip(run: Run) -> None:
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_the_youngest_job_with_the_labels(run: Run, deferrable: bool) -> None:
+def test_the_newest_job_with_the_labels(run: Run, deferrable: bool) -> None:
     with TrainJobClient("local") as client:
         for key, code in (("old", "raise SystemExit(1)"), ("young", "")):
             spec = {"runtime": "trainjob-step", "command": python(code), "labels": {"team": "a"}}
             ref = client.launch(spec, key)
             with contextlib.suppress(TrainJobFailed):
                 client.wait(ref)
-            time.sleep(1.1)  # of a whole second each, as on a cluster
+            time.sleep(1.1)  # creation timestamps are whole seconds, as on a cluster
     with DAG("labelled") as dag:
         TrainJobSensor(task_id="wait", labels={"team": "a"}, poke_interval=0.1, deferrable=deferrable)
         TrainJobSensor(task_id="by_condition", labels={"team": "a"}, condition="Complete", poke_interval=0.1)
     assert run(dag).state == "success"
 
 
-def test_which_job_is_said_once(run: Run) -> None:
+def test_exactly_one_of_name_and_labels(run: Run) -> None:
     with DAG("which") as dag:
         TrainJobSensor(task_id="none", name="{{ '' }}")
         TrainJobSensor(task_id="both", name="{{ 'x' }}", labels={"team": "a"})
@@ -90,13 +90,13 @@ def test_which_job_is_said_once(run: Run) -> None:
     assert {str(error) for error in errors.values()} == {"set exactly one of name and labels"}
 
 
-def test_patience_ends(run: Run) -> None:
-    with DAG("patience") as dag:
+def test_timeout(run: Run) -> None:
+    with DAG("timeout") as dag:
         TrainJobSensor(task_id="wait", name="never-launched", poke_interval=0.1, timeout=0.3)
     assert isinstance(run(dag).errors["wait"], AirflowSensorTimeout)
 
 
-def test_running_counts_for_a_job_that_is_over(run: Run, home: Path) -> None:
+def test_running_counts_as_reached_after_the_end(run: Run, home: Path) -> None:
     name = job("")
     with TrainJobClient("local") as client:
         client.wait(client.find(name))

@@ -1,4 +1,4 @@
-"""What templates may not bring into a job."""
+"""Secrets that templates put into a spec."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ JOB = {"runtime": "trainjob-step", "command": ["train"]}
 
 @pytest.fixture(autouse=True)
 def masked(airflow_home: object) -> Iterator[None]:
-    """Two secrets that Airflow knows, a long one and a word."""
+    """Two secrets that Airflow masks, a long one and a word."""
     from airflow.sdk._shared.secrets_masker import _secrets_masker, mask_secret
 
     masker = _secrets_masker()
     patterns, replacer = masker.patterns, masker.replacer
-    # Of those that other tests have left, a part of one of these might be masked first: their order is a set's.
+    # Remove secrets of other tests: they are a set without order, and a part of these could be masked first.
     masker.patterns, masker.replacer = set(), None
     mask_secret("hunter2-hunter2")
     mask_secret("admin1")
@@ -40,6 +40,6 @@ def test_secrets_that_airflow_knows_are_found() -> None:
     assert [problem.path for problem in secrets_in(job)] == ["manifest.spec.trainer.env[0].value"]
 
 
-def test_a_word_is_no_secret() -> None:
-    """Passwords of development set-ups: a training must be able to say them."""
+def test_a_word_is_not_a_secret() -> None:
+    """Passwords of development setups are words that a spec must be able to contain."""
     assert paths(command=["echo", "admin1 is not ***", "admin1"], env={"USER_NAME": "admin1"}) == []

@@ -31,7 +31,7 @@ SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 @pytest.fixture(autouse=True)
 def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a triggerer there is nobody to ask for connections."""
+    """Outside a triggerer, connections cannot be looked up."""
 
     async def none(self: TrainJobHook) -> Target:
         return Target()
@@ -53,7 +53,7 @@ def trigger_of(ref: JobRef, **arguments: Any) -> TrainJobTrigger:
 
 
 def rebuilt(trigger: BaseTrigger) -> BaseTrigger:
-    """As another process gets it: by class path and arguments, through Airflow's own encoding."""
+    """The trigger as another process creates it: by class path and arguments in Airflow's encoding."""
     path, arguments = trigger.serialize()
     module, _, name = path.rpartition(".")
     stored = json.loads(json.dumps(serde().serialize(arguments)))
@@ -90,7 +90,7 @@ REF = JobRef("ns", "train-abc-2", "uid-1", 2)
     ],
     ids=["defaults", "all", "phase"],
 )  # fmt: skip
-def test_serialized_and_rebuilt_is_the_same(trigger: BaseTrigger) -> None:
+def test_a_rebuilt_trigger_is_the_same(trigger: BaseTrigger) -> None:
     again = rebuilt(trigger)
     assert type(again) is type(trigger)
     assert again.serialize() == trigger.serialize()
@@ -117,7 +117,7 @@ def test_arguments_hold_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPat
     assert "hunter2" not in json.dumps(arguments)
 
 
-def test_observations_travel_in_events() -> None:
+def test_observations_are_restored_from_events() -> None:
     now = datetime(2026, 11, 21, 10, 0, 0, 123, tzinfo=UTC)
     for observation in (
         Observation(
@@ -140,11 +140,11 @@ def test_observations_travel_in_events() -> None:
 async def _ends(code: str) -> dict[str, Any]:
     _, ref = await started(code, key=code)
     trigger = rebuilt(trigger_of(ref))
-    trigger._log = cast(Any, logging.getLogger("tests.trigger"))  # structlog's own bypasses caplog
+    trigger._log = cast(Any, logging.getLogger("tests.trigger"))  # structlog's loggers bypass caplog
     return await only_event(trigger)
 
 
-def test_tells_the_end_and_the_lines_of_all_ranks(caplog: pytest.LogCaptureFixture, home: Path) -> None:
+def test_reports_the_end_and_logs_the_lines_of_all_ranks(caplog: pytest.LogCaptureFixture, home: Path) -> None:
     caplog.set_level(logging.INFO, logger="tests.trigger")
     event = asyncio.run(_ends("print('hello'); print('bye')"))
     assert event["status"] == "complete"
@@ -164,12 +164,12 @@ def test_a_flood_of_lines_is_bounded(caplog: pytest.LogCaptureFixture, monkeypat
     assert "(7000 lines were left out: more than 2000 in 600 s)" in caplog.text
 
 
-def test_a_job_that_ended_before_its_deadline_passed_has_ended() -> None:
-    """Nobody was there to see either: the triggerer was restarted."""
+def test_a_job_that_ended_before_its_deadline_did_not_time_out() -> None:
+    """No triggerer ran at either time: it was restarted."""
 
     async def scenario() -> None:
         backend, ref = await started("")
-        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:  # noqa: ASYNC110 - a file tells
+        while observe(await backend.get(ref.namespace, ref.name)).phase is not Phase.COMPLETE:  # noqa: ASYNC110 - the state is a file
             await asyncio.sleep(0.02)
         event = await only_event(trigger_of(ref, deadline=datetime.now(UTC).isoformat()))
         assert event["status"] == "complete"
@@ -187,7 +187,7 @@ def test_a_deadline_is_an_event_and_leaves_the_job_to_the_worker() -> None:
         assert "execution_timeout" in event["message"]
         assert observe(await backend.get(ref.namespace, ref.name)).phase is Phase.RUNNING
         event = await only_event(trigger_of(ref, deadline=past))
-        assert event["status"] == "timeout", "a deadline that passed while no triggerer was there"
+        assert event["status"] == "timeout", "a deadline that passed while no triggerer ran"
         await cancel(backend, ref)
 
     asyncio.run(scenario())
@@ -245,7 +245,7 @@ def test_waits_for_a_phase_of_a_job_that_does_not_exist_yet() -> None:
 
 
 class Triggerer:
-    """Airflow's own runner of triggers, without its database."""
+    """Airflow's `TriggerRunner`, without its database."""
 
     def __init__(self) -> None:
         from airflow.jobs.triggerer_job_runner import TriggerRunner
@@ -262,8 +262,8 @@ class Triggerer:
         return [entry.event if hasattr(entry, "event") else entry[1] for entry in self.runner.events]
 
 
-def test_on_kill_is_not_the_first_to_ask_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow (3.3.2) starts its API inside the triggerer at the first question, in which time on_kill may run out."""
+def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first call, Airflow (3.3.2) starts its API in the triggerer; that may exceed the time of on_kill."""
     asked = []
 
     def states_of(task_instance: Any) -> list[str]:
@@ -284,7 +284,7 @@ def test_on_kill_is_not_the_first_to_ask_airflow(monkeypatch: pytest.MonkeyPatch
     assert asked == ["first"]
 
 
-@since("3.3", "triggers that are told of a kill")
+@since("3.3", "triggers with on_kill")
 @pytest.mark.parametrize("pause", [0, 0.5])
 @pytest.mark.parametrize(
     ("action", "phase"), [("cancel", Phase.CANCELLED), ("suspend", Phase.SUSPENDED), ("keep", Phase.RUNNING)]
@@ -297,20 +297,20 @@ def test_killed_by_a_person(airflow_home: Path, action: str, phase: Phase, pause
         waiting = Triggerer().start(rebuilt(trigger_of(ref, on_kill_action=action)))
         await until_running(backend, ref)
         await asyncio.sleep(0.3)
-        while not waiting.done():  # a triggerer does it with every sync, whatever it is in the middle of
+        while not waiting.done():  # a triggerer cancels again with every sync, at any instant
             waiting.cancel(_USER_ACTION_CANCEL_MSG)
             await asyncio.sleep(pause)
         with pytest.raises(asyncio.CancelledError):
             await waiting
         async with asyncio.timeout(20):
-            while observe(await backend.get(ref.namespace, ref.name)).phase != phase:  # noqa: ASYNC110 - only files tell
+            while observe(await backend.get(ref.namespace, ref.name)).phase != phase:  # noqa: ASYNC110 - the state is a file
                 await asyncio.sleep(0.05)
         await cancel(backend, ref)
 
     asyncio.run(scenario())
 
 
-def test_a_restarted_triggerer_goes_on(airflow_home: Path) -> None:
+def test_a_restarted_triggerer_continues(airflow_home: Path) -> None:
     async def scenario() -> None:
         backend, ref = await started("import time; time.sleep(2)")
         trigger = trigger_of(ref)

@@ -1,4 +1,4 @@
-"""What the oldest Airflow that is supported calls otherwise than the newest, and what it does not have yet."""
+"""Differences between the oldest supported Airflow and the newest one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ AIRFLOW = Version(version("apache-airflow-core"))
 
 
 def since(first: str, what: str) -> pytest.MarkDecorator:
-    """Skips a test where Airflow is older than `first`, which brought `what`."""
-    return pytest.mark.skipif(Version(first) > AIRFLOW, reason=f"Airflow {first} brought {what}; this is {AIRFLOW}")
+    """Skip a test if Airflow is older than `first`, which introduced `what`."""
+    return pytest.mark.skipif(Version(first) > AIRFLOW, reason=f"Airflow {first} introduced {what}; this is {AIRFLOW}")
 
 
 def older_than(first: str) -> bool:
-    """Whether this Airflow is."""
+    """Whether the installed Airflow is older than `first`."""
     return Version(first) > AIRFLOW
 
 
@@ -41,12 +41,12 @@ def dag_serialization() -> Any:
 
 
 def serde() -> Any:
-    """The module that encodes arguments of triggers."""
+    """The module that serializes arguments of triggers."""
     return import_module("airflow.serialization.serde" if older_than("3.2") else "airflow.sdk.serde")
 
 
 def store(dags: list[DAG], session: Any) -> None:
-    """What the DAG processor does with the DAGs of a file of bundle ``testing``."""
+    """Store DAGs as the DAG processor does with the DAGs of a file of bundle ``testing``."""
     from airflow.dag_processing.collection import update_dag_parsing_results_in_db
     from airflow.serialization.serialized_objects import LazyDeserializedDAG
 
