@@ -1,7 +1,7 @@
 """Starts Airflow's programs by fork of a process that has imported Airflow already.
 
-An import costs each program 2 to 6 s of CPU. A forked program has what a new one has: its own session, directory,
-environment, log and command line. What it has imported is the only difference.
+An import costs each program 2 to 6 s of CPU. A forked program has its own session, directory, environment, log and
+command line, like a new one. Only its imported modules differ.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ SERVER_MODULES = (
     *("airflow.api_fastapi.core_api.app", "airflow.api_fastapi.auth.managers.simple.simple_auth_manager"),
     *("airflow.api_fastapi.core_api.routes.public", "airflow.api_fastapi.core_api.routes.ui"),
 )
-"""What the programs import sooner or later, and what an API server does. No Airflow has all of them."""
+"""Modules that the programs import, and those of an API server. No version of Airflow has all of them."""
 
 
 class Forks:
-    """A context manager: programs can be started while it is open, and end with it.
+    """A context manager: programs can be started inside it, and are killed at its end.
 
     Args:
-        environment: Variables that Airflow reads when it is imported: its home and its settings.
-        apis: Where the programs will look for Airflow's execution API.
+        environment: Variables that Airflow reads at its import: its home and settings.
+        apis: Modules from which the programs serve Airflow's execution API.
 
     Attributes:
-        socket: Where it listens.
+        socket: Path of the server's socket.
     """
 
     def __init__(self, environment: dict[str, str], *apis: str) -> None:
@@ -103,10 +103,10 @@ class Forked(Component):
     """A program that is started by fork.
 
     Args:
-        forks: They start it.
-        name: For logs and errors.
+        forks: The server that forks.
+        name: Name in logs and errors.
         command: ``(…, "-m", module, …)`` or ``(…, "-c", code, …)``.
-        directory: Where its log, its process id and its exit status are written.
+        directory: Directory of its log, process ID and exit status.
         environment: All its variables, besides PATH and HOME.
     """
 
@@ -124,7 +124,7 @@ class Forked(Component):
             server.recv()
 
     def exit_status(self) -> int:
-        """Wait for its end; its exit status, or the negative number of a signal."""
+        """Wait for its end; return its exit status, or the negative number of a signal."""
         file = status_file(self.log)
         wait_until(f"{self.name} has ended", file.exists, 120)
         return int(file.read_text())
@@ -132,7 +132,7 @@ class Forked(Component):
 
 @dataclass(frozen=True)
 class Program:
-    """What the process that forks has to start."""
+    """A program to start, as sent to the process that forks."""
 
     command: list[str]
     environment: dict[str, str]
@@ -155,7 +155,7 @@ def _serve(socket: str, *apis: str) -> None:
     for name in apis:
         _make_api(import_module(name))
     gc.collect()
-    gc.freeze()  # else each collection of a child copies all pages
+    gc.freeze()  # otherwise each collection in a child copies all pages
     started: dict[int, Program] = {}
 
     def reap(*_: object) -> None:
@@ -183,9 +183,9 @@ def _serve(socket: str, *apis: str) -> None:
 
 
 def _make_api(module: Any) -> None:
-    """Make what a program makes at the first request: models and routes of all versions of the API, 4 s of CPU.
+    """Create what a program creates at the first request: models and routes of all versions of the API, 4 s of CPU.
 
-    Airflow keeps those of a server itself; each of the other programs asks once.
+    Airflow itself caches the API of a server; for the other programs it is cached here.
     """
     apps: list[Any]
     if module.__name__ == SERVER:
@@ -194,7 +194,7 @@ def _make_api(module: Any) -> None:
         module.in_process_api_server = cache(module.in_process_api_server)
         apps = [module.in_process_api_server().app]
     for app in apps:
-        if hasattr(app, "_cadwyn_initialize"):  # older ones have made them by now
+        if hasattr(app, "_cadwyn_initialize"):  # older versions have created them already
             app._cadwyn_initialize()
 
 
@@ -205,7 +205,7 @@ def _write(file: Path, number: int) -> None:
 
 
 def _become(program: Program, asking: Connection) -> NoReturn:
-    """Be this program: ``python -m MODULE …`` or ``python -c CODE …``."""
+    """Run this program: ``python -m MODULE …`` or ``python -c CODE …``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -234,4 +234,6 @@ def _become(program: Program, asking: Connection) -> NoReturn:
 
 
 if __name__ == "__main__":
-    import_module("tests.airflow.forks")._serve(*sys.argv[1:])  # this module's own names are those of __main__
+    import_module("tests.airflow.forks")._serve(
+        *sys.argv[1:]
+    )  # classes must belong to the module, not to __main__, to be unpickled

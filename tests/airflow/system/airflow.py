@@ -1,4 +1,4 @@
-"""A whole Airflow: PostgreSQL, API server, scheduler (whose LocalExecutor runs the tasks), DAG processor, triggerer."""
+"""A complete Airflow: PostgreSQL, API server, scheduler (LocalExecutor runs the tasks), DAG processor, triggerer."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 
 class Airflow:
-    """A context manager: everything runs in it, nothing after it.
+    """A context manager: all processes of an Airflow run inside it, and none after it.
 
     Args:
-        directory: For all its files.
+        directory: Directory of all files.
         dags: Folder of DAG files.
-        environment: Variables of all its processes, and so of tasks and triggers.
+        environment: Variables of all processes, and so of tasks and triggers.
 
     Attributes:
-        database: Where it keeps everything.
-        parts: Its processes, by the names of Airflow's commands.
-        url: Of the API server and the user interface.
+        database: The metadata database.
+        parts: The processes, by the names of Airflow's commands.
+        url: URL of the API server and the user interface.
     """
 
     def __init__(self, directory: Path, dags: Path, environment: Mapping[str, str]) -> None:
@@ -60,20 +60,20 @@ class Airflow:
             "AIRFLOW__API__PORT": str(port),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__API__ENABLE_XCOM_DESERIALIZE_SUPPORT": "True",  # 3.0 lets nobody read results otherwise
+            "AIRFLOW__API__ENABLE_XCOM_DESERIALIZE_SUPPORT": "True",  # otherwise results cannot be read in 3.0
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
-            # Workers, triggerers and schedulers count as lost after a long silence: on a busy machine those that live
-            # would be taken for lost. Tests let the time pass (`age`).
+            # A process is lost after a long time without a heartbeat: with a short time, a busy machine would lose live
+            # ones. Tests make heartbeats older instead (`age`).
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "1",
-            # On a busy machine the default of 5 s makes tasks repeat requests that are on their way, which never ends.
+            # On a busy machine the default of 5 s makes tasks repeat unanswered requests endlessly.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(directory / "logs"),
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
-            # Not those of another Airflow of this machine.
+            # Not the ports of another Airflow on this machine.
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "NO_COLOR": "1",
@@ -82,7 +82,7 @@ class Airflow:
         self._forks = Forks(self.environment, SERVER, TRIGGERER)
         self.parts = {name: self.program(name, name) for name in _PARTS}
         self.http = httpx.Client(base_url=self.url, timeout=120)  # on a busy machine
-        self._left: set[int] = set()  # process groups
+        self._left: set[int] = set()  # process groups whose main process was ended alone
         self._running = ExitStack()
 
     def __enter__(self) -> Self:
@@ -110,16 +110,16 @@ class Airflow:
         self.http.headers["Authorization"] = f"Bearer {token}"
 
     def _prepare(self) -> None:
-        """Fill the database. Airflow's migrations take 6 s of CPU, so their result is kept as SQL."""
-        kept = cached(f"airflow-{AIRFLOW}.sql")
-        if kept.exists():
-            self._postgres("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={kept}")
+        """Fill the database. Airflow's migrations take 6 s of CPU, so their result is stored as SQL."""
+        stored = cached(f"airflow-{AIRFLOW}.sql")
+        if stored.exists():
+            self._postgres("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={stored}")
             return
         self.command("db", "migrate")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = kept.with_suffix(f".{os.getpid()}")
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = stored.with_suffix(f".{os.getpid()}")
         unfinished.write_bytes(self._postgres("pg_dump"))
-        unfinished.replace(kept)
+        unfinished.replace(stored)
 
     def program(self, name: str, *arguments: str) -> Forked:
         """One of Airflow's commands, not started; its log is ``<name>.log``."""
@@ -144,13 +144,13 @@ class Airflow:
         return command.log.read_text()
 
     def listed(self, *arguments: str) -> list[dict[str, Any]]:
-        """What one of Airflow's commands lists."""
+        """Rows that one of Airflow's commands lists."""
         text = self.command(*arguments, "--output", "json")
         found: list[dict[str, Any]] = json.JSONDecoder().raw_decode(text[text.index("[{") :])[0]
         return found
 
     def age(self, table: str, column: str, **where: Any) -> None:
-        """Make the last heartbeat of what has stopped an hour older: nobody waits until it counts as lost."""
+        """Make the last heartbeat of a stopped process an hour older, so that it counts as lost at once."""
         conditions = " AND ".join(f"{name} = %s" for name in where)
         with psycopg2.connect(self._address) as connection, connection.cursor() as cursor:
             cursor.execute(
@@ -166,10 +166,10 @@ class Airflow:
         return [each.laddr.port for each in connections if each.raddr and each.raddr.port == port]
 
     def _disconnect(self, ports: list[int]) -> None:
-        """End the connections of a process that was killed, as their server would if its machine had gone.
+        """Close the database connections of a killed process, as after the loss of its machine.
 
-        Its children have inherited them: a transaction that was open keeps its locks for as long as those live, and
-        the next scheduler, which needs the row of a pool, schedules tasks and never starts one.
+        Its children have inherited the connections: while they live, an open transaction keeps its locks, and the next
+        scheduler, which needs the row of a pool, schedules tasks and never starts one.
         """
         with psycopg2.connect(self._address) as connection, connection.cursor() as cursor:
             cursor.execute(
@@ -178,10 +178,10 @@ class Airflow:
         connection.close()
 
     def until_healthy(self) -> None:
-        """Wait for all parts. One that has ended is started again, as by a service manager or by Kubernetes.
+        """Wait until all parts are healthy. A part that has ended is restarted, as by Kubernetes.
 
-        So is a scheduler that lives and does nothing: one whose database goes away in the middle of certain queries
-        stops, and waits for its tasks to end. Kubernetes kills what fails its probe.
+        A scheduler whose database disappears during certain queries keeps running but only waits for its tasks; it is
+        restarted too, as Kubernetes does after a failed probe.
         """
 
         since, probed = datetime.now(UTC), time.monotonic()
@@ -196,22 +196,22 @@ class Airflow:
                 probed = time.monotonic()
             return self._healthy(since)
 
-        ignored = (httpx.HTTPError, KeyError, TypeError)  # a part that has said nothing yet
+        ignored = (httpx.HTTPError, KeyError, TypeError)  # a part that has not reported yet
         wait_until("Airflow is healthy again", healthy, 300, ignore=ignored, poll=0.5)
 
     def _healthy(self, since: datetime | None = None) -> bool:
-        """Whether all parts say so, and have said so since: a scheduler that is dying counts as healthy for 30 s."""
+        """Whether all parts report healthy, with a heartbeat after `since`: a dying scheduler is healthy for 30 s."""
         found = self._health()
         parts = ("scheduler", "triggerer", "dag_processor")
-        said = {part: found[part][f"latest_{part}_heartbeat"] for part in parts if since}
-        fresh = all(datetime.fromisoformat(beat) > since for beat in said.values()) if since else True
+        heartbeats = {part: found[part][f"latest_{part}_heartbeat"] for part in parts if since}
+        fresh = all(datetime.fromisoformat(beat) > since for beat in heartbeats.values()) if since else True
         return fresh and all(found[part]["status"] == "healthy" for part in ("metadatabase", *parts))
 
     def _health(self) -> Any:
         return self.http.get("/api/v2/monitor/health").json()
 
     def stop(self) -> None:
-        """End all its processes."""
+        """End all processes."""
         self.http.close()
         for part in self.parts.values():
             part.kill()
@@ -219,20 +219,20 @@ class Airflow:
         self._running.close()
 
     def _end_orphans(self) -> None:
-        """End what parts left that were ended alone: a scheduler's idle workers, log servers."""
+        """End processes that a part ended alone has left: a scheduler's idle workers, log servers."""
         for process in psutil.process_iter():
             with suppress(psutil.Error, ProcessLookupError):
-                # Ids are used again, for other programs.
+                # Process IDs are reused by other programs.
                 if os.getpgid(process.pid) in self._left and "airflow" in " ".join(process.cmdline()):
                     process.kill()
 
     def end(self, name: str, how: signal.Signals = signal.SIGKILL, *, alone: bool = False) -> None:
-        """End one of its processes.
+        """End one of the processes.
 
         Args:
-            name: Of the part.
+            name: Name of the part.
             how: The signal that ends it.
-            alone: Its children get no signal; it ends them or leaves them.
+            alone: Send no signal to its children; the process ends them or leaves them.
         """
         part = self.parts[name]
         if alone and part.pid is not None:
@@ -245,14 +245,14 @@ class Airflow:
             part.kill(how)
 
     def restart(self, name: str, how: signal.Signals = signal.SIGKILL, *, alone: bool = False) -> None:
-        """End one of its processes as `end` does, and start it again."""
+        """End a process as `end` does, and start it again."""
         self.end(name, how, alone=alone)
         self.parts[name].start()
 
-    # ---------------------------------------------------------------- what a person does, by the REST API
+    # ---------------------------------------------------------------- actions of a person, by the REST API
 
     def get(self, path: str, **params: Any) -> Any:
-        """What the API answers."""
+        """The API's response."""
         return self.http.get(f"/api/v2/{path}", params=params).raise_for_status().json()
 
     def run(self, dag_id: str, **conf: Any) -> str:
@@ -277,7 +277,7 @@ class Airflow:
         return self.http.get(f"/api/v2/dags/{dag_id}").status_code == 200
 
     def task(self, dag_id: str, run_id: str, task_id: str = "train") -> dict[str, Any]:
-        """A task instance as it stands."""
+        """The current state of a task instance."""
         found: dict[str, Any] = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")
         return found
 
@@ -287,17 +287,17 @@ class Airflow:
         """Wait for a state of a task."""
         last: dict[str, Any] = {}
 
-        def there() -> bool:
+        def reached() -> bool:
             last.update(self.task(dag_id, run_id, task_id))
             return bool(last["state"] == state)
 
         with self.explained(dag_id, run_id):
-            wait_until(f"{dag_id}.{task_id} is {state}", there, seconds, poll=0.2, ignore=httpx.HTTPError)
+            wait_until(f"{dag_id}.{task_id} is {state}", reached, seconds, poll=0.2, ignore=httpx.HTTPError)
         return last
 
     @contextmanager
     def explained(self, dag_id: str, run_id: str) -> Iterator[None]:
-        """A wait for a run; if it takes too long, the error shows its unfinished and failed tasks with their logs."""
+        """Add logs of unfinished and failed tasks to the error of a wait for a run that takes too long."""
         try:
             yield
         except ComponentError as error:
@@ -307,25 +307,25 @@ class Airflow:
                         log = self.log(dag_id, run_id, each["task_id"], each["try_number"])
                         error.add_note(f"{each['task_id']}, try {each['try_number']}: {each['state']}\n{log[-2000:]}")
             lines = self.parts["scheduler"].log.read_text().splitlines()
-            # Such as that it takes a task for lost ("state mismatch").
+            # For example that the scheduler considers a task lost ("state mismatch").
             error.add_note("\n".join([line for line in lines if run_id in line][-10:]))
             raise
 
     def until_left(self, dag_id: str, run_id: str, task_id: str = "train", attempt: int = 1) -> None:
-        """Wait until the scheduler knows that the worker has left a task which deferred.
+        """Wait until the scheduler knows that the worker of a deferred task has ended.
 
-        Before, an end of the deferral looks to it as if the task had been lost (its "state mismatch"), and it starts
-        the next try. So what a test ends by hand right after a deferral ends after this.
+        If the deferral ends earlier, the scheduler considers the task lost ("state mismatch") and starts the next try.
+        Tests that end a job right after a deferral therefore wait for this.
         """
         key = f"task_id='{task_id}', run_id='{run_id}', try_number={attempt},"
-        told = f"Received executor event with state success for task instance TaskInstanceKey(dag_id='{dag_id}', {key}"
-        wait_until(f"the scheduler knows of {task_id}", lambda: told in self.parts["scheduler"].log.read_text(), 120)
+        event = f"Received executor event with state success for task instance TaskInstanceKey(dag_id='{dag_id}', {key}"
+        wait_until(f"the scheduler knows of {task_id}", lambda: event in self.parts["scheduler"].log.read_text(), 120)
 
     def over(self, dag_id: str, run_id: str, seconds: float = 240) -> str:
-        """Wait for the end of a run; its state then.
+        """Wait for the end of a run; return its state.
 
         Raises:
-            ComponentError: It is not over in time; the error gives the tasks that are left and the ends of their logs.
+            ComponentError: The run does not end in time; the error has its unfinished tasks and their last log lines.
         """
 
         def state() -> str:
@@ -341,7 +341,7 @@ class Airflow:
         """Mark a task as failed or as successful."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
 
-        def marked() -> bool:  # 409: the scheduler has a lock on it
+        def marked() -> bool:  # 409: the scheduler holds a lock on the task
             answer = self.http.patch(path, json={"new_state": state})
             return answer.status_code != 409 and answer.raise_for_status().is_success
 
@@ -350,9 +350,9 @@ class Airflow:
     def clear(self, dag_id: str, run_id: str, task_id: str = "train") -> None:
         """Clear a task: it runs again.
 
-        Airflow reads the run's state before it clears, and starts the run again only if it was over: one that the
-        scheduler ends in between stays over, with a task that nobody starts (`clear_task_instances`). So a run that is
-        about to end ends first.
+        Airflow reads the run's state before it clears, and restarts the run only if it had ended. If the scheduler ends
+        the run in between, the cleared task is never started (`clear_task_instances`). So a run whose tasks have ended
+        must end first.
         """
         tasks = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         if all(each["state"] in ("success", "failed", "skipped") for each in tasks):
@@ -367,7 +367,7 @@ class Airflow:
         self.http.post(f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body).raise_for_status()
 
     def log(self, dag_id: str, run_id: str, task_id: str = "train", attempt: int = 1) -> str:
-        """The log of a try as the user interface shows it: its lines, and types and texts of exceptions."""
+        """The log of a try as in the user interface: lines, and types and messages of exceptions."""
         lines = []
         for each in self.log_entries(dag_id, run_id, task_id, attempt):
             errors = each.get("error_detail") or ()
@@ -384,6 +384,6 @@ class Airflow:
     def xcom(
         self, dag_id: str, run_id: str, task_id: str = "train", key: str = "return_value", map_index: int = -1
     ) -> Any:
-        """What a task has left under a key."""
+        """The XCom of a task under a key."""
         path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self.get(path, deserialize="true", map_index=map_index)["value"]

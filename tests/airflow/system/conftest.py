@@ -1,4 +1,4 @@
-"""One whole Airflow for all tests of this directory; its DAGs are the files in `dags`."""
+"""One complete Airflow for all tests of this directory; its DAGs are the files in `dags`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.airflow.system.training import Training
 from tests.postgresql import PROGRAMS
 
 DAGS = Path(__file__).parent / "dags"
-AT_ONCE = 8  # tasks that start: each takes half a second of CPU, and heartbeats go on meanwhile
+AT_ONCE = 8  # tasks that start at once: each takes half a second of CPU, and heartbeats need some as well
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,14 +53,14 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, trainings: Path) -> Iterat
 
 @pytest.fixture(scope="module")
 def begin(airflow: Airflow, trainings: Path) -> Iterator[Callable[..., list[Training]]]:
-    """Starts runs of DAGs, and returns once the job of each runs: what takes long is to begin, so many do at once."""
+    """Starts runs of DAGs at once, since starting is slow, and returns when the job of each run is running."""
     begun: list[Training] = []
 
     def begin(*dags: str) -> list[Training]:
         made = [Training.of(airflow, dag, trainings) for dag in dags]
         begun.extend(made)
-        # The LocalExecutor of Airflow 3.0 makes no worker for a task while it has as many workers as tasks wait, busy
-        # or not (`LocalExecutor._check_workers`): first those that do not keep theirs.
+        # The LocalExecutor of Airflow 3.0 creates no worker while it has as many workers, busy or idle, as waiting
+        # tasks (`LocalExecutor._check_workers`): start tasks first that do not occupy their worker.
         order = sorted(made, key=lambda it: it.dag.startswith("worker"))
         for some in (order[i : i + AT_ONCE] for i in range(0, len(order), AT_ONCE)):
             for each in some:

@@ -1,4 +1,4 @@
-"""What cannot work fails at once, says why, and leaves nothing running; on the local backend."""
+"""Invalid input fails a task at once with a clear error and leaves no process; on the local backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainjob.status import observe
 
 DAG, NAMESPACE = "bad_input", "bad-input"
 
-# Task: exception, tries, what a user reads.
+# Task: exception, tries, text of the error.
 BROKEN = {
     "wrong_connection": ("TrainJobFatal", 1, "connection 'nosuch' does not exist: create it with type trainjob"),
     "wrong_connection_of_a_sensor": (
@@ -47,7 +47,7 @@ BROKEN = {
 
 @dataclass
 class Run:
-    """The one run of them all, when it is over."""
+    """The finished run with all tasks."""
 
     airflow: Airflow
     run: str
@@ -91,23 +91,23 @@ def run(airflow: Airflow, trainings: Path) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize("task", BROKEN)
-def test_it_fails_and_says_why(run: Run, task: str) -> None:
+def test_the_task_fails_with_a_clear_error(run: Run, task: str) -> None:
     error, tries, text = BROKEN[task]
     found = run.task(task)
-    assert (found["state"], found["try_number"]) == ("failed", tries), f"{error} tries {tries} times, whatever retries"
+    assert (found["state"], found["try_number"]) == ("failed", tries), f"{error} has {tries} tries"
     for attempt in range(1, tries + 1):
         kind, value = run.error(task, attempt)
         assert kind == error
         assert text in value
 
 
-def test_nothing_is_left(run: Run, trainings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_left(run: Run, trainings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_HOME", str(trainings))
     with TrainJobClient("local", NAMESPACE) as client:
         jobs = client.list()
     assert {str(observe(job).phase) for job in jobs} == {"Failed"}
-    assert len(jobs) == 6, "two tries of two tasks, one of two others; what was never launched is not there"
+    assert len(jobs) == 6, "two tries of two tasks, one of two others; the other tasks launch no job"
     uids = [job["metadata"]["uid"] for job in jobs]
     wait_until("no process is left", lambda: not any(marked(uid) for uid in uids), 30)
     tasks = run.airflow.get(f"dags/{DAG}/dagRuns/{run.run}/taskInstances")["task_instances"]
-    assert {each["task_id"] for each in tasks} == set(BROKEN), "each of them is looked at here"
+    assert {each["task_id"] for each in tasks} == set(BROKEN), "all tasks are tested here"

@@ -1,4 +1,4 @@
-"""The examples that need a scheduler and a triggerer, on a whole Airflow, with real trainings on the local backend."""
+"""Examples that need a scheduler and a triggerer, on a complete Airflow, with real trainings on the local backend."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tests.processes import wait_until
 from trainjob import TrainJobClient
 from trainjob.registry import Registry, connect
 
-PATIENCE = 500  # seconds; 160 at a load of 20
+TIMEOUT = 500  # seconds; 160 at a load of 20
 
 Object = dict[str, Any]
 
 
 @pytest.fixture
 def registry(trainings: Path) -> Registry:
-    """That of all tasks and triggers."""
+    """The registry of all tasks and triggers."""
     return connect(f"mlflow+sqlite:///{trainings}/registry.db")
 
 
 @contextmanager
-def on(airflow: Airflow, dag_id: str) -> Iterator[None]:
-    """Within it the DAG is not paused."""
+def unpaused(airflow: Airflow, dag_id: str) -> Iterator[None]:
+    """Unpause a DAG inside the context."""
     known = lambda: airflow.http.get(f"/api/v2/dags/{dag_id}").status_code == 200  # noqa: E731
     wait_until(f"DAG {dag_id} is known", known, 120, poll=0.5, ignore=httpx.HTTPError)
     path = f"/api/v2/dags/{dag_id}"
-    airflow.http.patch(path, json={"is_paused": False}, timeout=PATIENCE).raise_for_status()
+    airflow.http.patch(path, json={"is_paused": False}, timeout=TIMEOUT).raise_for_status()
     try:
         yield
     finally:
-        airflow.http.patch(path, json={"is_paused": True}, timeout=PATIENCE).raise_for_status()
+        airflow.http.patch(path, json={"is_paused": True}, timeout=TIMEOUT).raise_for_status()
 
 
 def runs(airflow: Airflow, dag_id: str, kind: str = "") -> list[Object]:
@@ -50,21 +50,21 @@ def runs(airflow: Airflow, dag_id: str, kind: str = "") -> list[Object]:
 
 
 def succeed(airflow: Airflow, dag_id: str, count: int = 1, kind: str = "") -> list[Object]:
-    """The runs of a DAG, once there are as many and all have ended; none may have failed."""
+    """Wait for `count` runs of a DAG; all must have succeeded."""
 
     def ended() -> list[Object]:
         found = runs(airflow, dag_id, kind)
         over = [run for run in found if run["state"] in ("success", "failed")]
         return found if len(over) >= count and len(over) == len(found) else []
 
-    found = wait_until(f"{dag_id} has run {count} times", ended, PATIENCE, poll=1, ignore=httpx.HTTPError)
+    found = wait_until(f"{dag_id} has run {count} times", ended, TIMEOUT, poll=1, ignore=httpx.HTTPError)
     states = {run["dag_run_id"]: run["state"] for run in found}
     assert set(states.values()) == {"success"}, states
     return found
 
 
-def test_every_night_and_the_nights_before(airflow: Airflow, trainings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A day of March is backfilled; yesterday is trained on by schedule, as soon as the DAG is on."""
+def test_the_schedule_and_a_backfill(airflow: Airflow, trainings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day in March is backfilled; yesterday is trained on by the schedule as soon as the DAG is unpaused."""
     monkeypatch.setenv("TRAINJOB_HOME", str(trainings))
     now = datetime.now(UTC)
     march = ["2026-03-01", "2026-03-02"] if campaigns.FULL else ["2026-03-01"]
@@ -72,9 +72,9 @@ def test_every_night_and_the_nights_before(airflow: Airflow, trainings: Path, mo
         directory = trainings / "digits-by-day" / day
         directory.mkdir(parents=True)
         shutil.copy(ROOT / "dags_examples" / "data" / "digits.csv.gz", directory)
-    with on(airflow, "retrain_daily"):
+    with unpaused(airflow, "retrain_daily"):
         asked = {"dag_id": "retrain_daily", "from_date": f"{march[0]}T00:00:00Z", "to_date": f"{march[-1]}T00:00:00Z"}
-        airflow.http.post("/api/v2/backfills", json=asked, timeout=PATIENCE).raise_for_status()
+        airflow.http.post("/api/v2/backfills", json=asked, timeout=TIMEOUT).raise_for_status()
         backfilled = succeed(airflow, "retrain_daily", len(march), "backfill")
         succeed(airflow, "retrain_daily", 1, "scheduled")
     assert [run["data_interval_start"][:10] for run in sorted(backfilled, key=lambda run: run["run_after"])] == march
@@ -92,17 +92,17 @@ def env(job: Mapping[str, Any]) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in job["spec"]["trainer"]["env"]}
 
 
-def test_a_person_decides_and_new_models_start_dags(airflow: Airflow, registry: Registry) -> None:
-    """Two challengers, of which one gets a no; a release, whose event starts the evaluation; a champion, which the
-    watcher of the registry sees, so that it is deployed."""
+def test_an_approval_and_new_models_start_dags(airflow: Airflow, registry: Registry) -> None:
+    """One of two challengers is rejected. The event of a release starts the evaluation. The watcher of the registry
+    notices the new champion and starts the deployment."""
     with ExitStack() as stack:
         for dag_id in ("champion_challenger", "release_digits", "evaluate_digits", "deploy_digits"):
-            stack.enter_context(on(airflow, dag_id))
+            stack.enter_context(unpaused(airflow, dag_id))
         refused, approved = (airflow.run("champion_challenger", epochs=epochs) for epochs in (1, 3))
         released = airflow.run("release_digits", epochs=2)
 
         answer(airflow, refused, "Reject")
-        airflow.until("skipped", "champion_challenger", refused, "export_model", seconds=PATIENCE)
+        airflow.until("skipped", "champion_challenger", refused, "export_model", seconds=TIMEOUT)
         succeed(airflow, "release_digits")
         made_by = [version.tags["trainjob.provenance.run"] for version in registry.list("digits")]
         assert [run in " ".join(made_by) for run in (released, refused, approved)] == [True, False, False]
@@ -111,7 +111,7 @@ def test_a_person_decides_and_new_models_start_dags(airflow: Airflow, registry: 
         watches = lambda: airflow.get(f"assets/{asset['id']}/state-store")["asset_state_store"]  # noqa: E731
         wait_until("the registry is watched", watches, 120, poll=0.5, ignore=httpx.HTTPError)
         answer(airflow, approved, "Approve")
-        airflow.until("success", "champion_challenger", approved, "export_model", seconds=PATIENCE)
+        airflow.until("success", "champion_challenger", approved, "export_model", seconds=TIMEOUT)
 
         (evaluation,) = succeed(airflow, "evaluate_digits")
         (deployment,) = succeed(airflow, "deploy_digits")
@@ -124,7 +124,7 @@ def test_a_person_decides_and_new_models_start_dags(airflow: Airflow, registry: 
     deployed = airflow.xcom("deploy_digits", deployment["dag_run_id"], "deploy")
     assert (deployed["version"], deployed["digest"]) == (champion.version, champion.digest)
 
-    # What started the evaluation, and what it was told.
+    # The event that started the evaluation, and its extra.
     exported = airflow.xcom("release_digits", released, "export_model")["outputs"]
     path = f"dags/evaluate_digits/dagRuns/{evaluation['dag_run_id']}"
     (event,) = airflow.get(f"{path}/upstreamAssetEvents")["asset_events"]
@@ -137,16 +137,16 @@ def test_a_person_decides_and_new_models_start_dags(airflow: Airflow, registry: 
 
 
 def answer(airflow: Airflow, run: str, choice: str) -> None:
-    """Say yes or no once the question is asked, which shows how accurate the challenger is."""
-    airflow.until("awaiting_input", "champion_challenger", run, "approve", seconds=PATIENCE)
-    # An answer that comes before the scheduler knows that the worker has gone is taken for a failure (Airflow 3.3.2).
+    """Approve or reject once the approval is requested, with the accuracy of the challenger."""
+    airflow.until("awaiting_input", "champion_challenger", run, "approve", seconds=TIMEOUT)
+    # A response before the scheduler knows that the worker has ended fails the task (Airflow 3.3.2).
     key = f"TaskInstanceKey(dag_id='champion_challenger', task_id='approve', run_id='{run}'"
     gone = f"Received executor event with state success for task instance {key}"
-    wait_until("the scheduler knows", lambda: gone in airflow.parts["scheduler"].log.read_text(), PATIENCE)
+    wait_until("the scheduler knows", lambda: gone in airflow.parts["scheduler"].log.read_text(), TIMEOUT)
     path = f"dags/champion_challenger/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
     asked = airflow.get(path)
     accuracy = airflow.xcom("champion_challenger", run, "train")["metrics"]["accuracy"]
     assert run in asked["subject"]
     assert f"| challenger | {accuracy:.3f} |" in asked["body"]
     answered = {"chosen_options": [choice], "params_input": {}}
-    airflow.http.patch(f"/api/v2/{path}", json=answered, timeout=PATIENCE).raise_for_status()
+    airflow.http.patch(f"/api/v2/{path}", json=answered, timeout=TIMEOUT).raise_for_status()

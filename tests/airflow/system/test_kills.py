@@ -1,4 +1,4 @@
-"""What becomes of a job when a person or a timeout ends its task, in both ways to wait; on the local backend."""
+"""Jobs whose task is ended by a person or a timeout, in a worker and deferred; on the local backend."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ FATES = {
     "late": "late",
 }
 """Fate -> kind of DAG."""
-if older_than("3.1"):  # what keeps its worker keeps others from beginning there, see conftest.py
+if older_than("3.1"):  # a task that keeps its worker prevents others from starting, see conftest.py
     FATES = {fate: kind for fate, kind in FATES.items() if fate in ("failed", "success")}
 
 Both = dict[str, list[Training]]
-"""Fate -> a training that is waited for in a worker, and one in the triggerer."""
+"""Fate -> a training with a waiting worker, and a deferred one."""
 
 
 @pytest.fixture(scope="module")
 def them(begin: Callable[..., list[Training]]) -> Both:
-    """All of them at once."""
+    """All trainings, started at once."""
     begun = iter(begin(*(f"{mode}_{kind}" for kind in FATES.values() for mode in MODES)))
     them = {fate: [next(begun), next(begun)] for fate in FATES}
     for it in them.get("retried", ()):
@@ -72,7 +72,7 @@ def is_acknowledged(it: Training) -> bool:
 
 
 def gone(it: Training) -> float:
-    """When its job was cancelled."""
+    """Time at which the job was cancelled."""
     with it.client() as client:
         ends = [now.finished for job in client.list() if (now := observe(job)).phase is Phase.CANCELLED]
     return max(end.timestamp() for end in ends if end is not None)
@@ -87,7 +87,7 @@ def keep(them: Both) -> None:
         it.until_logged("the task was killed")
         wait_until("it is suspended", partial(is_suspended, it), 60)
     for it in them["kept"]:
-        it.until_logged("goes on (on_kill_action='keep')")
+        it.until_logged("keeps running (on_kill_action='keep')")
         assert set(it.phases.values()) == {"Running"}
     for it in both:
         it.clear()
@@ -97,7 +97,7 @@ def keep(them: Both) -> None:
     for it in both:
         it.finish()
         assert set(it.phases.values()) == {"Complete"}
-    assert [it.jobs for it in both] == names, "the next try goes on with it"
+    assert [it.jobs for it in both] == names, "the next try adopts the job"
 
 
 def clear_while_it_runs(them: Both) -> None:
@@ -118,7 +118,7 @@ def clear_after_success(them: Both) -> None:
     for it in them["again"]:
         it.finish()
     first = [it.delivered for it in them["again"]]
-    for it in them["again"]:  # a clear before that gives the same result again
+    for it in them["again"]:  # a clear before that returns the same result again
         wait_until("its job is marked as delivered", partial(is_acknowledged, it), 60)
         it.clear()
     for it, name in zip(them["again"], first, strict=True):
@@ -133,7 +133,7 @@ ACTIONS = {"kept": keep, "cleared": clear_while_it_runs, "again": clear_after_su
 
 @pytest.fixture(scope="module")
 def done(them: Both) -> Iterator[dict[str, Future[None]]]:
-    """What people do after the first test, all of it at once: most of it is waiting."""
+    """Actions of people after the first test, all at once, since they mostly wait."""
     with ThreadPoolExecutor(len(ACTIONS)) as threads:
         yield {fate: threads.submit(act, them) for fate, act in ACTIONS.items() if fate in FATES}
 
@@ -153,7 +153,7 @@ def test_cleared_after_success(done: dict[str, Future[None]]) -> None:
 def test_retried_after_the_job_failed(them: Both, airflow: Airflow) -> None:
     for it in them.get("retried", ()):
         it.finish()
-        assert sorted(it.phases.values()) == ["Complete", "Failed"], "the old one is kept"
+        assert sorted(it.phases.values()) == ["Complete", "Failed"], "the failed job is kept"
         assert airflow.xcom(it.dag, it.run)["attempt"] == 2
 
 
@@ -162,8 +162,8 @@ def test_execution_timeout(them: Both, airflow: Airflow) -> None:
         airflow.until("failed", it.dag, it.run, seconds=150)
         it.until_logged("did not end within execution_timeout; it was cancelled")
         assert it.jobs == []
-        # In a worker it is a second before Airflow's own timer, which would interrupt the cancelling. A deferred task's
-        # trigger keeps the time; when Airflow resumes the task after that is Airflow's affair.
+        # A worker stops a second before Airflow's own timer, which would interrupt the cancelling. The trigger of a
+        # deferred task enforces the deadline; when Airflow then resumes the task is not tested.
         began = datetime.fromisoformat(it.task["start_date"])
         fired = it.logged_at("Trigger fired event")
         over = fired or datetime.fromtimestamp(gone(it), UTC)

@@ -1,4 +1,4 @@
-"""What becomes of a job when workers, triggerers and other parts of Airflow end; on the local backend."""
+"""Jobs survive the loss of workers, triggerers and other parts of Airflow; on the local backend."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DAGS = {
     "mortal": "deferred_mortal",
     "unseen by a trigger": "deferred_cancel",
     "ends elsewhere": "deferred_cancel",
-    # Through everything that happens here.
+    # These two run through all tests of this module.
     "in a worker": "worker_cancel",
     "deferred": "deferred_cancel",
 }
-if older_than("3.1"):  # what keeps its worker keeps others from beginning there, see conftest.py
+if older_than("3.1"):  # a task that keeps its worker prevents others from starting, see conftest.py
     DAGS = {fate: DAGS[fate] for fate in ("drained", "unseen by a trigger", "ends elsewhere", "deferred")}
 
 Them = dict[str, Training]
@@ -32,12 +32,12 @@ Them = dict[str, Training]
 
 @pytest.fixture(scope="module")
 def them(begin: Callable[..., list[Training]]) -> Them:
-    """All of them at once."""
+    """All trainings, started at once."""
     return dict(zip(DAGS, begin(*DAGS.values()), strict=True))
 
 
-def goes_on(*trainings: Training) -> None:
-    """It is the one job that it was, and it runs."""
+def assert_still_runs(*trainings: Training) -> None:
+    """The training still has only one job, which runs."""
     for it in trainings:
         (phase,) = it.phases.values()
         assert phase == "Running", it.namespace
@@ -54,11 +54,11 @@ def finish(*trainings: Training) -> None:
 def test_a_worker_is_drained(them: Them) -> None:
     drained = them["drained"]
     supervisor, task = drained.processes()
-    # Old supervisors do not hand it on; whoever ends a container may send it to all processes.
+    # Old supervisors do not forward the signal; the end of a container may send it to all processes.
     (task if older_than("3.2") else supervisor).send_signal(signal.SIGTERM)
-    drained.until_logged("the worker is going away", 1)
+    drained.until_logged("the worker is terminating", 1)
     drained.until_up(2)
-    goes_on(drained)
+    assert_still_runs(drained)
     finish(drained)
 
 
@@ -73,7 +73,7 @@ def test_workers_are_killed(them: Them) -> None:
     for it in (killed, unseen):
         it.airflow.age("task_instance", "last_heartbeat_at", id=it.task["id"])
     killed.until_up(2)
-    goes_on(killed)
+    assert_still_runs(killed)
     finish(killed, unseen)
 
 
@@ -81,12 +81,12 @@ def test_retried_while_the_job_of_a_deferred_task_runs(them: Them) -> None:
     mortal = them["mortal"]
     mortal.airflow.until("deferred", mortal.dag, mortal.run)
     assert mortal.task["try_number"] == 2
-    goes_on(mortal)
+    assert_still_runs(mortal)
     finish(mortal)
 
 
-def until_elsewhere(it: Training, triggerer: object) -> None:
-    """Until another triggerer than that one has its trigger."""
+def until_moved(it: Training, triggerer: object) -> None:
+    """Wait until another triggerer runs the trigger."""
 
     def moved() -> bool:
         return it.triggerer not in (None, triggerer)
@@ -97,8 +97,8 @@ def until_elsewhere(it: Training, triggerer: object) -> None:
 def test_a_triggerer_is_restarted(them: Them, airflow: Airflow) -> None:
     first = them["deferred"].triggerer
     airflow.restart("triggerer", signal.SIGTERM, alone=True)
-    until_elsewhere(them["deferred"], first)
-    goes_on(them["deferred"], them["ends elsewhere"], them["unseen by a trigger"])
+    until_moved(them["deferred"], first)
+    assert_still_runs(them["deferred"], them["ends elsewhere"], them["unseen by a trigger"])
 
 
 def test_a_triggerer_is_killed(them: Them, airflow: Airflow) -> None:
@@ -108,13 +108,13 @@ def test_a_triggerer_is_killed(them: Them, airflow: Airflow) -> None:
     wait_until("its job ends", lambda: list(unseen.phases.values()) == ["Complete"], 60)
     airflow.age("job", "latest_heartbeat", id=first)
     airflow.parts["triggerer"].start()
-    until_elsewhere(them["deferred"], first)
+    until_moved(them["deferred"], first)
     finish(unseen)
-    goes_on(them["deferred"], them["ends elsewhere"])
+    assert_still_runs(them["deferred"], them["ends elsewhere"])
 
 
 def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
-    """One hangs, is taken for dead, and wakes up again when the other has its triggers."""
+    """One hangs, counts as lost, and wakes up again when the other one runs its triggers."""
     waits, ends = them["deferred"], them["ends elsewhere"]
     first, hangs = waits.triggerer, airflow.parts["triggerer"]
     second = airflow.program("another-triggerer", "triggerer")
@@ -127,8 +127,8 @@ def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
         wait_until("another has the triggers", taken, 240, poll=0.5, ignore=httpx.HTTPError)
         finish(ends)
         os.killpg(hangs.pid, signal.SIGCONT)
-        waits.until_logged("goes on: its task still waits for it")
-        goes_on(waits)
+        waits.until_logged("keeps running: its task still waits for it")
+        assert_still_runs(waits)
         assert ends.state == "success"
     finally:
         os.killpg(hangs.pid, signal.SIGCONT)
@@ -136,7 +136,7 @@ def test_two_triggerers_run_one_trigger(them: Them, airflow: Airflow) -> None:
 
 
 def test_a_scheduler_is_lost(them: Them, airflow: Airflow) -> None:
-    """Its workers live on; the next scheduler does not know them, so it begins their tasks anew and has them ended."""
+    """Its workers keep running; the next scheduler does not know them, restarts their tasks and ends the old ones."""
     task = them["in a worker"].task["id"]
     airflow.end("scheduler", alone=True)
     airflow.age("job", "latest_heartbeat", job_type="SchedulerJob", state="running")
@@ -144,9 +144,9 @@ def test_a_scheduler_is_lost(them: Them, airflow: Airflow) -> None:
     wait_until(
         "there is another try", lambda: them["in a worker"].task["id"] != task, 240, poll=0.5, ignore=httpx.HTTPError
     )
-    them["in a worker"].until_logged("the worker is going away", 1)
+    them["in a worker"].until_logged("the worker is terminating", 1)
     them["in a worker"].until_up()
-    goes_on(them["in a worker"], them["deferred"])
+    assert_still_runs(them["in a worker"], them["deferred"])
 
 
 def test_parts_of_airflow_are_restarted(them: Them, airflow: Airflow) -> None:
@@ -157,5 +157,5 @@ def test_parts_of_airflow_are_restarted(them: Them, airflow: Airflow) -> None:
         else:
             airflow.restart(part, signal.SIGTERM)
         airflow.until_healthy()
-        goes_on(them["in a worker"], them["deferred"])
+        assert_still_runs(them["in a worker"], them["deferred"])
     finish(them["in a worker"], them["deferred"])

@@ -1,4 +1,4 @@
-"""Many tasks of one DAG at once, each with a job of its own, in both ways to wait; on the local backend."""
+"""Many tasks of one DAG at once, each with its own job, in a worker and deferred; on the local backend."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.processes import wait_until
 
 DATES = 2
 MAPPED = 50 if campaigns.FULL else 3
-"""As in dags/trainings.py. Fifty at once, on a cluster: tests/cluster/restarts/test_airflow_system.py."""
+"""As in dags/trainings.py. On a cluster, tests/cluster/restarts/test_airflow_system.py runs fifty at once."""
 
 
 @pytest.fixture
 def them(airflow: Airflow, trainings: Path) -> Iterator[dict[str, list[Training]]]:
-    """Kind of DAG -> both modes; not begun."""
+    """Kind of DAG -> a training in each mode; not started."""
     kinds = ("mapped", "daily")
     them = {kind: [Training.of(airflow, f"{mode}_{kind}", trainings) for mode in MODES] for kind in kinds}
     for both in them.values():
@@ -41,24 +41,24 @@ def test_mapped_and_backfilled(them: dict[str, list[Training]], airflow: Airflow
         it.begin()
 
     for it in them["daily"]:
-        wait_until(f"all runs of {it.dag} are there", partial(all_there, it), 900, poll=1)
+        wait_until(f"all runs of {it.dag} exist", partial(all_exist, it), 900, poll=1)
         assert [airflow.over(it.dag, run, 900) for run in backfilled(it)] == ["success"] * DATES
-        told = [airflow.xcom(it.dag, run) for run in backfilled(it)]
-        assert sorted(each["name"] for each in told) == it.jobs
+        results = [airflow.xcom(it.dag, run) for run in backfilled(it)]
+        assert sorted(each["name"] for each in results) == it.jobs
         assert list(it.phases.values()) == ["Complete"] * DATES
 
     for it in them["mapped"]:
         assert airflow.over(it.dag, it.run, 1500) == "success"
-        told = [airflow.xcom(it.dag, it.run, map_index=index) for index in range(MAPPED)]
-        assert sorted(each["name"] for each in told) == it.jobs
+        results = [airflow.xcom(it.dag, it.run, map_index=index) for index in range(MAPPED)]
+        assert sorted(each["name"] for each in results) == it.jobs
         assert list(it.phases.values()) == ["Complete"] * MAPPED
 
 
-def all_there(it: Training) -> bool:
+def all_exist(it: Training) -> bool:
     return len(backfilled(it)) == DATES
 
 
 def backfilled(it: Training) -> list[str]:
-    """Ids of the runs."""
+    """IDs of the runs."""
     runs = it.airflow.get(f"dags/{it.dag}/dagRuns", run_type="backfill")["dag_runs"]
     return [run["dag_run_id"] for run in runs]

@@ -1,4 +1,4 @@
-"""Planted secrets are found where they belong, and nowhere else."""
+"""Planted secrets are stored only where Airflow encrypts them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def secret(what: str) -> str:
 
 @dataclass
 class Planted:
-    """What was planted, and where it is seen.
+    """Planted secrets, and a search for them.
 
     Attributes:
-        secrets: By what they are.
-        airflow: Everything of which is searched.
+        secrets: Kind of secret -> value.
+        airflow: The Airflow that is searched.
     """
 
     airflow: Airflow
@@ -72,11 +72,11 @@ class Planted:
         self.airflow.http.post("/api/v2/variables", json={"key": key, "value": value}).raise_for_status()
 
     def seen(self, dag: str, run: str) -> dict[str, set[str]]:
-        """Secret -> places where it can be read now."""
+        """Secret -> places where it can be read at this moment."""
         return self.search([*self._files(), *self.tables(), *self._answers(dag, run)])
 
     def search(self, texts: Iterable[tuple[str, bytes]]) -> dict[str, set[str]]:
-        """Secret -> places of texts that it is in."""
+        """Secret -> places of the texts that contain it."""
         found: dict[str, set[str]] = defaultdict(set)
         for place, text in texts:
             for what, value in self.secrets.items():
@@ -85,16 +85,16 @@ class Planted:
         return found
 
     def _files(self) -> Iterator[tuple[str, bytes]]:
-        """Logs of all processes, logs of tasks, what the local backend keeps; the database is looked at by its rows."""
+        """Logs of all processes and tasks, and files of the local backend; `tables` searches the database."""
         ours = self.trainings / "secrets"
         for folder in (self.airflow.directory, self.trainings):
             for path in folder.rglob("*"):
                 if path.is_file() and ours not in path.parents:
-                    with suppress(FileNotFoundError):  # a job's, which was cancelled meanwhile
+                    with suppress(FileNotFoundError):  # the file of a job that was cancelled meanwhile
                         yield f"file {path.relative_to(folder)}", path.read_bytes()
 
     def tables(self) -> Iterator[tuple[str, bytes]]:
-        """All rows of all tables: as they are, and with what is compressed or encrypted in them."""
+        """All rows of all tables: raw, decompressed and decrypted."""
         fernet = Fernet(self.airflow.environment["AIRFLOW__CORE__FERNET_KEY"])
         url = self.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].replace("+psycopg2", "")
         command = [str(PROGRAMS[-1] / "pg_dump"), "--data-only", "--dbname", url]
@@ -113,11 +113,11 @@ class Planted:
             for token in FERNET.findall(line):
                 try:
                     yield f"table {table}, decrypted", fernet.decrypt(token)
-                except InvalidToken:  # encrypted by nobody that we know
+                except InvalidToken:  # not encrypted with the key of this Airflow
                     continue
 
     def _answers(self, dag: str, run: str) -> Iterator[tuple[str, bytes]]:
-        """What Airflow's API tells an administrator, and the user interface with it."""
+        """Responses of Airflow's API to an administrator; the user interface shows the same."""
         paths = ["connections", "variables", "eventLogs", "assets/events", "importErrors", "jobs", "plugins"]
         paths += [f"connections/{each['connection_id']}" for each in self.airflow.get("connections")["connections"]]
         paths += [f"variables/{each['key']}" for each in self.airflow.get("variables")["variables"]]
@@ -136,7 +136,7 @@ class Planted:
             yield f"answer {re.sub(r'/dagRuns/[^/]+', '', path)}", answer.content
 
     def over(self, dag: str, run: str) -> dict[str, str]:
-        """Wait for the end of a run; states of its tasks."""
+        """Wait for the end of a run; return the states of its tasks."""
         self.airflow.over(dag, run, 500)
         found = self.airflow.get(f"dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
         return {each["task_id"]: each["state"] for each in found}
@@ -163,7 +163,7 @@ def kubeconfig(server: str, authority: str, user: dict[str, Any]) -> str:
 
 
 def plugin(token: str) -> dict[str, Any]:
-    """A user whose token a program says, which has it from its environment."""
+    """A user with an exec plugin, which reads the token from its environment."""
     version = "client.authentication.k8s.io/v1"
     code = (
         "import json, os; print(json.dumps({'apiVersion': '" + version + "', 'kind': 'ExecCredential', "
@@ -176,11 +176,11 @@ def plugin(token: str) -> dict[str, Any]:
 
 @dataclass
 class There:
-    """A run whose jobs nothing runs: they are late.
+    """A run whose jobs never start, since the cluster has no controllers; they time out.
 
     Attributes:
-        jobs: All that were created.
-        while_deferred: Where the secrets were while tasks were deferred.
+        jobs: All created jobs.
+        while_deferred: Secret -> places while tasks were deferred.
     """
 
     planted: Planted
@@ -190,8 +190,8 @@ class There:
     while_deferred: dict[str, set[str]]
 
     def check(self, found: dict[str, set[str]]) -> None:
-        """Each secret is in a connection and nowhere else, but for the files that TLS needs."""
-        # TLS takes keys from files only: the kubernetes package keeps one while its process lives.
+        """Each secret is in a connection and nowhere else, except for files that TLS needs."""
+        # TLS reads keys from files only: the kubernetes package keeps one while its process runs.
         keys = [self.planted.airflow.directory / place.removeprefix("file ") for place in found.pop("pem", ())]
         assert {path.parent.name for path in keys} <= {"tmp"}
         assert [path for path in keys if path.exists() and path.stat().st_mode & 0o077] == []
@@ -200,8 +200,8 @@ class There:
 
 @pytest.fixture(scope="module")
 def there(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
-    """A real API server: tokens that it takes and refuses, a client's key."""
-    if missing := build.missing("control-plane"):  # a quarter of an hour, for which this tier does not wait
+    """A real API server, with valid and invalid tokens and a client key."""
+    if missing := build.missing("control-plane"):  # building takes a quarter of an hour, too long for this tier
         pytest.skip(f"not built here: {', '.join(missing)} (make cluster-programs)")
     planted, folder = Planted(airflow, trainings), tmp_path_factory.mktemp("there")
     with Cluster(folder / "cluster", controllers=False) as cluster:
@@ -226,14 +226,14 @@ def there(airflow: Airflow, trainings: Path, tmp_path_factory: pytest.TempPathFa
         jobs: dict[str, Any] = {}
         deferred: set[str] = set()
 
-        def all_are_there() -> bool:
+        def all_exist() -> bool:
             jobs.update({each["metadata"]["uid"]: each for each in cluster.api.find(TRAINER, "TrainJob", "default")})
             for task in ("token_deferred", "key_deferred"):
                 if airflow.task(THERE, run, task)["state"] == "deferred":
                     deferred.add(task)
             return len(jobs) == 3 and len(deferred) == 2
 
-        wait_until("three jobs, two deferred tasks", all_are_there, 240, ignore=(ApiError, httpx.HTTPError))
+        wait_until("three jobs, two deferred tasks", all_exist, 240, ignore=(ApiError, httpx.HTTPError))
         yield There(planted, cluster, run, jobs, planted.seen(THERE, run))
     planted.clean()
 
@@ -257,7 +257,7 @@ def test_on_this_machine(planted: Planted) -> None:
     run = planted.airflow.run(HERE)
 
     def meanwhile() -> dict[str, set[str]] | None:
-        """Where they are while there are rows of triggers."""
+        """Secret -> places while the table of triggers has rows."""
         rows = [*planted.tables()]
         waits = any(place == "table trigger" and b"planted_token" in text for place, text in rows)
         return planted.search(rows) if waits else None
@@ -280,7 +280,7 @@ def test_on_this_machine(planted: Planted) -> None:
     assert found == {
         **{what: {CONNECTIONS} for what in ("password", "authority", "plugin")},
         **{what: {VARIABLES} for what in ("variable", "json")},
-    }, "found where Airflow keeps them, and nowhere else"
+    }, "found where Airflow stores them, and nowhere else"
     while_deferred.pop("public")
     assert while_deferred == found
     tables = {place for place in public if place.startswith("table ")}
@@ -292,12 +292,12 @@ def test_on_this_machine(planted: Planted) -> None:
     assert any(place.startswith("file logs/") and "task_id=public" in place for place in files)
 
 
-def test_on_a_cluster_when_all_is_over(there: There) -> None:
+def test_on_a_cluster_after_the_end(there: There) -> None:
     planted, run = there.planted, there.run
     assert planted.over(THERE, run) == dict.fromkeys(
         ("token_worker", "token_deferred", "key_deferred", "wrong_token", "wrong_plugin", "wrong_text"), "failed"
     )
-    assert there.cluster.api.find(TRAINER, "TrainJob", "default") == [], "late, and so cancelled"
+    assert there.cluster.api.find(TRAINER, "TrainJob", "default") == [], "timed out, and so cancelled"
     for task in ("wrong_token", "wrong_plugin"):
         assert "the credentials are refused" in planted.airflow.log(THERE, run, task)
     assert "neither YAML nor JSON" in planted.airflow.log(THERE, run, "wrong_text")

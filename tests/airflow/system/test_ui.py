@@ -1,4 +1,4 @@
-"""What people see of the provider: by Airflow's API, by its command line, and in a browser."""
+"""The provider in Airflow's API, its command line, and a browser."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(airflow: Airflow, browser: Browser) -> Iterator[Page]:
-    """A browser's window."""
+    """A browser window."""
     page = browser.new_page(base_url=airflow.url, viewport={"width": 1400, "height": 1000}, locale="en-US")
     page.set_default_timeout(120_000)
     yield page
@@ -61,7 +61,7 @@ def picture(page: Page, name: str) -> None:
 
 @dataclass
 class Shown:
-    """A run whose trainings wait until a file is there."""
+    """A run whose trainings wait until the flag file exists."""
 
     airflow: Airflow
     run: str
@@ -71,21 +71,21 @@ class Shown:
         return f"dags/{DAG}/dagRuns/{self.run}/taskInstances/{task}"
 
     def page(self, task: str, tab: str) -> str:
-        """Of a task in the user interface."""
+        """URL path of a task in the user interface."""
         return f"/dags/{DAG}/runs/{quote(self.run, safe='')}/tasks/{task}/{tab}"
 
     def links(self, task: str) -> dict[str, str]:
-        """Those that have an address."""
+        """Links of a task that have a URL."""
         found = self.airflow.get(f"{self.path(task)}/links")["extra_links"]
         return {name: address for name, address in found.items() if address}
 
     def job(self, task: str) -> dict[str, Any]:
-        """Which job a task has, as Airflow shows it."""
+        """The job of a task, as in Airflow's task state."""
         found = self.airflow.get(f"{self.path(task)}/state-store/trainjob")["value"]
         return dict(found)
 
     def address(self, task: str) -> str:
-        """Of its job in the dashboard."""
+        """URL of the task's job in the dashboard."""
         return URLS["job_url"].format(**self.job(task))
 
 
@@ -126,7 +126,7 @@ def test_airflow_knows_the_provider(airflow: Airflow) -> None:
     assert set(get_provider_info()["extra-links"]) <= classes
 
 
-def test_the_form_that_the_interface_gets(airflow: Airflow) -> None:
+def test_the_ui_gets_the_form(airflow: Airflow) -> None:
     found = airflow.http.get("/ui/connections/hook_meta").raise_for_status().json()
     (ours,) = [each for each in found if each["connection_type"] == "trainjob"]
     standard = {name: each for name, each in ours["standard_fields"].items() if each}
@@ -134,7 +134,7 @@ def test_the_form_that_the_interface_gets(airflow: Airflow) -> None:
     assert (standard["host"]["title"], standard["password"]["title"]) == ("API server", "Bearer token")
     labels = {name: each["schema"]["title"] for name, each in ours["extra_fields"].items()}
     assert labels == {name: each["label"] for name, each in FIELDS.items()}
-    assert all(each["description"] for each in ours["extra_fields"].values()), "a word on each field"
+    assert all(each["description"] for each in ours["extra_fields"].values()), "each field has a description"
 
 
 def has_links(shown: Shown, task: str) -> bool:
@@ -152,7 +152,7 @@ def test_links_before_the_end(shown: Shown) -> None:
     }
 
 
-def test_links_after_a_new_try_took_the_job_over(shown: Shown) -> None:
+def test_links_after_a_new_try_has_adopted_the_job(shown: Shown) -> None:
     address = wait_until("there is a link", lambda: shown.links("adopted").get("TrainJob"), 60)
     shown.airflow.clear(DAG, shown.run, "adopted")
     taken = lambda: "TrainJob is" in shown.airflow.log(DAG, shown.run, "adopted", attempt=2)  # noqa: E731
@@ -217,7 +217,7 @@ def test_a_task_in_a_browser(shown: Shown, page: Page) -> None:
         link = page.get_by_role("link", name=name, exact=True)
         link.wait_for()
         assert link.get_attribute("href") == address
-    assert page.get_by_role("link", name="Model version").count() == 0, "a training has none"
+    assert page.get_by_role("link", name="Model version").count() == 0, "a training has no model version"
     picture(page, "task-links")
     page.goto(shown.page("train", "rendered_templates"))
     page.get_by_text(str(shown.flag)).first.wait_for()
@@ -225,7 +225,7 @@ def test_a_task_in_a_browser(shown: Shown, page: Page) -> None:
 
 
 def test_the_identity_of_a_job_in_a_browser(shown: Shown, page: Page) -> None:
-    """Where the link to the job leads without ``job_url``, while the job runs."""
+    """The page that the link to the job opens without ``job_url``, while the job runs."""
     wait_until("there is a link", lambda: shown.links("train").get("TrainJob"), 60)
     page.goto(shown.page("train", "xcom"))
     page.get_by_text("trainjob", exact=True).first.wait_for()
@@ -241,7 +241,7 @@ def test_a_finished_export_in_a_browser(finished: Shown, page: Page) -> None:
     picture(page, "export-links")
 
 
-def test_what_a_finished_run_leaves(finished: Shown) -> None:
+def test_a_finished_run_has_links_fields_xcoms_and_events(finished: Shown) -> None:
     airflow = finished.airflow
     assert finished.links("train")["TrainJob"] == finished.address("train")
     assert finished.links("export")["Model version"] == "https://models.test/shown/1"
@@ -251,11 +251,11 @@ def test_what_a_finished_run_leaves(finished: Shown) -> None:
     assert rendered["outputs"] == {"model": f"file://{finished.flag.parent}/trained"}
     assert rendered["labels"] == {"team": "vision"}
 
-    told = airflow.xcom(DAG, finished.run)
-    assert {name: told[name] for name in ("name", "uid")} == {
+    result = airflow.xcom(DAG, finished.run)
+    assert {name: result[name] for name in ("name", "uid")} == {
         name: finished.job("train")[name] for name in ("name", "uid")
     }
-    assert told["metrics"] == {"accuracy": 0.75}
+    assert result["metrics"] == {"accuracy": 0.75}
 
     made = airflow.xcom(DAG, finished.run, "export")["outputs"]
     (event,) = airflow.get("assets/events", source_dag_id=DAG, source_run_id=finished.run)["asset_events"]
@@ -270,16 +270,16 @@ def test_what_a_finished_run_leaves(finished: Shown) -> None:
     assert extra["uid"] == finished.job("export")["uid"]
 
 
-def test_openlineage_hears_of_it(finished: Shown) -> None:
+def test_openlineage_gets_inputs_and_outputs(finished: Shown) -> None:
     log = finished.airflow.directory / "lineage.jsonl"
 
-    def told(task: str) -> dict[str, Any] | None:
+    def event(task: str) -> dict[str, Any] | None:
         events = [json.loads(line) for line in log.read_text().splitlines() if line] if log.exists() else []
         ended = [each for each in events if each["job"]["name"] == f"{DAG}.{task}" and each["eventType"] == "COMPLETE"]
         return ended[-1] if ended else None
 
-    train = wait_until("the training is told", lambda: told("train"), 60)
-    export = wait_until("the export is told", lambda: told("export"), 60)
+    train = wait_until("the training is reported", lambda: event("train"), 60)
+    export = wait_until("the export is reported", lambda: event("export"), 60)
     workspace = str(finished.flag.parent)
     data = {kind: [(each["namespace"], each["name"]) for each in train[kind]] for kind in ("inputs", "outputs")}
     assert data == {"inputs": [("s3://bucket", "digits")], "outputs": [("file", f"{workspace}/trained")]}

@@ -24,14 +24,14 @@ _numbers = itertools.count()
 
 @dataclass
 class Training:
-    """A run of one of the DAGs in `dags`; its jobs end once its flag is there.
+    """A run of one of the DAGs in `dags`; its jobs end once the flag file exists.
 
     Attributes:
-        dag: Its id.
+        dag: ID of the DAG.
         home: ``TRAINJOB_HOME`` of all tasks.
-        namespace: Where its jobs are, and no others.
-        flag: This file.
-        run: Id of the run.
+        namespace: Namespace of its jobs, which has no other jobs.
+        flag: The flag file.
+        run: ID of the run.
     """
 
     airflow: Airflow
@@ -43,7 +43,7 @@ class Training:
 
     @classmethod
     def of(cls, airflow: Airflow, dag: str, home: Path) -> Training:
-        """One that has not begun."""
+        """Create one that has not started."""
         namespace = f"{dag.replace('_', '-')}-{next(_numbers)}"
         return cls(airflow, dag, home, namespace, home.parent / f"{home.name}-{namespace}")
 
@@ -71,13 +71,13 @@ class Training:
 
     @property
     def triggerer(self) -> int | None:
-        """Id of the triggerer that has its trigger."""
+        """ID of the triggerer that runs the task's trigger."""
         found: int | None = (self.task["trigger"] or {}).get("triggerer_id")
         return found
 
     @property
     def delivered(self) -> str:
-        """Name of the job whose result the task has given."""
+        """Name of the job whose result the task returned."""
         return str(self.airflow.xcom(self.dag, self.run)["name"])
 
     def client(self) -> TrainJobClient:
@@ -87,7 +87,7 @@ class Training:
         self.run = self.airflow.run(self.dag, **self.conf)
 
     def until_logged(self, text: str, attempt: int | None = None) -> None:
-        """Until a try's log has it, the latest one's if `attempt` is left out."""
+        """Wait until the log of a try contains `text`; of the latest try by default."""
 
         def logged() -> bool:
             number = attempt or max(1, self.task["try_number"])
@@ -97,13 +97,13 @@ class Training:
             wait_until(f"{text!r} is in the log of {self.namespace}", logged, 240, poll=1, ignore=httpx.HTTPError)
 
     def logged_at(self, event: str) -> datetime | None:
-        """When the first try logged it first."""
+        """Time of the first such event in the log of the first try."""
         entries = self.airflow.log_entries(self.dag, self.run)
         times = [str(each["timestamp"]) for each in entries if each["event"] == event]
         return datetime.fromisoformat(times[0]) if times else None
 
     def until_up(self, attempt: int | None = None) -> None:
-        """Until its job runs, and is waited for."""
+        """Wait until the job runs and the task waits for it."""
         self.until_logged("[node-0] up", attempt)
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class Training:
         self.airflow.clear(self.dag, self.run)
 
     def processes(self) -> tuple[psutil.Process, psutil.Process]:
-        """Of a task that runs: what supervises it, and the task itself."""
+        """Supervisor and process of a running task."""
         task = psutil.Process(self.task["pid"])
         supervisor = task.parent()
         assert supervisor is not None

@@ -1,4 +1,4 @@
-"""Tasks that cannot succeed, each for a reason of its own; all have retries left."""
+"""Tasks that cannot succeed, each for another reason; all have retries left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of dags_examples/airflow, all of them off until a test turns them on."""
+"""The examples of dags_examples/airflow, paused until a test unpauses them."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ for dag, _ in DagContext.autoregistered_dags:
     dag.is_paused_upon_creation = True
     for task in dag.tasks:
         if not task.is_mapped:
-            # On a busy machine Airflow's API may be too slow for a worker that starts: the task fails before it begins.
+            # On a busy machine Airflow's API may be too slow for a starting worker: the task fails before it begins.
             task.retries, task.retry_delay = max(2, task.retries or 0), timedelta(seconds=5)

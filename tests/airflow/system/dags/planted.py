@@ -1,4 +1,4 @@
-"""Runs that have to do with secrets: of connections, of variables, of the training itself."""
+"""Runs with secrets in connections, variables and trainings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with DAG("planted_here"):
         for end, code in ENDS.items():
             connection = "planted_kubeconfig" if end == "fails" else "planted_token"
             late: dict[str, Any] = {"execution_timeout": timedelta(seconds=15)} if end == "late" else {}
-            # Of a worker that a busy machine keeps from starting there is nothing to be learnt.
+            # On a busy machine a worker may fail to start, which proves nothing: retry.
             late |= {"retries": 2, "retry_delay": timedelta(0)} if end == "succeeds" else {}
             train(f"{end}_{mode}", CODE + code, trainjob_conn_id=connection, deferrable=mode == "deferred", **late)
     train("literal", env={"API_TOKEN": "{{ conn.planted_token.password }}"})
@@ -39,14 +39,14 @@ with DAG("planted_here"):
     train("url", env={"DATABASE": "{{ conn.planted_token.get_uri() }}"})
     train("variable", env={"SETTING": "{{ var.value.planted_api_key }}"})
     train("json", env={"SETTING": "key={{ var.json.planted_settings.password }}"})
-    # What an author makes public, the test must find.
+    # The search must find a secret that the DAG author publishes.
     leak = (
         "import os; from trainjob.progress import report; v = os.environ['NOTE']; print(v); report(outputs={'note': v})"
     )
     train("public", command=["python", "-c", leak], env={"NOTE": "{{ var.value.planted_note }}"})
 
 with DAG("planted_there"):
-    # Long enough for a busy machine to defer them, and for their rows to be looked at.
+    # Long enough for a busy machine to defer the tasks and for the test to read their rows.
     there: dict[str, Any] = {"execution_timeout": timedelta(seconds=30), "namespace": "default"}
     for mode in ("worker", "deferred"):
         train(f"token_{mode}", trainjob_conn_id="planted_cluster_token", deferrable=mode == "deferred", **there)

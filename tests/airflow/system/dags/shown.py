@@ -1,4 +1,4 @@
-"""Trainings that end once a file is there, and the export of a model: what people see of them meanwhile and after."""
+"""Trainings that end once a file exists, and the export of a model, for tests of the user interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that end once a file is there, one DAG for each way to wait and each fate."""
+"""Trainings that end once a file exists, one DAG for each way to wait and each fate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ report(metrics={"done": 1})
 
 
 class Mortal(TrainJobOperator):
-    """Its worker dies at the last moment before the first try is deferred, when the job runs already."""
+    """Its worker dies right before the first try defers, when the job already runs."""
 
     def defer(self, **how: Any) -> None:  # type: ignore[override]
         if get_current_context()["ti"].try_number == 1:
@@ -63,9 +63,9 @@ for mode in ("worker", "deferred"):
     for action in ("cancel", "suspend", "keep"):
         train(f"{mode}_{action}", mode, on_kill_action=action)
     train(f"{mode}_late", mode, execution_timeout=timedelta(seconds=15), retries=0)
-    # Two cores run so many tasks at once; what is deferred does not count.
+    # Two cores run this many tasks at once; deferred tasks do not count.
     train(f"{mode}_mapped", mode, expand={"num_nodes": [1] * MAPPED}, dag={"max_active_tasks": 4})
     days = {"schedule": "@daily", "start_date": datetime(2026, 1, 1, tzinfo=UTC), "catchup": False}
-    # It ends before today, so that no run comes by itself.
+    # The schedule ends before today, so that it starts no run.
     train(f"{mode}_daily", mode, dag=days | {"end_date": datetime(2026, 1, 31, tzinfo=UTC)})
 train("deferred_mortal", "deferred", operator=Mortal)
