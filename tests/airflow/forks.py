@@ -234,6 +234,4 @@ def _become(program: Program, asking: Connection) -> NoReturn:
 
 
 if __name__ == "__main__":
-    import_module("tests.airflow.forks")._serve(
-        *sys.argv[1:]
-    )  # classes must belong to the module, not to __main__, to be unpickled
+    import_module("tests.airflow.forks")._serve(*sys.argv[1:])  # in __main__, its classes could not be unpickled

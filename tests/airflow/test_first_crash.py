@@ -111,7 +111,7 @@ def test_a_crash_is_a_warning_with_the_last_lines(run: Run, deferrable: bool) ->
 
 @pytest.mark.parametrize("action", ["delete", "", None])
 def test_unknown_actions_are_refused(action: Any) -> None:
-    with pytest.raises(ValueError, match="on_crash_action is 'suspend', 'cancel' or 'keep'"):
+    with pytest.raises(ValueError, match="on_crash_action must be 'suspend', 'cancel' or 'keep'"):
         step(on_crash_action=action)
 
 

@@ -143,7 +143,7 @@ def test_a_terminated_worker_leaves_the_job_running(start: Start, home: Path) ->
     process = start("worker", "killed_cancel")
     terminate(process)
     process.exit_status()
-    assert "the worker is going away, and TrainJob default/train-" in process.log.read_text()
+    assert "the worker is terminating; TrainJob default/train-" in process.log.read_text()
     with TrainJobClient("local") as client:
         (name,) = jobs(home)
         assert observe(client.get(client.find(name))).phase is Phase.RUNNING

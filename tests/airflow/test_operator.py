@@ -170,7 +170,7 @@ def test_a_timeout_can_keep_the_job(run: Run, home: Path) -> None:
     ran = run(dag)
     assert isinstance(ran.errors["train"], TrainJobTimeout)
     assert "waiting for admission in queue q" in str(ran.errors["train"])
-    assert "it goes on (cancel_on_timeout=False)" in ran.log
+    assert "it keeps running (cancel_on_timeout=False)" in ran.log
     (name,) = jobs(home)
     with TrainJobClient("local") as client:
         client.cancel(client.find(name))
@@ -417,7 +417,7 @@ def test_an_exit_code_can_skip_the_task(run: Run, deferrable: bool) -> None:
     ran = run(dag)
     assert ran.states == {"ends_4": "skipped", "ends_5": "skipped", "ends_6": "failed"}
     for wrong in (0, 256, "4"):
-        with pytest.raises(ValueError, match="is no exit code of a failure"):
+        with pytest.raises(ValueError, match="skip_on_exit_code must be 1 to 255"):
             step(skip_on_exit_code=[wrong])
 
 
@@ -450,7 +450,7 @@ def test_after_a_failure_of_the_triggerer_the_worker_waits(run: Run, home: Path)
         Unlucky(task_id="train", runtime="trainjob-step", command=python(code), deferrable=True)
     ran = run(dag)
     assert ran.state == "success"
-    assert "going on in this worker" in ran.log
+    assert "waiting in this worker instead" in ran.log
     assert len(jobs(home)) == 1
 
 
@@ -485,12 +485,12 @@ def test_a_task_is_deferred_again_three_times_after_outages(resumed: int, monkey
     running = RunningJob(TrainJobClient("local"), "key", ref)
     monkeypatch.setattr(running, "has_ended", Mock(side_effect=[False, BackendUnavailable("away"), True]))
     if resumed < 3:
-        operator._resume({}, running, ref, event)
-        operator._resume({}, running, ref, event)
+        operator._defer_again({}, running, ref, event)
+        operator._defer_again({}, running, ref, event)
         assert deferred == [resumed + 1] * 2, "deferred again during an outage"
-        operator._resume({}, running, ref, event)
+        operator._defer_again({}, running, ref, event)
         assert deferred == [resumed + 1] * 2, "it has ended"
     else:
         with pytest.raises(TrainJobFailure, match="could not be watched: away"):
-            operator._resume({}, running, ref, event)
+            operator._defer_again({}, running, ref, event)
         assert deferred == []

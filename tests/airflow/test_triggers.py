@@ -271,7 +271,7 @@ def test_on_kill_does_not_make_the_first_call_to_airflow(monkeypatch: pytest.Mon
         return ["deferred"]
 
     monkeypatch.setattr("trainjob_airflow.triggers.trainjob.states_of", states_of)
-    monkeypatch.setattr(TrainJobTrigger, "_has_asked", False)
+    monkeypatch.setattr(TrainJobTrigger, "_has_called_airflow", False)
 
     async def two() -> None:
         for key in ("first", "second"):

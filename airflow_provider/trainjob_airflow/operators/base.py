@@ -1,4 +1,4 @@
-"""A task that launches one TrainJob and waits for it: the part that all operators of this package share."""
+"""The base class of all operators: a task that launches one TrainJob and waits for it."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _T = TypeVar("_T")
 
 _KILL_SECONDS = 3.5  # Airflow sends SIGKILL 5 s after the SIGTERM that calls on_kill()
 _CANCEL_SECONDS = 60.0
-_BACKSTOP = timedelta(minutes=5)  # after execution_timeout, for a triggerer that is not there at all
-_LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the job may have ended before it
+_BACKSTOP = timedelta(minutes=5)  # after execution_timeout, in case no triggerer runs
+_LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
 _MAX_RESUMED = 3
 
 
 class TrainJobTask(StrictTemplates):
-    """Launches the job that `job_spec` tells, waits for its end in a worker or in the triggerer, returns its result.
+    """Launches the job of `job_spec`, waits for its end in a worker or in the triggerer, and returns its result.
 
-    See `trainjob_airflow.operators.trainjob.TrainJobOperator` for the arguments.
+    `trainjob_airflow.operators.trainjob.TrainJobOperator` documents the arguments.
     """
 
     operator_extra_links = links.LINKS
@@ -86,12 +86,12 @@ class TrainJobTask(StrictTemplates):
         self.deferrable = deferrable
         self.wait_options = WaitOptions.parse(given)
         if on_crash_action not in ("suspend", "cancel", "keep"):
-            raise ValueError(f"on_crash_action is 'suspend', 'cancel' or 'keep', not {on_crash_action!r}")
+            raise ValueError(f"on_crash_action must be 'suspend', 'cancel' or 'keep', not {on_crash_action!r}")
         self.on_crash_action = on_crash_action
         if on_kill_action not in ("cancel", "suspend", "keep"):
-            raise ValueError(f"on_kill_action is 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
+            raise ValueError(f"on_kill_action must be 'cancel', 'suspend' or 'keep', not {on_kill_action!r}")
         self.on_kill_action = on_kill_action
-        if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+        if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             check_place(namespace, trainjob_conn_id)
             check_texts(required=True, trainjob_conn_id=trainjob_conn_id)
             check_switches(
@@ -107,102 +107,102 @@ class TrainJobTask(StrictTemplates):
         self.wait_for_completion = wait_for_completion
         codes = [skip_on_exit_code] if isinstance(skip_on_exit_code, int) else [*(skip_on_exit_code or ())]
         if wrong := [code for code in codes if not isinstance(code, int) or not 0 < code < 256]:
-            raise ValueError(f"skip_on_exit_code: {wrong[0]!r} is no exit code of a failure (1 to 255)")
+            raise ValueError(f"skip_on_exit_code must be 1 to 255, the exit code of a failure, not {wrong[0]!r}")
         self.skip_on_exit_code = codes
         self.on_success_callback = [*self.on_success_callback, _acknowledge]
         self.links: dict[str, str] = {}
         self._running: RunningJob | None = None
         self._delivered: JobRef | None = None
-        self._told: dict[str, Any] = {}
+        self._result: dict[str, Any] = {}
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
-        """What to run, from fields that are rendered.
+        """Build the spec of the job from rendered fields.
 
         Args:
             key: The identity of the task.
             context: Of the task.
 
         Raises:
-            TrainJobError, OSError: it cannot be a job.
+            TrainJobError, OSError: The fields are not a valid job.
         """
         raise NotImplementedError
 
     def execute(self, context: Context) -> Any:
-        """Launch or adopt the job, then wait here or in the triggerer."""
+        """Launch or adopt the job, then wait in this worker or in the triggerer."""
         return self._run(context, defer=self.deferrable)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Go on after the trigger's event."""
+        """Continue after the trigger's event."""
         from trainjob import JobRef
         from trainjob.errors import RankCrashed
         from trainjob.serialization import unpack_diagnosis, unpack_evidence
         from trainjob.waiting import conclude
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
-        with self._busy(context, ref.namespace, key_of(context), ref) as running:
+        with self._connected(context, ref.namespace, key_of(context), ref) as running:
             if event["status"] == "timeout":
-                self._give_up(running, event["message"], again=event["retryable"])
+                self._time_out(running, event["message"], retryable=event["retryable"])
             if event["status"] == "error":
-                self._resume(context, running, ref, event)
+                self._defer_again(context, running, ref, event)
             if event["status"] == "crashed":
                 raise RankCrashed(unpack_diagnosis(event["diagnosis"]))
             client = running.client
-            # What the trigger saw stands: the job may have been removed since (ttlSecondsAfterFinished, a person).
+            # The trigger's observation counts: the job may be deleted by now (ttlSecondsAfterFinished, a person).
             final, crash = unpack(event.get("final")), unpack_evidence(event.get("crash"))
             return self._deliver(context, client.call(lambda: conclude(client.backend, ref, final, crash)), ref)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Airflow's way back from deferral, also where the triggerer itself failed."""
+        """Resume after a deferral, also if the triggerer itself failed; Airflow calls it."""
         end_deferral(context)
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
-            # The trigger could not be loaded there, or no triggerer was running until the backstop. The job goes on
-            # all the while: adopt it and wait here.
-            self.log.warning("the triggerer failed (%s); going on in this worker", error)
+            # The triggerer could not load the trigger, or no triggerer ran until the backstop. The job keeps running:
+            # adopt it and wait here.
+            self.log.warning("the triggerer failed (%s); waiting in this worker instead", error)
             return self._run(context, defer=False)
 
     def on_kill(self) -> None:
-        """Called inside a signal handler: by a kill and by the graceful end of the worker alike.
+        """Interrupt the wait; called in a signal handler by a kill and by the graceful end of the worker.
 
-        Which of the two it is only Airflow's API can tell, and a signal handler must not ask it: the connection to the
-        supervisor is not reentrant. So the wait ends here, and what is to be done is decided outside of the handler.
+        Only Airflow's API distinguishes the two, and a signal handler must not call it: the connection to the
+        supervisor is not reentrant. `_handle_kill` decides after the handler has returned.
         """
         if self._running is not None:
             self._running.stop_waiting()
 
     def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
-        """What a run of this moment would launch, as far as it is known without one, and the paths of the rest.
+        """The known part of the spec of a run that starts now, and the paths of values that only a run knows.
 
         Raises:
-            TrainJobError: it could not be a job, whatever the run decides.
-            TrainJobFatal: a template is wrong, or uses a name that is not defined.
+            TrainJobError: The known part is invalid.
+            TrainJobFatal: A template is invalid, or uses an undefined name.
         """
         raise NotImplementedError
 
     def dry_run(self) -> None:
-        """Print the TrainJob object that a run of this moment would create.
+        """Print the TrainJob object that a run started now would create.
 
-        Works before there is a run: templates are rendered with sample values. What only a run knows, such as XComs, is
+        It needs no run: templates are rendered with sample values. Values that only a run knows, such as XComs, are
         left out and listed in a comment.
         """
         import yaml
 
         from trainjob.manifest import render
 
-        spec, missing = self.sample_spec()
-        if missing:
-            print(f"# decided in the run: {', '.join(missing)}")  # noqa: T201 - what it is for
+        spec, unknown = self.sample_spec()
+        if unknown:
+            print(f"# known only at run time: {', '.join(unknown)}")  # noqa: T201 - a command prints
         if spec is not None:
             manifest = render(spec, f"airflow/dry-run/{self.dag_id}/{self.task_id}", 1, self.namespace or "default")
-            print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - what it is for
+            print(yaml.safe_dump(manifest, sort_keys=False))  # noqa: T201 - a command prints
 
     def _run(self, context: Context, *, defer: bool) -> Any:
         from trainjob import TrainJobResult
 
         key = key_of(context)
         spec = self._spec(key, context)
-        with self._busy(context, self.namespace, key) as running:
+        with self._connected(context, self.namespace, key) as running:
             if self.on_kill_action == "cancel" and was_cleared(context):
                 running.cancel("delete", _CANCEL_SECONDS)
             ref = running.launch(spec, max(1, context["ti"].try_number), self._origin(context))
@@ -211,8 +211,8 @@ class TrainJobTask(StrictTemplates):
             publish_job(context, ref)
             self._link(context, ref)
             links.push(context, self)
-            # Airflow (3.3.2) can take the event of a trigger that fires at once for a lost task ("state mismatch"), so
-            # each try of a task whose job has ended meanwhile would fail.
+            # Airflow (3.3.2) can treat a task whose trigger fires at once as lost ("state mismatch"): each try of a
+            # task whose job has already ended would fail.
             if defer and self.wait_for_completion and not running.has_ended():
                 self._defer(context, ref)
             if not self.wait_for_completion:
@@ -224,21 +224,21 @@ class TrainJobTask(StrictTemplates):
             try:
                 result = running.wait(ref, self.wait_options, self.log, logs=self.get_logs, seconds=seconds)
             except DeadlineReached:
-                self._give_up(running, f"TrainJob {ref} did not end within execution_timeout")
+                self._time_out(running, f"TrainJob {ref} did not end within execution_timeout")
             return self._deliver(context, result, ref)
 
     def _origin(self, context: Context) -> dict[str, str]:
-        """Labels that say which task a job is for, and that it is suspended when no task waits for it any more."""
+        """Labels that identify the task, and that have the job suspended when no task waits for it any longer."""
         from trainjob.unattended import SUSPEND
 
-        waited_for = self.wait_for_completion and self.on_kill_action != "keep"
-        return labels_of_task(context) | (SUSPEND if waited_for else {})
+        suspend_unattended = self.wait_for_completion and self.on_kill_action != "keep"
+        return labels_of_task(context) | (SUSPEND if suspend_unattended else {})
 
     @contextmanager
-    def _busy(
+    def _connected(
         self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None
     ) -> Iterator[RunningJob]:
-        """Be busy with the job of `key`: reachable for `on_kill`, and with errors in Airflow's terms."""
+        """Hold the client for this job: lets `on_kill` interrupt, maps errors to Airflow's."""
         from trainjob.errors import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 
         try:
@@ -246,31 +246,31 @@ class TrainJobTask(StrictTemplates):
                 running = self._running = RunningJob(client, key, ref)
                 try:
                     yield running
-                except AirflowTaskTimeout:  # Airflow's own timer, which starts a moment later than ours
-                    self._give_up(running, f"{running} did not end within execution_timeout")
+                except AirflowTaskTimeout:  # of Airflow's timer, which starts a moment after this operator's deadline
+                    self._time_out(running, f"{running} did not end within execution_timeout")
                 except CancelledError:
-                    self._killed(context, running)
+                    self._handle_kill(context, running)
                 except TimedOut as error:
-                    self._give_up(running, str(error), again=error.retry.retryable)
+                    self._time_out(running, str(error), retryable=error.retry.retryable)
                 except TrainJobError as error:
-                    self._tell(str(error))
+                    self._log_error(str(error))
                     if isinstance(error, TrainJobFailed) and error.diagnosis.exit_code in self.skip_on_exit_code:
                         raise AirflowSkipException(str(error)) from None
                     failure = airflow_error(error, user_errors=self.retry_user_errors)
                     _stats().incr("trainjob.failed", tags=_tags(context) | {"retry": str(error.retry)})
                     if isinstance(error, RankCrashed) and running.ref is not None:
-                        self._tell(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
+                        self._log_error(running.give_up(running.ref, error.diagnosis, self.on_crash_action))
                     raise failure from None
                 finally:
                     self._running = None
-        except AirflowTaskTimeout as late:  # went off while a timeout of our own was on its way out
-            raise _earlier(late) from None
+        except AirflowTaskTimeout as airflow_timeout:  # may fire while a TrainJobTimeout propagates
+            raise _own_timeout(airflow_timeout) from None
 
     def _defer(self, context: Context, ref: JobRef, resumed: int = 0) -> NoReturn:
         from trainjob_airflow.triggers.trainjob import TrainJobTrigger
 
         deadline = self._deadline(context)
-        target = self._of_connection(TrainJobHook.target)
+        target = self._call_hook(TrainJobHook.target)
         begin_deferral(context)
         self.defer(
             trigger=TrainJobTrigger(
@@ -287,16 +287,13 @@ class TrainJobTask(StrictTemplates):
                 **self.wait_options.as_json(),
             ),
             method_name="execute_complete",
-            # The trigger itself keeps the deadline, since Airflow's timeout ends it without on_kill().
+            # The trigger itself enforces the deadline, because Airflow's timeout ends it without on_kill().
             timeout=deadline - datetime.now(UTC) + _BACKSTOP if deadline else None,
         )
         raise AssertionError("defer() raises")
 
-    def _resume(self, context: Context, running: RunningJob, ref: JobRef, event: Mapping[str, Any]) -> None:
-        """An outage is no verdict on the job: defer again, some times; then leave it to the next try.
-
-        Returns only if the job has ended.
-        """
+    def _defer_again(self, context: Context, running: RunningJob, ref: JobRef, event: Mapping[str, Any]) -> None:
+        """Defer again after an outage, at most three times; then fail this try. Returns only if the job has ended."""
         from trainjob import TrainJobError
 
         message = f"TrainJob {ref} could not be watched: {event['message']}"
@@ -305,56 +302,56 @@ class TrainJobTask(StrictTemplates):
         if event["resumed"] >= _MAX_RESUMED:
             raise TrainJobFailure(message)
         self.log.warning("%s", message)
-        with suppress(TrainJobError):  # the outage continues: defer again
+        with suppress(TrainJobError):  # the outage continues
             if running.has_ended():
                 return
         self._defer(context, ref, event["resumed"] + 1)
 
-    def _killed(self, context: Context, running: RunningJob) -> NoReturn:
-        """A person ended this try, or its worker is going away: only the first is meant for the job."""
+    def _handle_kill(self, context: Context, running: RunningJob) -> NoReturn:
+        """Apply `on_kill_action` if a person ended this try; keep the job if only the worker terminates."""
         if is_wanted(context):
-            message = f"the worker is going away, and {running} goes on: the next try adopts it"
+            message = f"the worker is terminating; {running} keeps running, and the next try adopts it"
         elif self.on_kill_action == "keep":
-            message = f"the task was killed; {running} goes on (on_kill_action='keep')"
+            message = f"the task was killed; {running} keeps running (on_kill_action='keep')"
         else:
             try:
                 ended = running.cancel("suspend" if self.on_kill_action == "suspend" else "delete", _KILL_SECONDS)
-                message = f"the task was killed: {running} {'has ended' if ended else 'was told to end'}"
-            except Exception as error:  # noqa: BLE001 - whatever it is, this process ends now
-                message = f"the task was killed, but {running} could not be told to end: {error}"
+                message = f"the task was killed: {running} {'has ended' if ended else 'is terminating'}"
+            except Exception as error:  # noqa: BLE001 - any error; this process ends now
+                message = f"the task was killed, but {running} could not be cancelled: {error}"
         self.log.warning("%s", message)
         raise TrainJobFailure(message) from None
 
-    def _give_up(self, running: RunningJob, message: str, *, again: bool = True) -> NoReturn:
-        """A timeout ran out, or there is nothing to wait for; whether another try may help."""
+    def _time_out(self, running: RunningJob, message: str, *, retryable: bool = True) -> NoReturn:
+        """Cancel the job after a timeout or a permanent blocker, unless it is to be kept, and fail this try."""
         if self.cancel_on_timeout:
             try:
                 ended = running.cancel("delete", _CANCEL_SECONDS)
-            except AirflowTaskTimeout:  # of Airflow's own timer, in the middle of this; it fires only once
+            except AirflowTaskTimeout:  # of Airflow's timer, during this call; it fires only once
                 ended = running.cancel("delete", _CANCEL_SECONDS)
-            message += "; it was cancelled" if ended else "; it was told to end and has not ended yet"
+            message += "; it was cancelled" if ended else "; it was cancelled and is still terminating"
         else:
-            message += "; it goes on (cancel_on_timeout=False)"
-        self._tell(message)
-        raise TrainJobTimeout(message) if again else TrainJobFatal(message)
+            message += "; it keeps running (cancel_on_timeout=False)"
+        self._log_error(message)
+        raise TrainJobTimeout(message) if retryable else TrainJobFatal(message)
 
     def _link(self, context: Context, ref: JobRef, **more: Any) -> None:
-        """Know the addresses of the links from here on."""
+        """Set the URLs of the links."""
         values = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid, "started": context["ti"].start_date}
         self.links = links.format_urls(TrainJobHook(self.trainjob_conn_id).links(), values | more)
         if self.do_xcom_push:
             self.links.setdefault(links.TrainJobLink.template, links.xcom_page(context["ti"]))
 
     def _deliver(self, context: Context, result: TrainJobResult, ref: JobRef) -> Any:
-        """What `execute` returns. The job is marked once Airflow has it, see `_acknowledge`."""
+        """What `execute` returns. `_acknowledge` marks the job as delivered once Airflow has recorded the success."""
         self._delivered = ref
-        told = result.as_dict()
-        told = self._told = {**told, "outputs": {**self.declared_outputs(context), **told["outputs"]}}
-        self._link(context, ref, **self.version_of(told))
-        assets.set_extra(context, self, told | {"metrics": self.metrics_of(told)})
-        for name, seconds in told["seconds"].items():
+        reported = result.as_dict()
+        merged = self._result = {**reported, "outputs": {**self.declared_outputs(context), **reported["outputs"]}}
+        self._link(context, ref, **self.version_of(merged))
+        assets.set_extra(context, self, merged | {"metrics": self.metrics_of(merged)})
+        for name, seconds in merged["seconds"].items():
             _stats().timing(f"trainjob.{name}", timedelta(seconds=seconds), tags=_tags(context))
-        return self.returned(context, told)
+        return self.returned(context, merged)
 
     def returned(self, context: Context, result: dict[str, Any]) -> Any:
         """The XCom ``return_value`` of a task whose job has ended.
@@ -367,39 +364,39 @@ class TrainJobTask(StrictTemplates):
         return result
 
     def declared_outputs(self, context: Context) -> Mapping[str, Any]:
-        """Where the job was asked to write, name -> URI: outputs also of a script that reports none."""
+        """Name -> URI of the outputs in the spec, which the result has even if the script reports none."""
         del context
         return {}
 
-    def version_of(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """``model`` and ``version`` that came of the job, for the link to the registry; nothing if none did.
+    def version_of(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """``model`` and ``version`` that the job registered, for the link to the registry; empty if none.
 
         Args:
-            told: What `execute` returns.
+            result: What `execute` returns.
         """
-        del told
+        del result
         return {}
 
-    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """URIs that the job read, and those that it wrote, for OpenLineage.
+    def data_of(self, result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """URIs that the job read, and URIs that it wrote, for OpenLineage.
 
         Args:
-            told: What `execute` returns.
+            result: What `execute` returns.
         """
-        del told
+        del result
         return [], []
 
-    def metrics_of(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is measured of what came of the job, for asset events.
+    def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Metrics for asset events.
 
         Args:
-            told: What `execute` returns.
+            result: What `execute` returns.
         """
-        metrics: Mapping[str, Any] = told["metrics"]
+        metrics: Mapping[str, Any] = result["metrics"]
         return metrics
 
     def acknowledge(self) -> None:
-        """Note on the job that its result has arrived: its key asked for again means "once more"."""
+        """Mark the job as delivered: another launch with its key then starts a new job."""
         from trainjob import TrainJobError
         from trainjob.lifecycle import mark_delivered
 
@@ -411,14 +408,14 @@ class TrainJobTask(StrictTemplates):
                 client.call(lambda: mark_delivered(client.backend, ref))
         except (TrainJobError, TrainJobFatal, TrainJobFailure) as error:
             self.log.warning(
-                "TrainJob %s could not be marked as delivered: a clear gives its result again: %s", ref, error
+                "TrainJob %s could not be marked as delivered, so a clear will return its result again: %s", ref, error
             )
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What OpenLineage hears of a task that has ended (`apache-airflow-providers-openlineage` calls it)."""
+        """Lineage of a finished task; `apache-airflow-providers-openlineage` calls it."""
         del task_instance
-        read, written = self.data_of(self._told) if self._told else ((), ())
-        return lineage.facets(read, written, self._told)
+        read, written = self.data_of(self._result) if self._result else ((), ())
+        return lineage.facets(read, written, self._result)
 
     def _spec(self, key: str, context: Context) -> TrainJobSpec:
         from trainjob import InvalidSpec, TrainJobError
@@ -429,41 +426,41 @@ class TrainJobTask(StrictTemplates):
                 raise InvalidSpec(secrets)
             return spec
         except (TrainJobError, OSError) as error:
-            self._tell(str(error))
+            self._log_error(str(error))
             raise TrainJobFatal(str(error)) from None
 
     def _client(self, namespace: str | None) -> TrainJobClient:
-        return self._of_connection(lambda hook: hook.client(namespace))
+        return self._call_hook(lambda hook: hook.client(namespace))
 
-    def _of_connection(self, ask: Callable[[TrainJobHook], _T]) -> _T:
+    def _call_hook(self, call: Callable[[TrainJobHook], _T]) -> _T:
         from trainjob import TrainJobError
 
         try:
-            return ask(TrainJobHook(self.trainjob_conn_id))
+            return call(TrainJobHook(self.trainjob_conn_id))
         except AirflowNotFoundException as error:
             raise TrainJobFatal(str(error)) from None
         except TrainJobError as error:
             raise airflow_error(error) from None
 
     def _deadline(self, context: Context) -> datetime | None:
-        """When ``execution_timeout`` is over: counted from the start of the try, which deferral does not change."""
+        """The end of ``execution_timeout``, counted from the start of the try, which deferral does not change."""
         if self.execution_timeout is None:
             return None
         start: datetime = context["ti"].start_date or datetime.now(UTC)
         return start.astimezone(UTC) + self.execution_timeout
 
     def _margin(self) -> float:
-        """Seconds before Airflow's own timer, which interrupts whatever is being done: room to cancel in peace."""
+        """Seconds before Airflow's timer fires, so that it does not interrupt the cancelling."""
         return min(1.0, 0.1 * self.execution_timeout.total_seconds()) if self.execution_timeout else 0.0
 
-    def _tell(self, text: str) -> None:
-        """Each line is a line of the log; the exception's own text would be one long one."""
+    def _log_error(self, text: str) -> None:
+        """Log each line separately; Airflow logs the text of an exception as one line."""
         for line in text.splitlines():
             self.log.error("%s", line)
 
 
 def _stats() -> Any:
-    from airflow.providers.common.compat.sdk import Stats  # what a DAG file need not pay for
+    from airflow.providers.common.compat.sdk import Stats  # DAG files do not need this import
 
     return Stats
 
@@ -474,15 +471,15 @@ def _tags(context: Context) -> dict[str, str]:
 
 
 def _acknowledge(context: Context) -> None:
-    """Called once Airflow was told of the task's success: a worker that dies before that loses nothing."""
+    """Acknowledge after Airflow has recorded the success: if the worker dies before, the next try gets the result."""
     task = context["ti"].task  # context["task"] is not the copy that was executed in Airflow 3.0
     if isinstance(task, TrainJobTask) and has_succeeded(context):
         task.acknowledge()
 
 
-def _earlier(late: BaseException) -> BaseException:
-    """The timeout that was being raised when Airflow's own timer went off; `late` itself where there was none."""
-    error: BaseException | None = late
+def _own_timeout(airflow_timeout: BaseException) -> BaseException:
+    """The TrainJobTimeout that Airflow's timer interrupted; otherwise `airflow_timeout`."""
+    error: BaseException | None = airflow_timeout
     while error is not None and not isinstance(error, TrainJobTimeout):
         error = error.__context__
-    return error or late
+    return error or airflow_timeout

@@ -1,4 +1,4 @@
-"""`TrainJobOperator`: one TrainJob as one task."""
+"""`TrainJobOperator`: runs one TrainJob as one task."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _POD = {
     "security_context": "securityContext",
 }
 _POD_FIELDS = (*_POD, "volume_mounts", "pod_labels", "pod_annotations")
-"""Arguments that change the pods of all nodes, by one entry of ``runtimePatches``."""
+"""Arguments that change the pods of all nodes; they become one entry of ``runtimePatches``."""
 _PATCHED = re.compile(
     r"runtime_patches\[0\]\.trainingRuntimeSpec\.template\.spec\.replicatedJobs\[\d+\]\.template\.spec\.template\."
     r"(?:(metadata\.\w+)|spec\.(?:containers\[0\]\.)?(\w+))"
@@ -56,88 +56,90 @@ _METADATA = {"metadata.labels": "pod_labels", "metadata.annotations": "pod_annot
 class TrainJobOperator(TrainJobTask):
     """Launches one TrainJob, waits for its end and returns what it reports.
 
-    The job is launched exactly once for each try that needs one: a try whose worker died leaves the job running, and
-    the next try goes on with that same job. A job that failed is tried again as a new job.
+    Each try that needs a job launches it exactly once: if the worker of a try dies, the job keeps running, and the next
+    try adopts it. After a failed job, the next try launches a new one.
 
-    What the job should be is said either by the fields of a spec or by `spec`, all of them templates. Literals
-    are checked when the DAG is parsed, templates once they are rendered; see `trainjob.TrainJobSpec` for their meaning.
+    Describe the job either by the fields of a spec or by `spec`; all of them are templates. Literals are checked when
+    the DAG is parsed, templates after rendering. `trainjob.TrainJobSpec` documents the fields.
 
     Args:
-        spec: A whole spec instead of its fields: a `TrainJobSpec`, a mapping, YAML text, or the path of a YAML file
-            beside the DAG file. Mappings, text and files are templates and may also be complete TrainJob objects.
+        spec: A complete spec instead of its fields: a `TrainJobSpec`, a mapping, YAML text, or the path of a YAML file
+            relative to the DAG file. Mappings, text and files are templates, and may be complete TrainJob objects.
         runtime: Name of a ClusterTrainingRuntime.
         image: Container image of the nodes; the runtime's if left out.
-        command: Entry point of each node; ``$(NAME)`` is replaced by an environment variable, ``$$`` is a ``$``.
+        command: Entry point of each node; ``$(NAME)`` expands to an environment variable, ``$$`` is a ``$``.
         args: Arguments of `command`, or of the runtime's entry point.
-        torchtune: What to change of torchtune's recipe, on one of Trainer's torchtune runtimes, instead of a command.
+        torchtune: Changes of torchtune's recipe, for Trainer's torchtune runtimes, instead of a command.
         num_nodes: Number of nodes; the runtime's if left out.
         num_proc_per_node: Processes on each node (torchrun, mpirun).
         resources_per_node: ``{"cpu": 4, "memory": "16Gi", "gpu": 1}``, or ``{"requests": …, "limits": …}``.
-        env: Environment of the nodes; secrets by ``valueFrom`` only.
-        inputs: Name -> URI of what is read; the nodes find each as ``TRAINJOB_INPUT_<NAME>``.
-        outputs: Name -> URI of where to write; ``TRAINJOB_OUTPUT_<NAME>``.
-        checkpoints: Where the training keeps what it needs to go on after an interruption, ``pvc://claim/path`` or a
-            URI; each task instance has a directory of its own there, the same for all its tries.
-        initializer: Trainer's own initializers.
+        env: Environment of the nodes; secrets only by ``valueFrom``.
+        inputs: Name -> URI of data to read; each node has it as ``TRAINJOB_INPUT_<NAME>``.
+        outputs: Name -> URI to write to; each node has it as ``TRAINJOB_OUTPUT_<NAME>``.
+        checkpoints: Location of checkpoints, from which an interrupted training resumes: ``pvc://claim/path`` or a URI.
+            Each task instance has its own directory there, the same for all its tries.
+        initializer: Trainer's initializers.
         runtime_patches: Changes to the runtime's pods.
         labels: Labels of the TrainJob, such as ``kueue.x-k8s.io/queue-name``.
         annotations: Annotations of the TrainJob.
         active_deadline_seconds: Seconds after which Trainer fails the job.
         suspend: Create the job suspended.
-        managed_by: Which controller is in charge.
-        unattended: What happens to the job when no task has waited for it for `unattended_after`: ``suspend`` (the
-            next waiter resumes it), ``delete`` or ``keep``. If left out, it is suspended, or kept where the task
-            does not wait or `on_kill_action` is ``keep``.
+        managed_by: Controller that manages the job.
+        unattended: Action when no task has waited for the job for `unattended_after`: ``suspend`` (the next task that
+            waits resumes it), ``delete`` or ``keep``. The default is ``suspend``, or ``keep`` if the task does not wait
+            or `on_kill_action` is ``keep``.
         unattended_after: One minute to seven days, as ``timedelta``, seconds or ISO 8601; an hour if left out.
         namespace: Kubernetes namespace; the connection's if left out.
-        trainjob_conn_id: Connection of type ``trainjob``. Where the default one does not exist, ``TRAINJOB_*`` in the
+        trainjob_conn_id: Connection of type ``trainjob``. If the default one does not exist, ``TRAINJOB_*`` in the
             environment decides.
         deferrable: Wait in the triggerer, without a worker.
-        volumes: Volumes of the pods of all nodes. These and the next arguments become one of `runtime_patches`; like
-            those of `KubernetesPodOperator` they take mappings as in the API or models of the ``kubernetes`` package.
+        volumes: Volumes of the pods of all nodes. This and the following arguments about pods become one entry of
+            `runtime_patches`. As in `KubernetesPodOperator`, they are mappings as in the API or models of the
+            ``kubernetes`` package.
         volume_mounts: Mounts of the training container.
         node_selector: Labels that a node must have.
-        tolerations: Taints of nodes that are accepted.
-        affinity: See Kubernetes.
+        tolerations: Tolerations of node taints.
+        affinity: Affinity of the pods.
         service_account_name: Service account of the pods.
         image_pull_secrets: Secrets for image registries, as ``{"name": …}``.
-        security_context: Of the pods.
+        security_context: Security context of the pods.
         pod_labels: Labels of the pods.
         pod_annotations: Annotations of the pods.
-        queue_timeout: How long the job may wait for admission (Kueue); for ever if left out. ``timedelta`` or seconds.
-        start_timeout: How long its ranks may take to start once it is admitted; for ever if left out.
-        fail_fast: Fail at once, and without a retry, where the job waits for what only a person can change: a queue
-            that does not exist, more GPUs than it will ever have, an image that is not there, pods that are refused.
-        fail_on_first_crash: Fail as soon as a rank has crashed, with its exit code and last lines. The runtimes that
-            Trainer ships start it again and again, and the job fails minutes later if at all. Without this, a crash is
-            a warning in the task's log. On the local backend a crash ends the job at once in any case.
-        on_crash_action: What becomes of the job then, which would go on: ``suspend`` stops it and keeps the object,
-            with the diagnosis in it (the next try is a new job; a job that Kueue manages is deleted, since Kueue would
-            start it again), ``cancel`` deletes it, ``keep`` lets it go on (the next try adopts it, and finds the same
-            crash). Not ``on_kill_action``: who keeps jobs because workers come and go does not want this one to go on.
-        on_kill_action: What becomes of the job when a person marks the task or clears it: ``cancel`` deletes it,
-            ``suspend`` keeps it for the next try to go on with, ``keep`` lets it go on. A worker that goes away leaves
-            the job alone in any case; the next try adopts it.
-        cancel_on_timeout: Whether a job that outlasts one of the timeouts is cancelled; else the next try adopts it.
-        retry_user_errors: Whether Airflow retries a training that failed by itself in a way that another try may not
-            meet again (an exception, an exit code). What is certain to fail again is never retried (a missing module,
-            a wrong argument, missing rights), what came from outside always (a lost node, an outage, preemption).
-        get_logs: Whether the lines of all ranks go to the task's log while they are written.
-        wait_for_completion: Wait for the end; else the task succeeds once the job is launched, and a `TrainJobSensor`
-            can wait for it.
-        skip_on_exit_code: Exit code, or several, of the first failing rank that skip the task instead of failing it.
-        **kwargs: Of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while deferred.
+        queue_timeout: How long the job may wait for admission (Kueue), as ``timedelta`` or seconds; no limit if None.
+        start_timeout: How long the ranks may take to start after admission; no limit if None.
+        fail_fast: Fail at once and without a retry on a permanent blocker, which only a person can remove: a missing
+            queue, more GPUs than the queue will ever have, a missing image, refused pods.
+        fail_on_first_crash: Fail as soon as a rank crashes, with its exit code and last log lines. Trainer's runtimes
+            restart a crashed rank again and again, so the job fails minutes later or never. Without this option, a
+            crash is a warning in the task's log. On the local backend a crash always ends the job at once.
+        on_crash_action: Action on the job after such a crash. ``suspend`` stops it and keeps the object with the
+            diagnosis; the next try is a new job. (A job that Kueue manages is deleted, since Kueue would start it
+            again.) ``cancel`` deletes it. ``keep`` keeps it running; the next try adopts it and finds the same crash.
+            It is separate from `on_kill_action`: a job that is kept when workers end need not be kept after a crash.
+        on_kill_action: Action on the job when a person marks or clears the task: ``cancel`` deletes it, ``suspend``
+            keeps it for the next try to resume, ``keep`` keeps it running. If only the worker terminates, the job
+            always keeps running and the next try adopts it.
+        cancel_on_timeout: Cancel a job that exceeds a timeout. If False, the next try adopts it.
+        retry_user_errors: Retry after a failure of the training code that may not recur (an exception, an exit code).
+            Failures that would recur are never retried (a missing module, an invalid argument, missing permissions).
+            Failures of the infrastructure are always retried (a lost node, an outage, a preemption).
+        get_logs: Copy the log lines of all ranks to the task's log while they are written.
+        wait_for_completion: Wait for the end of the job. If False, the task succeeds once the job is launched; use
+            `TrainJobSensor` to wait for the job.
+        skip_on_exit_code: Exit code or codes; if the first failing rank has one of them, the task is skipped.
+        **kwargs: Arguments of `BaseOperator`. ``execution_timeout`` counts from the start of the try, also while
+            deferred.
 
     Returns (XCom):
         ``{"namespace", "name", "uid", "attempt", "metrics", "outputs", "seconds", "history"}``, see
         `trainjob.TrainJobResult`.
 
     Raises:
-        InvalidSpec: Literals are wrong; when the DAG is parsed.
-        TrainJobFatal: It is certain to fail again: the spec or the set-up is wrong, a module is missing (an
+        InvalidSpec: Literals are invalid; when the DAG is parsed.
+        TrainJobFatal: Every try would fail: the spec or the setup is invalid, a module is missing (an
             ``AirflowFailException``: no retry).
-        TrainJobFailure: Another try may end differently (retried, if ``retries`` is set).
-        TrainJobTimeout: A timeout ran out (retried likewise).
+        TrainJobFailure: Another try may succeed (retried if ``retries`` is set).
+        TrainJobTimeout: A timeout expired (retried if ``retries`` is set).
     """
 
     template_fields: Sequence[str] = ("spec", *_SPEC_FIELDS, *_POD_FIELDS, "namespace", "trainjob_conn_id")
@@ -227,15 +229,15 @@ class TrainJobOperator(TrainJobTask):
         self.pod_annotations = pod_annotations
         given = [name for name in (*_SPEC_FIELDS, *_POD_FIELDS) if getattr(self, name) is not None]
         if spec is not None and given:
-            raise ValueError(f"spec cannot be combined with {', '.join(given)}: write them into it")
-        if not kwargs.get("_airflow_from_mapped"):  # whose values are decided in the run
+            raise ValueError(f"spec cannot be combined with {', '.join(given)}: set them in spec")
+        if not kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             self.check_literals()
 
     def check_literals(self) -> None:
-        """Refuse when the DAG is parsed what no template can make good.
+        """Check the spec for errors that no template can fix, when the DAG is parsed.
 
         Raises:
-            TrainJobError: with every problem.
+            TrainJobError: The spec is invalid; the error has all problems.
         """
         from trainjob.spec.literals import check_literals
 
@@ -245,10 +247,10 @@ class TrainJobOperator(TrainJobTask):
                 check_literals(fields, is_open)
 
     def written_fields(self, context: Context | None) -> Mapping[str, Any] | None:
-        """The fields of the spec as they stand, wherever they are written; None where templates decide over them.
+        """The current fields of the spec, from arguments, `spec` or its file; None if a template contains all of them.
 
         Args:
-            context: Renders the spec's YAML file; None: the file is not read.
+            context: Renders the spec's YAML file; without it the file is not read.
         """
         from trainjob import TrainJobSpec
         from trainjob.spec.reading import load
@@ -267,7 +269,7 @@ class TrainJobOperator(TrainJobTask):
         return spec if isinstance(spec, Mapping) else None
 
     def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
-        """See `TrainJobTask`."""
+        """The known part of the spec of a run that starts now, and the paths of values that only a run knows."""
         from trainjob.spec.literals import check_literals
         from trainjob_airflow.sample import rendered, sample_context, unknown_paths
 
@@ -285,7 +287,7 @@ class TrainJobOperator(TrainJobTask):
             return check_literals(fields, is_open), [*unknown_paths(written)]
 
     def literal_fields(self) -> dict[str, Any]:
-        """The fields of the spec that were given, as they are written in the DAG."""
+        """The fields of the spec that are set in the DAG."""
         fields = {name: value for name in _SPEC_FIELDS if (value := getattr(self, name)) is not None}
         patch, others = self._pod_patch(), fields.get("runtime_patches", [])
         if patch is None or is_open(others):
@@ -293,7 +295,7 @@ class TrainJobOperator(TrainJobTask):
         return fields | {"runtime_patches": [*others, patch]}
 
     def _pod_patch(self) -> dict[str, Any] | None:
-        """The patch that the arguments about pods make; None if there are none."""
+        """The runtime patch of the arguments about pods; None if none is set."""
         from trainjob.spec import for_every_node
 
         pod = {name: value for field, name in _POD.items() if (value := getattr(self, field)) is not None}
@@ -308,7 +310,7 @@ class TrainJobOperator(TrainJobTask):
 
     @contextmanager
     def _argument_names(self) -> Iterator[None]:
-        """Report a problem of the patch that `_pod_patch` makes under the name of the argument."""
+        """Report problems of the patch of `_pod_patch` under the names of the arguments."""
         from pydantic.alias_generators import to_snake
 
         from trainjob.errors import InvalidSpec
@@ -316,7 +318,7 @@ class TrainJobOperator(TrainJobTask):
         try:
             yield
         except InvalidSpec as error:
-            if self.runtime_patches is not None:  # whose problems have such paths, too
+            if self.runtime_patches is not None:  # problems of these have the same paths
                 raise
             named = {
                 replace(each, path=_PATCHED.sub(lambda found: _METADATA.get(found[1]) or to_snake(found[2]), each.path))
@@ -325,13 +327,13 @@ class TrainJobOperator(TrainJobTask):
             raise InvalidSpec(sorted(named, key=str)) from None
 
     def spec_fields(self, key: str) -> dict[str, Any]:
-        """The rendered fields of the spec that were given. Operators for one kind of job override it."""
+        """The rendered fields of the spec that are set. Operators for one kind of job override it."""
         del key
         return self.literal_fields()
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
-        """See `TrainJobTask`."""
-        from trainjob import TrainJobSpec  # pydantic: not in a DAG file
+        """Build the spec of the job from rendered fields, or from `spec`."""
+        from trainjob import TrainJobSpec  # imports pydantic, which DAG files do not need
         from trainjob.spec.reading import load
 
         source = self.spec_fields(key) if self.spec is None else self.spec
@@ -341,18 +343,18 @@ class TrainJobOperator(TrainJobTask):
             return TrainJobSpec.parse(source)
 
     def declared_outputs(self, context: Context) -> Mapping[str, Any]:
-        """See `TrainJobTask`."""
+        """Name -> URI of the outputs in the spec."""
         fields = self.written_fields(context) or {}
         outputs = fields.get("outputs")
         return outputs if isinstance(outputs, Mapping) else {}
 
     def _file(self, name: str | Path, context: Context) -> str:
-        """The text of a spec's file, rendered."""
+        """The rendered text of the spec's file."""
         from jinja2 import TemplateError
 
         from trainjob.spec.reading import content
 
-        # Not by template_ext: Airflow would then take every argument that ends in .yaml for a template file.
+        # Not by template_ext: Airflow would then treat every argument that ends in .yaml as a template file.
         data = content(Path(self.dag.folder) / name, str(name))
         try:
             return str(self.render_template(data.decode(), context))
@@ -362,22 +364,22 @@ class TrainJobOperator(TrainJobTask):
             raise TrainJobFatal(f"the template {name} cannot be rendered: {error}") from None
 
     def _do_render_template_fields(self, *args: Any, **kwargs: Any) -> None:
-        """See `StrictTemplates`; templates inside a `TrainJobSpec` object count as well."""
+        """Render as Airflow does, including templates in a `TrainJobSpec` object; errors fail without a retry."""
         dump = getattr(self.spec, "model_dump", None)
         if dump is not None:
             self.spec = dump(mode="json", exclude_unset=True)
         super()._do_render_template_fields(*args, **kwargs)
 
-    def data_of(self, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """See `TrainJobTask`: inputs and initializers; outputs that were asked for or reported."""
+    def data_of(self, result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """Inputs and initializers as read; outputs of the spec and reported outputs as written."""
         initializers = (self.initializer or {}).values()
         sources = [each if isinstance(each, str) else (each or {}).get("storage_uri", "") for each in initializers]
-        written = {**(self.outputs or {}), **told["outputs"]}
+        written = {**(self.outputs or {}), **result["outputs"]}
         return [*(self.inputs or {}).values(), *sources], [uri for uri in written.values() if "://" in str(uri)]
 
 
 def as_json(value: Any) -> Any:
-    """A model of the ``kubernetes`` package, or a list of such, as in the API: templates are rendered in texts."""
+    """Convert models of the ``kubernetes`` package to API mappings, in which templates can be rendered."""
     if isinstance(value, list | tuple):
         return [as_json(each) for each in value]
     names = getattr(value, "attribute_map", None)

@@ -1,7 +1,7 @@
-"""Triggers: a deferred task waits here, at the cost of one coroutine.
+"""Triggers: a deferred task waits in one, at the cost of one coroutine.
 
-A triggerer may stop at any instant and another one start the same trigger again, so a trigger knows nothing but its
-arguments, and they are all that the next one needs. They are stored as plain JSON in Airflow's database: no secrets.
+A triggerer may stop at any instant, and another one then starts the same trigger. So the arguments are the whole state
+of a trigger. Airflow stores them unencrypted in its database: they must not contain secrets.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from trainjob.diagnosis import Evidence
     from trainjob.progress_log import ProgressLogger
 
-_TAIL = 200  # lines of each rank from before this trigger started; after a restart these are shown twice
-_LAST_LOOK = 5.0  # seconds after a deadline that nobody was there to see: the job may have ended before it
-_KILLED = "__airflow_user_action__"  # what Airflow cancels a trigger with when a person has ended its task (3.3)
+_TAIL = 200  # log lines of each rank from before this trigger started; after a restart they are logged again
+_LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
+_KILLED = "__airflow_user_action__"  # message of the cancellation when a person has ended the task (Airflow 3.3)
 _KILL = 25.0  # Airflow gives on_kill() 30 s ([triggerer] on_kill_timeout)
 
 _BACKGROUND: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
@@ -43,26 +43,26 @@ class TrainJobTrigger(BaseTrigger):
     with status
 
     * ``complete`` or ``failed``: the job ended; ``final`` is its last observation and ``crash`` the evidence of its
-      first crash, of which `trainjob.waiting.conclude` makes a result or a diagnosis,
-    * ``crashed``: a rank did, ``fail_on_first_crash`` was asked for, and the job goes on; ``diagnosis`` says why,
-    * ``timeout``: a budget ran out and the job goes on,
-    * ``error``: it could not be watched any longer and goes on, as far as is known.
+      first crash, from which `trainjob.waiting.conclude` makes a result or a diagnosis,
+    * ``crashed``: a rank crashed, `fail_on_first_crash` is set, and the job keeps running; ``diagnosis`` has the cause,
+    * ``timeout``: a timeout expired and the job keeps running,
+    * ``error``: the job could not be watched any longer; it may still be running.
 
     Args:
-        trainjob_conn_id: Connection, resolved in the triggerer if `target` is left out.
-        namespace: Of the job.
-        name: Of the job.
-        uid: Of the job; another job of the same name is not this one.
+        trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
+        namespace: Namespace of the job.
+        name: Name of the job.
+        uid: UID of the job; another job with the same name is not watched.
         attempt: Ordinal of the job.
-        deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` is over; None: never.
-        on_kill_action: ``cancel``, ``suspend`` or ``keep``: what becomes of the job when a person kills the task.
-        get_logs: Whether lines of the ranks go to the task's log.
+        deadline: ISO 8601 time in UTC at which the task's ``execution_timeout`` expires; None: no limit.
+        on_kill_action: ``cancel``, ``suspend`` or ``keep``: action on the job when a person kills the task.
+        get_logs: Whether to copy log lines of the ranks to the task's log.
         resumed: How often the task was deferred again after an error.
-        target: What the connection says, if it holds no secret: `TrainJobHook.target`.
-        **wait_options: `trainjob.WaitOptions.as_json`.
+        target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
+        **wait_options: The waiting options, as `trainjob.WaitOptions.as_json` returns them.
     """
 
-    _has_asked = False  # any trigger of this process
+    _has_called_airflow = False  # whether any trigger of this process has
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TrainJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait; see the class."""
+        """Wait for the end of the job, and yield one event."""
         self._waiting = True
         try:
             event = await self._outcome()  # no event is yielded from inside a cancel scope or task group
@@ -116,11 +116,11 @@ class TrainJobTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         await asyncio.to_thread(_load)
-        if self.task_instance is not None and not TrainJobTrigger._has_asked:
-            # At the first question Airflow (3.3.2) starts its API inside the triggerer, for 4 s of one core, and many
-            # more where that is busy. So the first one is not that of `on_kill`, which ends after 30 s.
-            TrainJobTrigger._has_asked = True
-            _begin(self._is_wanted())
+        if self.task_instance is not None and not TrainJobTrigger._has_called_airflow:
+            # The first call starts Airflow's API (3.3.2) inside the triggerer, which takes 4 s of one core, and more on
+            # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
+            TrainJobTrigger._has_called_airflow = True
+            _run_in_background(self._is_wanted())
         from trainjob.errors import RankCrashed, TimedOut, TrainJobError
         from trainjob.serialization import pack_diagnosis, pack_evidence
 
@@ -154,7 +154,7 @@ class TrainJobTrigger(BaseTrigger):
         options, ref = self.wait_options, self._ref()
         final, crash = await attend(backend, ref, options, on_change=say.change, on_crash=say.crash, read=read)
         if final is None:
-            raise BackendUnavailable("the watch ended before it said anything")
+            raise BackendUnavailable(f"the watch of TrainJob {self._ref()} ended without an event")
         return final, crash
 
     async def _read(self, backend: Backend, say: ProgressLogger) -> None:
@@ -165,64 +165,64 @@ class TrainJobTrigger(BaseTrigger):
             async with aclosing(backend.logs(self._ref(), follow=True, tail=_TAIL)) as lines:
                 async for line in lines:
                     throttle.line(line)
-                    await asyncio.sleep(0)  # many lines at once must not hold up the other triggers
-            throttle.end()  # before the line about lines that were left out
+                    await asyncio.sleep(0)  # many lines at once must not delay other triggers
+            throttle.end()  # before the line about dropped lines
             say.end()
-        except Exception as error:  # noqa: BLE001 - logs are a service; that they fail is no verdict on the job
-            self.log.warning("no more log lines from here on: %s: %s", type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001 - log streaming is best effort; its failure must not fail the job
+            self.log.warning("log streaming failed, no further log lines follow: %s: %s", type(error).__name__, error)
         finally:
             throttle.end()
 
     async def on_kill(self) -> None:
-        """A person marked the task or cleared it (Airflow 3.3): do with the job what ``on_kill_action`` says.
+        """Apply `on_kill_action` after a person has marked or cleared the task; Airflow 3.3 calls it.
 
-        Airflow (3.3.2) cancels this again each second until it has ended (`TriggerRunnerSupervisor.cancelling_triggers`
-        goes along with every sync), and a request to a cluster can take longer.
+        Airflow (3.3.2) cancels this coroutine again each second until it ends, with every sync
+        (`TriggerRunnerSupervisor.cancelling_triggers`), and a request to a cluster can take longer.
         """
         self._killed = False
-        ending = _begin(self._end())
-        while not ending.done():
+        action = _run_in_background(self._apply_kill_action())
+        while not action.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.shield(ending)
+                await asyncio.shield(action)
 
-    async def _end(self) -> None:
+    async def _apply_kill_action(self) -> None:
         from trainjob.lifecycle import cancel
 
-        # Airflow says the same to a triggerer that was taken for dead and wakes up when another one has its triggers:
-        # all that are not its own any more are cancelled alike (3.3.2, `TriggerRunnerSupervisor.update_triggers`).
+        # Airflow also cancels the triggers of a triggerer that counted as dead and wakes up when another one runs its
+        # triggers (3.3.2, `TriggerRunnerSupervisor.update_triggers`), with the same message.
         if self.task_instance is not None and await self._is_wanted():
-            self.log.info("TrainJob %s/%s goes on: its task still waits for it", self.namespace, self.name)
+            self.log.info("TrainJob %s/%s keeps running: its task still waits for it", self.namespace, self.name)
             return
         if self.on_kill_action == "keep":
-            self.log.info("TrainJob %s/%s goes on (on_kill_action='keep')", self.namespace, self.name)
+            self.log.info("TrainJob %s/%s keeps running (on_kill_action='keep')", self.namespace, self.name)
             return
         backend = await TrainJobHook(self.trainjob_conn_id, self.target).backend()
         try:
             action: Literal["delete", "suspend"] = "suspend" if self.on_kill_action == "suspend" else "delete"
             ended = await cancel(backend, self._ref(), action, timeout_seconds=_KILL)
-            what = "has ended" if ended else "was told to end"
-            self.log.info("the task was killed: TrainJob %s/%s %s (%s)", self.namespace, self.name, what, action)
+            state = "has ended" if ended else "is terminating"
+            self.log.info("the task was killed: TrainJob %s/%s %s (%s)", self.namespace, self.name, state, action)
         finally:
             await backend.aclose()
 
     async def cleanup(self) -> None:
-        """Do what `on_kill` does where that was not called.
+        """Call `on_kill` if Airflow has not.
 
-        Before Airflow 3.3 nothing tells a trigger of a kill but its end, which may have other reasons as well. Since
-        then a cancellation says so, but a second one, a second later, can hit Airflow (3.3.2) while it still writes a
-        line to the log about the first, and `on_kill` is left out.
+        Before Airflow 3.3 a trigger notices a kill only by its cancellation, which may have other reasons. Since 3.3
+        the cancellation has a message, but a second one, a second later, can interrupt Airflow (3.3.2) while it logs
+        the first, and then it does not call `on_kill`.
         """
-        untold = not hasattr(BaseTrigger, "on_kill") and self._waiting and self.task_instance is not None
-        if untold or self._killed:
+        may_be_killed = not hasattr(BaseTrigger, "on_kill") and self._waiting and self.task_instance is not None
+        if may_be_killed or self._killed:
             await self.on_kill()
 
     async def _is_wanted(self) -> bool:
-        """Whether the task is still deferred: a triggerer that stops hands its triggers on."""
+        """Whether the task is still deferred: a stopping triggerer leaves its triggers to another one."""
         from asgiref.sync import sync_to_async
 
         try:
             states = await sync_to_async(states_of)(self.task_instance)
-        except Exception:  # noqa: BLE001 - whatever it is: to keep a job does less harm than to end one
+        except Exception:  # noqa: BLE001 - any error; keeping a job does less harm than ending it
             return True
         return "deferred" in states
 
@@ -232,7 +232,7 @@ class TrainJobTrigger(BaseTrigger):
         return JobRef(self.namespace, self.name, self.uid, self.attempt)
 
     def _seconds_left(self) -> float | None:
-        """Of ``execution_timeout``, which Airflow itself does not enforce on a deferred task (apache/airflow#69678)."""
+        """Rest of ``execution_timeout``, which Airflow does not enforce for deferred tasks (apache/airflow#69678)."""
         if self.deadline is None:
             return None
         left = (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
@@ -240,19 +240,19 @@ class TrainJobTrigger(BaseTrigger):
 
 
 class TrainJobStateTrigger(BaseTrigger):
-    """Waits until a job is in one of some phases, or has passed it, or has a condition. One event; never raises.
+    """Waits until a job reaches one of several phases or a condition. Yields one event and never raises.
 
     The event's payload is ``{"status": "reached" | "ended" | "error", "message": …, "retryable": …}``.
 
     Args:
-        trainjob_conn_id: Connection, resolved in the triggerer if `target` is left out.
-        namespace: Of the job; the connection's if None.
-        name: Of the job, which need not exist yet; empty if `labels` say which.
+        trainjob_conn_id: Connection, which the triggerer looks up if `target` is left out.
+        namespace: Namespace of the job; the connection's if None.
+        name: Name of the job, which need not exist yet; empty if `labels` select the job.
         labels: Labels of the job.
         phases: Names of the phases.
-        condition: Type of a condition, instead of phases.
-        poll_interval: Seconds between two looks whether a job that does not exist yet does.
-        target: See `TrainJobTrigger`.
+        condition: Type of a status condition, instead of phases.
+        poll_interval: Seconds between two checks whether the job exists.
+        target: Settings of the connection, if they hold no secret: the result of `TrainJobHook.target`.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class TrainJobStateTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait; see the class."""
+        """Wait for the phase or condition, and yield one event."""
         yield TriggerEvent(await self._outcome())  # type: ignore[no-untyped-call]
 
     async def _outcome(self) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class TrainJobStateTrigger(BaseTrigger):
         from trainjob.status import observe
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
-        while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - nobody can tell
+        while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(self.poll_interval)
         say, latest, name = progress_logger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
         async with aclosing(backend.watch(JobRef.of(trainjob))) as snapshots:
@@ -320,30 +320,29 @@ class TrainJobStateTrigger(BaseTrigger):
                     return _event("reached", f"{name} is {observation.phase}") | job
                 if observation.phase.terminal:
                     break
-        ended = f"is {latest.phase}" if latest is not None else "is gone"
-        return _event("ended", f"{name} {ended} and will never {sought.state}")
+        ended = f"is {latest.phase}" if latest is not None else "was deleted"
+        return _event("ended", f"{name} {ended}; it can no longer {sought.state}")
 
 
 @cache
 def _load() -> None:
-    """Import what a trigger needs, in a thread: in the loop all triggers would stand still for half a second.
+    """Import what a trigger needs, in a thread: in the event loop it would block all triggers for half a second.
 
-    A full garbage collection over Airflow's own modules takes 0.2 to 0.4 s of the loop, once in some hundred triggers,
-    whatever they do (3.3.2). What is imported by now stays until the end of the process, and is not looked at again.
+    A full garbage collection over Airflow's modules blocks the loop for 0.2 to 0.4 s, once in some hundred triggers
+    (3.3.2). Objects that exist now stay until the end of the process, so the collector need not check them again.
     """
     import trainjob.progress_log
     import trainjob.serialization
     import trainjob.waiting
 
-    with suppress(ImportError):  # of the extra, which the local backend does without
-        import trainjob.backends.kubernetes.backend  # noqa: F401 - so that it is there before the freeze
+    with suppress(ImportError):  # of the extra `kubernetes`, which the local backend does not need
+        import trainjob.backends.kubernetes.backend  # noqa: F401 - imported before the freeze
 
     gc.freeze()
 
 
-def _begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Do something in the background."""
-    task = asyncio.create_task(work)
+def _run_in_background(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.create_task(coroutine)
     _BACKGROUND.add(task)
     task.add_done_callback(_BACKGROUND.discard)
     return task
