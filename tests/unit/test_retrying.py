@@ -1,15 +1,235 @@
-"""The header Retry-After."""
+"""`Backoff` and its presets, by a clock of the test's; the header Retry-After."""
 
 from __future__ import annotations
 
+import ast
+import math
+import re
+import sys
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trainjob import retrying
+from trainjob.retrying import Backoff, Preset
 
 PAST = format_datetime(datetime.now(UTC) - timedelta(days=1), usegmt=True)
+PRESETS: dict[str, Preset] = {
+    name: value for name, value in vars(retrying).items() if isinstance(value, partial) and name[0] != "_"
+}
+
+
+class Clock:
+    """Time that passes only where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(retrying, "time", made)
+    return made
+
+
+def outage(backoff: Backoff, clock: Clock, *, attempt: float = 0.0, retry_after: float | None = None) -> list[float]:
+    """The pauses of an outage without end, in which each attempt takes so many seconds."""
+    pauses: list[float] = []
+    clock.now += attempt
+    while not backoff.failure():
+        pauses.append(backoff.pause(retry_after))
+        clock.now += pauses[-1] + attempt
+        assert len(pauses) < 100_000
+    return pauses
+
+
+# --- when to give up
+
+
+def test_either_limit_ends_the_retries(clock: Clock) -> None:
+    assert len(outage(Backoff(failures=4, seconds=1e6), clock)) == 3
+    began = clock.now
+    outage(Backoff(failures=1e6, seconds=60), clock, attempt=1)
+    assert 60 <= clock.now - began <= 60 + 20 + 1
+
+
+def test_both_limits_have_to_be_used_up(clock: Clock) -> None:
+    began = clock.now
+    assert len(outage(Backoff(failures=3, seconds=600, both=True), clock, attempt=1)) > 3
+    assert 600 <= clock.now - began <= 600 + 20 + 2
+    assert len(outage(Backoff(failures=50, seconds=1, both=True), clock, attempt=1)) == 49
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_success_sets_back_failures_and_time(clock: Clock, both: bool) -> None:
+    backoff = Backoff(failures=2, seconds=10, both=both)
+    for _ in range(100):
+        assert not backoff.failure()
+        clock.now += 9
+        backoff.success()
+    assert (backoff.count, backoff.count_total) == (0, 100)
+
+
+def test_the_total_is_not_set_back(clock: Clock) -> None:
+    backoff = Backoff(failures=5, total=7)
+    for _ in range(6):
+        assert not backoff.failure()
+        backoff.success()
+    assert backoff.failure()
+
+
+def test_silence_counts_for_a_transfer_and_not_for_a_watch(clock: Clock) -> None:
+    transfer, watch = Backoff(failures=9, seconds=60), Backoff(failures=1, seconds=60, both=True)
+    clock.now += 3600
+    assert transfer.failure()
+    assert not watch.failure()
+
+
+def test_a_pause_that_the_server_asks_for_does_not_use_up_a_transfer(clock: Clock) -> None:
+    assert len(outage(Backoff(failures=5, seconds=60, longest_retry_after=3600), clock, retry_after=3600)) == 4
+
+
+def test_an_answer_begins_the_time_anew_and_keeps_the_pauses(clock: Clock) -> None:
+    backoff = Backoff(failures=1, seconds=10, both=True)
+    assert not backoff.failure()
+    clock.now += 100
+    backoff.answered()
+    assert not backoff.failure()
+    assert backoff.count == 2
+    clock.now += 10
+    assert backoff.failure()
+
+
+# --- pauses
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(0, 2000),
+    first=st.floats(0.001, 10),
+    longest=st.floats(0.001, 100),
+    asked=st.none() | st.floats(-10, 1e9),
+    cap=st.floats(0, 4000),
+)
+def test_pauses_are_within_their_bounds(
+    clock: Clock, count: int, first: float, longest: float, asked: float | None, cap: float
+) -> None:
+    backoff = Backoff(failures=math.inf, first_pause=first, longest_pause=longest, longest_retry_after=cap)
+    backoff.count = count
+    obeyed = min(cap, max(0.0, asked or 0.0))
+    bound = min(longest, first * 2 ** min(max(count - 1, 0), 40))
+    assert obeyed < backoff.pause(asked) <= (obeyed + bound) * 1.000001
+
+
+def test_pauses_spread_over_the_span() -> None:
+    backoff = Backoff(failures=math.inf, first_pause=8)
+    backoff.failure()
+    pauses = [backoff.pause() for _ in range(2000)]
+    for eighth in range(8):
+        assert sum(eighth <= pause < eighth + 1 for pause in pauses) > 100, eighth
+    assert min(pauses) >= 0.4
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(attempt=st.floats(0, 40), asked=st.none() | st.floats(0, 1e6))
+def test_each_preset_ends(clock: Clock, name: str, attempt: float, asked: float | None) -> None:
+    limits = {"seconds": 5.0} if name in ("KUBERNETES", "KUBERNETES_TAIL") else {}
+    backoff = PRESETS[name](**{"failures": 3, **limits} if limits else {})
+    began = clock.now
+    pauses = outage(backoff, clock, attempt=attempt, retry_after=asked)
+    longest = backoff.longest_pause + min(asked or 0.0, backoff.longest_retry_after)
+    assert all(pause <= longest for pause in pauses)
+    if backoff.both:
+        most = max(backoff.failures * (attempt + longest), backoff.seconds + longest + 2 * attempt)
+    else:
+        most = min(backoff.failures, 1e6) * (attempt + longest)
+        most = min(most, backoff.seconds + (len(pauses) + 1) * (asked or 0.0) + longest + attempt)
+    assert clock.now - began <= most + 1e-6
+
+
+def test_a_preset_is_made_anew_for_each_use() -> None:
+    used = retrying.STORE()
+    used.failure()
+    assert retrying.STORE().count == 0
+    assert retrying.STORE(failures=1).failures == 1
+
+
+def test_the_table_names_every_preset_and_its_figures() -> None:
+    rows = re.findall(r"^([A-Z_]+) +(.+?)  +(.+?)  +(.+?)  +.+$", retrying.__doc__ or "", re.MULTILINE)
+    assert {row[0] for row in rows} == PRESETS.keys() - {"KUBERNETES"}
+    for name, limits, pauses, header in rows:
+        made = PRESETS[name]()
+        numbers = [float(number) for number in re.findall(r"[\d.]+", limits)]
+        expected = [made.failures, *([made.total] if made.total < math.inf else []), made.seconds]
+        assert numbers == [each for each in expected if 0 < each < math.inf], name
+        first, longest = map(float, pauses.split(" to "))
+        assert first == made.first_pause, name
+        doublings = made.failures - 2 if not made.both else math.inf
+        assert longest == min(made.longest_pause, made.first_pause * 2**doublings), name
+        assert [float(each) for each in re.findall(r"\d+", header)] in ([made.longest_retry_after], []), name
+
+
+# --- retry
+
+
+class Busy(Exception):
+    """With what a server asked for."""
+
+    def __init__(self, retry_after: float | None) -> None:
+        super().__init__("busy")
+        self.retry_after = retry_after
+
+
+def test_retry(clock: Clock) -> None:
+    answers: list[Busy | str] = [Busy(None), Busy(7), "done"]
+
+    def action() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Busy):
+            raise answer
+        return answer
+
+    began = clock.now
+    assert retrying.retry(action, Busy, Backoff(failures=3)) == "done"
+    assert 7 < clock.now - began <= 7 + 1 + 2
+
+
+def test_retry_gives_up_with_the_last_error(clock: Clock) -> None:
+    errors = [Busy(1), Busy(2), Busy(3)]
+    left = list(errors)
+
+    def action() -> None:
+        raise left.pop(0)
+
+    with pytest.raises(Busy) as caught:
+        retrying.retry(action, Busy, Backoff(failures=3))
+    assert caught.value is errors[-1]
+    with pytest.raises(IndexError):  # of another kind, so at once
+        retrying.retry(action, Busy, Backoff(failures=3))
+
+
+def test_it_needs_the_standard_library_only() -> None:
+    assert retrying.__file__ is not None
+    tree = ast.parse(Path(retrying.__file__).read_text())
+    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+# --- Retry-After
 
 
 @pytest.mark.parametrize(
