@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.oci.proxy import Proxy
 from tests.oci.registry import PROGRAM, Server, registry
 from tests.trees import tree
 
-from trainjob.data.stores.oci import retries
+from trainjob import retrying
 
 MEBI = 1024 * 1024
 
@@ -42,7 +43,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The waits between tries shorter, as many tries; no credentials of whoever runs the tests."""
-    monkeypatch.setattr(retries, "FIRST", 0.02)
+    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, first_pause=0.02))
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(variable, raising=False)

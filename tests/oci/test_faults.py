@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from tests.oci.conftest import MEBI
 from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.trees import files
 
+from trainjob import retrying
 from trainjob.data import copy, read_manifest
 from trainjob.data.stores.base import CHUNK
-from trainjob.data.stores.oci import client, retries, uploads
+from trainjob.data.stores.oci import client, uploads
 from trainjob.data.transfer import scan
 from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable
 
@@ -178,7 +180,7 @@ def test_a_pull_goes_on_where_it_was_cut(
 def test_an_outage_without_end_ends_the_copy(
     proxy: Proxy, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "LONGEST", 0.1)
+    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, longest_pause=0.1))
     uri = f"oci://{proxy.host}/{name}:1"
     for method, fault in (
         ("PATCH", Fault(Kind.CUT, after=1000)),
@@ -291,7 +293,7 @@ def test_random_schedules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenth of all requests goes wrong in some way: the copy succeeds, or says that it did not."""
-    monkeypatch.setattr(retries, "LONGEST", 0.1)
+    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, longest_pause=0.1))
     monkeypatch.setattr(client, "READ", 1.0)
     kinds = [Kind.REFUSE, Kind.DROP, Kind.CUT, Kind.BREAK, Kind.ANSWER, Kind.STALL]
     lock = threading.Lock()

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.oci.proxy import Fault, Kind, Proxy, Seen
 from tests.oci.registry import Server, TokenServer, hashed, needs_registry, registry
 from tests.trees import files
 
+from trainjob import retrying
 from trainjob.data import copy
 from trainjob.data.stores.oci import client, uploads
 from trainjob.errors import ConfigurationError, StoreUnavailable
@@ -228,7 +230,7 @@ def test_plain_http_is_for_this_machine_or_has_to_be_asked_for(
 ) -> None:
     # A name of this machine that is not seen to be one.
     monkeypatch.setattr(client, "_loopback", lambda _: False)
-    monkeypatch.setattr("trainjob.data.stores.oci.retries.TRIES", 1)
+    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, failures=1))
     with pytest.raises(StoreUnavailable, match=r"SSL|TLS|ssl"):
         copy(str(source), server.uri(f"{name}:1"))
     monkeypatch.setenv("TRAINJOB_OCI_PLAIN_HTTP", f"other:5000, {server.host}")
@@ -254,6 +256,6 @@ def test_a_token_server_without_tls_is_not_told_a_password(
 
 
 def test_a_registry_that_is_not_there(name: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.stores.oci.retries.TRIES", 2)
+    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, failures=2))
     with pytest.raises(StoreUnavailable, match="ConnectError"):
         copy(str(source), f"oci://127.0.0.1:1/{name}:1")

@@ -10,6 +10,7 @@ import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.trees import tree
 from tests.unit import fake_clouds
 from tests.unit.huggingface import fake as fake_hub
 
+from trainjob import retrying
 from trainjob.data.stores.base import CHUNK
 
 USER = "somebody:the-password-of-this-registry"
@@ -41,8 +43,8 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.02)
-    monkeypatch.setattr("trainjob.data.stores.oci.retries.FIRST", 0.02)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.04))
+    monkeypatch.setattr(retrying, "OCI", partial(retrying.OCI, first_pause=0.02))
 
 
 @pytest.fixture(scope="session")

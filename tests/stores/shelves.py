@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from tests.unit import fake_clouds
 from tests.unit.fake_clouds import Clouds
 from tests.unit.huggingface import fake as fake_hub
 from tests.unit.huggingface.fake import Hub
+
+from trainjob import retrying
 
 Fault = dict[str, Any]
 """``status`` with ``headers`` and ``body``, ``cut`` after so many bytes, ``stall``; nothing of it: none."""
@@ -147,7 +150,7 @@ class HubShelf:
 @contextmanager
 def opened(scheme: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Shelf]:
     """A shelf at ``s3``, ``gs``, ``az``, ``http`` or ``hf``; clients wait little, and the settings name the server."""
-    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.01)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     monkeypatch.setattr("trainjob.data.stores.clouds.STALL", "1s")
     monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", 1.0)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.stores.shelves import Fault, Shelf, opened, sha256
 from tests.trees import files, tree
 
-from trainjob.data import content, copy, read_manifest, retries
+from trainjob import retrying
+from trainjob.data import content, copy, read_manifest
 from trainjob.data.transfer import scan
 from trainjob.errors import (
     ConfigurationError,
@@ -85,12 +87,12 @@ def test_what_passes_while_reading(shelf: Shelf, target: Path, fault: Fault) -> 
 def test_what_does_not_pass_ends_soon(
     shelf: Shelf, target: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_FIRST", 0.001)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.002))
     shelf.put({"big": BIG})
     shelf.on_read(lambda number: fault)
     with pytest.raises(StoreUnavailable):
         copy(shelf.uri("big"), str(target))
-    assert shelf.asked <= 2 * retries.TRIES * 6
+    assert shelf.asked <= 2 * retrying.STORE().failures * 6
     assert files(target).keys() <= {".trainjob/lock", content.MARK}
     assert read_manifest(str(target)) is None
     shelf.on_read(lambda number: {})
@@ -149,7 +151,7 @@ def test_keys_that_are_rejected_while_reading(shelf: Shelf, target: Path, status
 def test_what_ends_an_upload(
     shelf: Shelf, tmp_path: Path, target: Path, fault: Fault, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_FIRST", 0.001)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.002))
     source = tree(tmp_path / "source", {"big": BIG, "a": b"a"})
     shelf.on_write(lambda number: fault if number > 1 else {})
     if shelf.scheme == "hf":

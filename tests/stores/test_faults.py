@@ -13,13 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from tests.seaweedfs import SeaweedFS
 
-from trainjob.data import content, copy, ranges, read_manifest, retries, transfer
+from trainjob import retrying
+from trainjob.data import content, copy, ranges, read_manifest, transfer
 from trainjob.data.locations import Location, parse_store
 from trainjob.data.stores import opening
 from trainjob.data.stores.base import CHUNK
@@ -133,7 +135,7 @@ def own_bucket(seaweedfs: SeaweedFS) -> Any:
 def bucket(seaweedfs: SeaweedFS, own_bucket: Any, proxy: _Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in {**seaweedfs.environment(), "AWS_ENDPOINT_URL": proxy.url}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(retries, "_FIRST", 0.01)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     yield own_bucket
     own_bucket.objects.all().delete()

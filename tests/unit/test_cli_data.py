@@ -6,10 +6,12 @@ import pty
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from trainjob import retrying
 from trainjob.cli import main
 from trainjob.data import read_manifest
 
@@ -66,7 +68,7 @@ def test_errors(
     arguments: tuple[str, ...], code: int, words: str, *, source: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("trainjob.data.retries.TRIES", 1)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
     assert _run(*(argument.format(tmp_path) for argument in arguments)) == code
     assert words in capsys.readouterr().err
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import http.server
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.serving import serving
 from tests.unit.fake_clouds import Clouds
 
+from trainjob import retrying
 from trainjob.data import content, copy
 from trainjob.data.locations import parse_store
 from trainjob.data.stores import clouds
@@ -32,7 +34,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
-    monkeypatch.setattr("trainjob.data.retries.TRIES", 1)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
 
 
 def test_plain_http_of_google_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from tests.serving import serving
 
+from trainjob import retrying
 from trainjob.data import copy, ranges, read_manifest
 from trainjob.data.stores.web import Web
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
@@ -105,7 +107,7 @@ def web() -> Iterator[_Server]:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.01)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
 
 
 @pytest.fixture
@@ -205,14 +207,7 @@ def test_waits_as_long_as_it_is_asked_to(
     web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, seconds: float
 ) -> None:
     pauses: list[float] = []
-    wait = threading.Event.wait
-
-    def noted(event: threading.Event, timeout: float | None = None) -> bool:
-        if timeout is not None:
-            pauses.append(timeout)
-        return wait(event, 0.001)
-
-    monkeypatch.setattr("trainjob.data.retries.Event", type("Quick", (threading.Event,), {"wait": noted}))
+    monkeypatch.setattr("time.sleep", pauses.append)
     web.faults = lambda number, span: {"status": 429, "headers": {"Retry-After": asked}} if number < 2 else {}
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     assert len(pauses) == 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainjob import errors
+from trainjob import errors, retrying
 from trainjob.data.__main__ import TRY_AGAIN, main
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose, termination_messages
 from trainjob.errors import TrainJobError
@@ -194,7 +195,7 @@ def test_a_step_reports_its_verdict(
 ) -> None:
     log = tmp_path / "termination-log"
     monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(log))
-    monkeypatch.setattr("trainjob.data.retries.TRIES", 1)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
     assert main(["initialize-model", "--source", source, "--target", str(tmp_path / "m")]) == code
     assert json.loads(log.read_text())["error"]["retry"] == retry
     assert ended(code, message=log.read_text()).retry == retry

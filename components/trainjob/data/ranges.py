@@ -8,9 +8,8 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 
-from trainjob.data import retries
+from trainjob import retrying
 from trainjob.data.feeding import fed
-from trainjob.data.retries import Patience
 from trainjob.data.stores.base import Entry, Ranged, Store
 from trainjob.errors import CorruptData, StoreUnavailable
 
@@ -58,7 +57,7 @@ def read(  # noqa: PLR0917 - those of `Store.read`, and where from
 def _alone(store: Store, path: str, start: int, entry: Entry, stopped: Event) -> Generator[bytes, None, int]:
     """The bytes over one connection, to the end or until it turns out to be slow; how far they go."""
     at, waited = start, 0.0
-    with fed(retries.read(store, path, start, entry.size, entry.etag, stopped)) as chunks:
+    with fed(resumed(store, path, start, entry.size, entry.etag, stopped)) as chunks:
         asked = time.monotonic()
         for chunk in chunks:
             waited += time.monotonic() - asked if at > start else 0  # the first byte takes its time everywhere
@@ -74,7 +73,7 @@ def _fetch(  # noqa: PLR0917 - see `read`
     store: Store, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]
 ) -> list[bytes]:
     chunks: list[bytes] = []
-    patience, at = Patience(ends[1]), start
+    backoff, at = retrying.STORE(), start
     while at < end:
         try:
             for chunk in store.read(path, start=at, length=end - at, etag=etag):
@@ -82,9 +81,44 @@ def _fetch(  # noqa: PLR0917 - see `read`
                     return chunks  # nobody waits for them any more
                 chunks.append(chunk)
                 at += len(chunk)
-                patience.moved()
+                backoff.success()
             if at != end:
                 raise CorruptData(f"{store.location} gave {at - start} of {end - start} bytes of a range")
         except StoreUnavailable as error:
-            patience.wait(error)
+            if backoff.failure() or ends[1].wait(backoff.pause(error.retry_after)):
+                raise
     return chunks
+
+
+def resumed(  # noqa: PLR0917 - those of `Store.read`
+    store: Store, path: str, start: int, end: int, etag: str, stopped: Event | None = None
+) -> Iterator[bytes]:
+    """`Store.read` up to ``end``, resumed after a cut, a stall or an answer such as 429 or 503.
+
+    Without an entity tag it is not resumed: the rest could belong to another state of the file.
+
+    Args:
+        store: The store.
+        path: The file.
+        start: Offset of the first byte.
+        end: Offset behind the last byte.
+        etag: Entity tag that every part must have.
+        stopped: Ends the current pause, and no further attempt is made.
+    """
+    backoff, at, stopped = retrying.STORE(), start, stopped or Event()
+    while True:
+        # The first read has no length, so that a file which has grown is noticed.
+        length = end - at if at > start else None
+        try:
+            for chunk in store.read(path, start=at, length=length, etag=etag):
+                at += len(chunk)
+                backoff.success()
+                yield chunk
+            return
+        except StoreUnavailable as error:
+            if at >= end:
+                return
+            if at > start and not etag:
+                raise
+            if backoff.failure() or stopped.wait(backoff.pause(error.retry_after)):
+                raise

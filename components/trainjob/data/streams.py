@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from trainjob.data import content, ranges, retries
+from trainjob.data import content, ranges
 from trainjob.data.content import File, matches
 from trainjob.data.gzips import GzipCheck
 from trainjob.data.locations import public
@@ -44,7 +44,7 @@ class Source:
             return self.store.read(key, start=start, etag=entry.etag)
         if ranges.worth_it(self.store, key, entry):
             return ranges.read(self.store, key, start, entry, self._ahead, self._pool, stopped)
-        return retries.read(self.store, key, start, entry.size, entry.etag, stopped)
+        return ranges.resumed(self.store, key, start, entry.size, entry.etag, stopped)
 
     def stream(self, entry: Entry, expected: str) -> Stream:
         """All of a file, checked."""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.serving import serving
 from tests.unit.huggingface.fake import Hub
+
+from trainjob import retrying
 
 
 @pytest.fixture
@@ -13,7 +16,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     from huggingface_hub import close_session, constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("trainjob.data.retries._FIRST", 0.001)
+    monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.002))
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with serving(Hub()) as server:

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.data.stores.oci import challenges, retries
+from trainjob import retrying
+from trainjob.data.stores.oci import challenges
 from trainjob.data.stores.oci.access import Access
 from trainjob.data.stores.oci.challenges import Challenge
+from trainjob.data.stores.oci.client import Interrupted, pause
 from trainjob.data.stores.oci.credentials import Credential, find
-from trainjob.data.stores.oci.retries import Interrupted, Patience
 from trainjob.errors import ConfigurationError, StoreUnavailable
+from trainjob.retrying import Backoff
 
 HOST = "registry.example:5000"
 
@@ -329,33 +331,34 @@ def test_what_ends_in_an_error(folder: Path) -> None:
         assert "hunter2" not in str(caught.value)
 
 
-# ---------------------------------------------------------------- patience
+# ---------------------------------------------------------------- retries
 
 
-def _fail(patience: Patience, times: int, *, progress: bool = False) -> None:
+def _fail(backoff: Backoff, times: int, *, progress: bool = False) -> None:
     for _ in range(times):
         if progress:
-            patience.progress()
-        patience.failed(Interrupted("cut"))
+            backoff.success()
+        pause(backoff, "it", Interrupted("cut"))
 
 
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_end(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    patience = Patience("it")
+    backoff = retrying.OCI()
     with pytest.raises(StoreUnavailable, match=r"it: cut \(7 failures\)"):
-        _fail(patience, 100)
-    assert len(waits) == retries.TRIES - 1
-    assert waits[0] < 0.5 < waits[-1] <= retries.LONGEST
+        _fail(backoff, 100)
+    assert len(waits) == backoff.failures - 1
+    assert max(waits) <= backoff.longest_pause
 
 
-def test_patience_honours_the_server_and_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_obey_the_server_and_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    patience = Patience("it")
-    patience.failed(Interrupted("busy", 9))
-    patience.failed(Interrupted("busy", 10_000))
-    assert waits == [9, 60]
+    backoff = retrying.OCI()
+    pause(backoff, "it", Interrupted("busy", 9))
+    pause(backoff, "it", Interrupted("busy", 10_000))
+    assert 9 <= waits[0] <= 10
+    assert 3600 <= waits[1] <= 3602
     with pytest.raises(StoreUnavailable):
-        _fail(patience, 1000, progress=True)
-    assert len(waits) == retries.TOTAL - 1
+        _fail(backoff, 1000, progress=True)
+    assert len(waits) == backoff.total - 1

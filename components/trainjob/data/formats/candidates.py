@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from trainjob.data import retries
-from trainjob.data.stores.base import Entry, Store
+from trainjob.data import ranges
+from trainjob.data.stores.base import Entry, Store, retry
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -59,7 +59,7 @@ class Candidate:
             self.file.seek(0)
             yield self.file.read()
         else:
-            yield from retries.read(self._store, self._key, 0, self.size, self._entry.etag)
+            yield from ranges.resumed(self._store, self._key, 0, self.size, self._entry.etag)
 
     def head(self, length: int) -> bytes:
         """The first bytes."""
@@ -106,9 +106,7 @@ class _Ranges(io.RawIOBase):
         if length <= 0:
             return 0
         start = self._at
-        data = retries.call(
-            lambda: b"".join(self._store.read(self._key, start=start, length=length, etag=self._entry.etag))
-        )
+        data = retry(lambda: b"".join(self._store.read(self._key, start=start, length=length, etag=self._entry.etag)))
         view[: len(data)] = data
         self._at += len(data)
         return len(data)

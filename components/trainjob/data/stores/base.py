@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+from trainjob import retrying
 from trainjob.data.locations import Location
+from trainjob.errors import StoreUnavailable
+
+T = TypeVar("T")
 
 CHUNK = 1024 * 1024
 """Bytes per read; small beside the buffers of a network, large beside the cost of a system call."""
@@ -166,3 +170,8 @@ class Closing(Protocol):
     def close(self) -> None:
         """Close them. The store is not used afterwards."""
         ...
+
+
+def retry(action: Callable[[], T]) -> T:
+    """The result of ``action``, retried while a store is unavailable."""
+    return retrying.retry(action, StoreUnavailable, retrying.STORE())

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from trainjob import retrying
-from trainjob.data import retries
 from trainjob.data.content import NAME, WORK
 from trainjob.data.locations import Location, hub_parts, pinned
-from trainjob.data.stores.base import Entry
+from trainjob.data.stores.base import Entry, retry
 from trainjob.data.stores.files import os_errors
 from trainjob.data.stores.web import Web
 from trainjob.errors import (
@@ -102,7 +101,7 @@ class HubStore:
         del entry
         if self._ranges is None:
             url, where = self._url(path), self._where(path)
-            self._ranges = retries.call(lambda: self._web.facts(url, where)).ranges
+            self._ranges = retry(lambda: self._web.facts(url, where)).ranges
         return self._ranges
 
     def list(self) -> Iterator[Entry]:
@@ -198,7 +197,7 @@ class HubStore:
     def _resolve(self) -> str:
         """The commit that is read."""
         if not self._commit:
-            self._commit = retries.call(self._head)
+            self._commit = retry(self._head)
         return self._commit
 
     def _head(self) -> str:
@@ -212,7 +211,7 @@ class HubStore:
         """All files of the commit below the location, by path."""
         if self._files is None:
             commit = self._resolve()
-            self._files = retries.call(lambda: self._tree_of(commit))
+            self._files = retry(lambda: self._tree_of(commit))
         return self._files
 
     def _tree_of(self, commit: str) -> dict[str, Entry]:
@@ -242,7 +241,7 @@ class HubStore:
         try:
             self._resolve()
         except SourceNotFound:
-            retries.call(create)
+            retry(create)
             self._files = None
             self._resolve()
 
@@ -255,7 +254,7 @@ class HubStore:
                     self._repo, [*additions], repo_type=self._kind, revision=self._revision, num_threads=4
                 )
 
-        retries.call(send)
+        retry(send)
         ignored = [each.path_in_repo for each in additions if getattr(each, "_should_ignore", False)]
         if ignored:
             # The client would leave them out without a word.
@@ -298,7 +297,7 @@ class HubStore:
                     ) from None
                 raise
 
-        self._commit = retries.call(commit_or_find)
+        self._commit = retry(commit_or_find)
         self._files = None
         self._verify(additions)
 

@@ -12,10 +12,9 @@ from typing import NoReturn
 import httpx
 
 from trainjob import retrying
-from trainjob.data import retries
 from trainjob.data.locations import Location, public
 from trainjob.data.stores import redirects, trust
-from trainjob.data.stores.base import CHUNK, Entry
+from trainjob.data.stores.base import CHUNK, Entry, retry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 from trainjob.version import __version__
 
@@ -164,7 +163,7 @@ class WebStore:
     def stat(self, path: str) -> Entry:
         """See `Store.stat`."""
         at = self._at(path)
-        facts = retries.call(lambda: self._web.facts(at.uri, public(at)))
+        facts = retry(lambda: self._web.facts(at.uri, public(at)))
         if facts.size is None:
             raise ConfigurationError(f"{public(at)}: the server does not say how long the file is; copy it elsewhere")
         self._ranges = facts.ranges

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from trainjob import retrying
 from trainjob.data.stores import redirects, trust
 from trainjob.data.stores.oci.access import Access
-from trainjob.data.stores.oci.retries import Interrupted
 from trainjob.data.stores.web import LIMITS
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, TrainJobError
+from trainjob.retrying import Backoff
 from trainjob.settings import Settings
 
 CONNECT, READ, FINISH = 10.0, 60.0, 600.0
@@ -30,12 +31,50 @@ _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Docker Hub's images are named by another host than its registry has.
 _HOSTS = {"docker.io": "registry-1.docker.io"}
 Content = bytes | Iterator[bytes] | None
+T = TypeVar("T")
 
 # httpx notes every URL at level INFO, httpcore every reply's headers at DEBUG: those of uploads and of redirects to
 # object stores are signed, and so are credentials.
 _ours: ContextVar[bool] = ContextVar("trainjob-oci", default=False)
 for _name in ("httpx", *(f"httpcore.{part}" for part in ("connection", "http11", "proxy"))):
     logging.getLogger(_name).addFilter(lambda _: not _ours.get())
+
+
+class Interrupted(Exception):
+    """One request failed, and another attempt may succeed.
+
+    Attributes:
+        retry_after: Seconds that the server asked to wait; None if it did not.
+    """
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+def pause(backoff: Backoff, where: str, error: Interrupted) -> None:
+    """Record a failure, and sleep before the next attempt.
+
+    Raises:
+        StoreUnavailable: ``backoff`` is used up.
+    """
+    if backoff.failure():
+        raise StoreUnavailable(f"{where}: {error} ({backoff.count_total} failures)") from None
+    time.sleep(backoff.pause(error.retry_after))
+
+
+def retry(where: str, attempt: Callable[[], T]) -> T:
+    """The result of ``attempt``, retried while it is `Interrupted`.
+
+    Raises:
+        StoreUnavailable: The registry failed too often.
+    """
+    backoff = retrying.OCI()
+    while True:
+        try:
+            return attempt()
+        except Interrupted as error:
+            pause(backoff, where, error)
 
 
 class Client:

@@ -10,12 +10,11 @@ from typing import Any
 from trainjob.data import content
 from trainjob.data.locations import Location
 from trainjob.data.stores.oci import manifests
-from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.client import Client, retry
 from trainjob.data.stores.oci.manifests import EMPTY_DATA, Document, attachment
 from trainjob.data.stores.oci.payloads import Data
 from trainjob.data.stores.oci.reference import Reference, check_digest
 from trainjob.data.stores.oci.repository import IMAGE, INDEX, Manifest, Repository, sha256
-from trainjob.data.stores.oci.retries import patiently
 from trainjob.data.stores.oci.uploads import push
 from trainjob.errors import CorruptData, SourceNotFound
 
@@ -107,7 +106,7 @@ def attach_to(repository: Repository, subject: dict[str, Any], name: str, data: 
 
 def listed(repository: Repository, digest: str) -> list[Mapping[str, Any]]:
     """Descriptors of what refers to a manifest."""
-    found = patiently(repository.where(digest), lambda: _asked(repository, digest))
+    found = retry(repository.where(digest), lambda: _asked(repository, digest))
     if found is None:
         tagged = repository.manifest(_tag(digest))
         found = tagged.value if tagged is not None else {}

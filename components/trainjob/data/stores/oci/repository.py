@@ -1,4 +1,4 @@
-"""Manifests and blobs of one repository (OCI distribution-spec 1.1), with patience."""
+"""Manifests and blobs of one repository (OCI distribution-spec 1.1), with retries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob import retrying
 from trainjob.data.stores.base import CHUNK
-from trainjob.data.stores.oci.client import Client
+from trainjob.data.stores.oci.client import Client, Interrupted, pause, retry
 from trainjob.data.stores.oci.reference import check_digest
-from trainjob.data.stores.oci.retries import Interrupted, Patience, patiently
 from trainjob.errors import ChecksumMismatch, CorruptData, SourceNotFound, StoreUnavailable
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -76,7 +76,7 @@ class Repository:
             ChecksumMismatch: The bytes are not those of the digest.
             CorruptData: They are no JSON object.
         """
-        data = patiently(self.where(name), lambda: self._manifest(name))
+        data = retry(self.where(name), lambda: self._manifest(name))
         if data is None:
             return None
         digest = sha256(data)
@@ -107,7 +107,7 @@ class Repository:
                 held = response.headers.get("docker-content-digest")
                 return response.status_code == 200 and held == digest
 
-        return patiently(self.where(name), head)
+        return retry(self.where(name), head)
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> bool:
         """Store a manifest under a tag or its digest, unless it is there; whether the registry keeps its referrers."""
@@ -130,7 +130,7 @@ class Repository:
                     raise self.client.refused(response, self.where(name))
                 return "oci-subject" in response.headers
 
-        return patiently(self.where(name), put)
+        return retry(self.where(name), put)
 
     # ------------------------------------------------------------ blobs
 
@@ -141,7 +141,7 @@ class Repository:
             with self.client.open("HEAD", self.url(f"blobs/{digest}"), self.push) as response:
                 return response.status_code == 200
 
-        return patiently(self.where(digest), head)
+        return retry(self.where(digest), head)
 
     def mount(self, digest: str, origin: str) -> bool:
         """Take over a blob from another repository of the registry; False if it cannot be had so."""
@@ -157,7 +157,7 @@ class Repository:
                         pass
                 return response.status_code == 201
 
-        return patiently(self.where(digest), post)
+        return retry(self.where(digest), post)
 
     def blob(self, digest: str, size: int, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The bytes of a blob of ``size``, not checked; resumed where the connection is cut.
@@ -167,17 +167,17 @@ class Repository:
         """
         check_digest(digest, self._where)
         end = size if length is None else min(size, start + length)
-        patience = Patience(self.where(digest))
+        backoff = retrying.OCI()
         while start < end:
             try:
                 for chunk in self._blob(digest, start, end):
                     start += len(chunk)
-                    patience.progress()
+                    backoff.success()
                     yield chunk
                 if start < end:
                     raise Interrupted(f"its blob ended after {start} of {end} bytes")
             except Interrupted as error:
-                patience.failed(error)
+                pause(backoff, self.where(digest), error)
 
     def small(self, digest: str, size: int, limit: int = 16 * CHUNK) -> bytes:
         """A small blob, checked.

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import httpx
 
+from trainjob import retrying
 from trainjob.data.stores.base import CHUNK
-from trainjob.data.stores.oci.client import FINISH
+from trainjob.data.stores.oci.client import FINISH, Interrupted, pause
 from trainjob.data.stores.oci.payloads import Hashing, Once, Payload
 from trainjob.data.stores.oci.repository import Repository
-from trainjob.data.stores.oci.retries import Interrupted, Patience
 from trainjob.errors import CorruptData
+from trainjob.retrying import Backoff
 
 PART = 64 * CHUNK
 """Bytes of one PATCH. A part is not held in memory: after a cut it is read again. Proxies in front of registries often
@@ -61,11 +62,11 @@ def push_once(repository: Repository, payload: Payload, once: Once) -> str:
 def _upload(
     repository: Repository, payload: Payload, digest: str | None, hashing: Hashing | None, once: Once | None
 ) -> None:
-    where = repository.where(digest or "")
-    patience = Patience(where if digest else f"oci://{repository.client.host}/{repository.name}")
+    where = repository.where(digest) if digest else f"oci://{repository.client.host}/{repository.name}"
+    backoff = retrying.OCI()
     while True:
         try:
-            session = _Session(repository, patience)
+            session = _Session(repository, where, backoff)
             if digest is not None and payload.size <= SINGLE:
                 session.finish(digest, payload)
                 return
@@ -74,7 +75,7 @@ def _upload(
                 once.finish()
             session.finish(digest or (hashing.digest if hashing is not None else ""), None)
         except (_Lost, Interrupted) as error:
-            patience.failed(error if isinstance(error, Interrupted) else Interrupted(str(error)))
+            pause(backoff, where, error if isinstance(error, Interrupted) else Interrupted(str(error)))
         else:
             return
 
@@ -82,8 +83,9 @@ def _upload(
 class _Session:
     """One upload that a registry keeps open."""
 
-    def __init__(self, repository: Repository, patience: Patience) -> None:
-        self._repository, self._client, self._patience = repository, repository.client, patience
+    def __init__(self, repository: Repository, where: str, backoff: Backoff) -> None:
+        self._repository, self._client = repository, repository.client
+        self._where, self._backoff = where, backoff
         url = repository.url("blobs/uploads/")
         with self._client.open("POST", url, repository.push, content=b"") as response:
             if response.status_code != 202:
@@ -98,9 +100,9 @@ class _Session:
             end = min(payload.size, at + max(PART, self._least))
             try:
                 at = self._part(payload.open(at, end - at), at, end)
-                self._patience.progress()
+                self._backoff.success()
             except Interrupted as error:
-                self._patience.failed(error)
+                pause(self._backoff, self._where, error)
                 at = self._acknowledged(end)
 
     def finish(self, digest: str, payload: Payload | None) -> None:
@@ -165,7 +167,7 @@ class _Session:
                         raise _Lost(f"it has {held} bytes of an upload of which {sent} were sent")
                     return held
             except Interrupted as error:
-                self._patience.failed(error)
+                pause(self._backoff, self._where, error)
 
     def _moved(self, response: httpx.Response) -> None:
         """Each reply names the URL of the next request."""
