@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "did you mean persistentVolumeClaim",
     ),
     "volume without source": (train(volumes=[{"name": "d"}]), r"  - volumes\[0\]: needs a name and one source"),
-    "mount": (train(volume_mounts=[{"name": "d"}]), r"  - volume_mounts\[0\].mountPath: Field required"),
+    "mount": (train(volume_mounts=[{"name": "d"}]), r"  - volume_mounts\[0\].mount_path: is missing"),
     "toleration": (train(tolerations={"key": "x"}), "  - tolerations: "),
     "field of a toleration": (train(tolerations=[{"key": 5}]), r"  - tolerations\[0\].key: "),
     "toleration of everything": (train(tolerations=[{"value": "x"}]), "without a key it needs operator: Exists"),

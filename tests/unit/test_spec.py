@@ -227,7 +227,7 @@ def test_a_spec_is_immutable_and_built_by_its_names() -> None:
     ("fields", "path", "says"),
     [
         ({"comand": ["x"]}, "comand", "no such field (did you mean command?)"),
-        ({"numNode": 2}, "numNode", "did you mean numNodes?"),
+        ({"numNode": 2}, "numNode", "did you mean num_nodes?"),
         ({"ttlSecondsAfterFinished": 5}, "ttlSecondsAfterFinished", "whole manifest"),
         ({"runtime": {"name": "r", "kin": "x"}}, "runtime.kin", "no such field"),
         ({"runtime": None}, "runtime", "is missing"),
@@ -243,8 +243,13 @@ def test_a_spec_is_immutable_and_built_by_its_names() -> None:
         ({"env": {"1A": "1"}}, "env.1A", "not a name"),
         ({"env": {"A": "x\0y"}}, "env.A", "NUL"),
         ({"env": {f"A{i}": "" for i in range(129)}}, "env", "128"),
-        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env", "twice"),
-        ({"env": [{"value": "1"}]}, "env", "needs a name"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "env[1]", "A is given twice"),
+        ({"env": [{"value": "1"}]}, "env[0]", "needs a name"),
+        ({"env": [{"name": "A", "valeu": "1"}]}, "env[0].valeu", "no such field"),
+        ({"env": [{"name": ["A"], "value": "1"}]}, "env[0]", "needs a name"),
+        ({"env": [{"name": "A", "value": "1", "valueFrom": {}}]}, "env[0]", "valueFrom and value"),
+        ({"env": {"A": None}}, "env.A", "must be text, not null"),
+        ({"labels": {"a": True}}, "labels.a", "write 'true'"),
         (
             {"env": {"A": {"secretKeyRef": {"name": "s", "key": "k"}, "fieldRef": {"fieldPath": "x"}}}},
             "env.A",
@@ -257,7 +262,12 @@ def test_a_spec_is_immutable_and_built_by_its_names() -> None:
         ({"env": {"OMPI_MCA_plm_rsh_args": "2"}}, "env.OMPI_MCA_plm_rsh_args", "MPI"),
         ({"env": {"JAX_PROCESS_ID": "2"}}, "env.JAX_PROCESS_ID", "JAX"),
         ({"args": ["a\0b"]}, "args[0]", "NUL"),
-        ({"resources_per_node": {"cpu": "four"}}, "resources_per_node.requests", "not a Kubernetes quantity"),
+        ({"resources_per_node": {"cpu": "four"}}, "resources_per_node.cpu", "not a Kubernetes quantity"),
+        (
+            {"resources_per_node": {"limits": {"cpu": "x"}}},
+            "resources_per_node.limits.cpu",
+            "not a Kubernetes quantity",
+        ),
         ({"initializer": {"dataset": "org/set"}}, "initializer.dataset.storage_uri", "a URI such as hf://"),
         ({"initializer": {"dataset": "hf://" + "x" * 2048}}, "initializer.dataset.storage_uri", "2048"),
         ({"inputs": {"Data": "s3://b/d"}}, "inputs.Data", "not a name"),
@@ -301,11 +311,172 @@ def test_trainer_refuses_env_patches_of_its_own_containers(container: str) -> No
     assert "use env" in found["runtime_patches[0].replicated_jobs[0].containers[0].env"]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems({"comand": "x", "num_nodes": 0, "env": {"A": 1}})
-    assert set(found) == {"comand", "num_nodes", "env.A"}
+    assert set(found) == {"comand", "num_nodes", "env.A", "runtime"}
     found = problems(TRAIN, env={"PET_NNODES": "1", "A B": ""}, labels={"a b": ""})
     assert set(found) == {"env.PET_NNODES", "env.A B", "labels.a b"}
+
+
+def nested_pod(**pod: Any) -> dict[str, Any]:
+    job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    return {"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+POD = "runtime_patches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec"
+AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "unknown fields, a bad value, a reserved name and a secret": (
+        {
+            "runtime": "x",
+            "numNode": 2,
+            "trainer_image": 3,
+            "env": {"A": {"bad": 1}, "B": 2, "PET_NNODES": "2", "HF_TOKEN": "x"},
+            "args": ["--token=abc", 0.1],
+            "func_args": {"a": 1},
+        },
+        {
+            "numNode": "did you mean num_nodes?",
+            "trainer_image": "did you mean image?",
+            "env.A.bad": "no such field",
+            "env.B": "write '2'",
+            "env.PET_NNODES": "torch",
+            "env.HF_TOKEN": "secret",
+            "args[0]": "secret",
+            "args[1]": "must be text, not float",
+            "func_args": "needs func",
+        },
+    ),
+    "resources": (
+        {"runtime": "x", "resources_per_node": {"cpu": "4x", "GPU": "many", "memory": "1Gi"}, "labels": {"a b": ""}},
+        {"resources_per_node.cpu": "'4x'", "resources_per_node.GPU": "'many'", "labels.a b": "not a Kubernetes key"},
+    ),
+    "misspelled parts of resources": (
+        {"runtime": "x", "resources_per_node": {"request": {"cpu": 1}, "limits": {"cpu": "a", "memory": "b"}}},
+        {
+            "resources_per_node.request": "did you mean requests?",
+            "resources_per_node.limits.cpu": "'a'",
+            "resources_per_node.limits.memory": "'b'",
+        },
+    ),
+    "initializers": (
+        {
+            "runtime": "x",
+            "initializer": {
+                "datset": "hf://a/b",
+                "dataset": {"storage": "x", "accessTokn": "y"},
+                "model": {"storageUri": "hf://a/b", "region": "eu", "numDataNodes": 1, "env": {"ACCESS_TOKEN": "x"}},
+            },
+        },
+        {
+            "initializer.datset": "did you mean dataset?",
+            "initializer.dataset.storage": "did you mean storage_uri?",
+            "initializer.dataset.accessTokn": "did you mean access_token?",
+            "initializer.model.numDataNodes": "greater than or equal to 2",
+            "initializer.model.region": "hf://",
+            "initializer.model.env.ACCESS_TOKEN": "secret",
+        },
+    ),
+    "patches": (
+        {
+            "runtime": "x",
+            "runtime_patches": [
+                {
+                    "manager": "me",
+                    **nested_pod(
+                        nodeSelectors={},
+                        volumes=[{"name": "a", "persistentVolumeClam": {}}, {"emptyDir": {}}],
+                        tolerations=[{"operater": "Exists"}, {"value": "x"}],
+                        affinity={"nodeAfinity": {}},
+                        containers=[{"name": "side", "imagee": "i", "env": {"HF_TOKEN": "x"}, "volumeMounts": [{}]}],
+                    ),
+                }
+            ],
+        },
+        {
+            "runtime_patches[0].manager": "domain-prefixed",
+            f"{POD}.nodeSelectors": "did you mean node_selector?",
+            f"{POD}.volumes[0]": "did you mean persistentVolumeClaim?",
+            f"{POD}.volumes[1]": "needs a name",
+            f"{POD}.tolerations[0].operater": "did you mean operator?",
+            f"{POD}.tolerations[1]": "without a key",
+            f"{POD}.affinity.nodeAfinity": "did you mean nodeAffinity?",
+            f"{POD}.containers[0].imagee": "no such field",
+            f"{POD}.containers[0].volumeMounts[0].name": "is missing",
+            f"{POD}.containers[0].volumeMounts[0].mount_path": "is missing",
+            "runtime_patches[0].replicated_jobs[0].containers[0].env.HF_TOKEN": "secret",
+        },
+    ),
+    "torchtune": (
+        {"runtime": "x", "torchtune": {"batchSize": 0, "peftConfig": {"loraRanc": 3}}, "command": ["x"]},
+        {
+            "torchtune.batchSize": "greater than or equal to 1",
+            "torchtune.peftConfig.loraRanc": "did you mean lora_rank?",
+            "torchtune": "cannot be combined",
+        },
+    ),
+    "env as a list": (
+        {"runtime": "x", "env": [{"name": "A", "value": 1}, {"value": "x"}, "B=1", {"name": "HF_TOKEN", "value": "x"}]},
+        {"env.A": "write '1'", "env[1]": "needs a name", "env[2]": "needs a name", "env.HF_TOKEN": "secret"},
+    ),
+    "sources of env": (
+        {
+            "runtime": "x",
+            "env": {
+                "A": {"valueFrom": {"secretKeyRef": {"name": "S_", "keyy": "k"}}},
+                "B": {"secretKeyReff": {"name": "s", "key": "k"}},
+                "A B": "1",
+            },
+        },
+        {
+            "env.A.secretKeyRef.name": "is not a name",
+            "env.A.secretKeyRef.keyy": "did you mean key?",
+            "env.B.secretKeyReff": "did you mean secretKeyRef?",
+            "env.A B": "not a name",
+        },
+    ),
+    "a name in both spellings": (
+        {"runtime": "x", "numNodes": 0, "num_nodes": 2},
+        {"numNodes": "greater than or equal to 1", "num_nodes": "remove num_nodes or numNodes"},
+    ),
+    "a misspelled runtime": (
+        {"runtim": "x", "labels": {"a": 1}},
+        {"runtim": "did you mean runtime?", "labels.a": "'1'"},
+    ),
+    "a bad runtime": ({"runtime": {"name": "X_"}, "func": 3, "func_args": {"a": 1}}, {"runtime.name": "", "func": ""}),
+    "a manifest": (
+        {
+            **WHOLE,
+            "specs": {},
+            "statu": {},
+            "metadata": {"labels": {1: "x"}},
+            "spec": {"runtimeRef": "x", "trainer": {"command": "x", "env": [3, {"name": "HF_TOKEN", "value": "x"}]}},
+        },
+        {
+            "manifest.specs": "did you mean spec?",
+            "manifest.statu": "is not a field",
+            "manifest.spec.runtimeRef": "must be a mapping",
+            "manifest.spec.trainer.command": "must be a list",
+            "manifest.spec.trainer.env[0]": "needs a name",
+            "manifest.spec.trainer.env.HF_TOKEN": "secret",
+        },
+    ),
+    "a manifest beside fields": (
+        {"manifest": {**WHOLE, "spec": {"initializer": {"x": 3}, "trainer": {"command": ["tune", "run"]}}}, "args": []},
+        {
+            "args": "cannot be combined",
+            "manifest.spec.initializer.x": "must be a mapping",
+            "manifest.spec.runtimeRef.name": "is missing",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AT_ONCE)
+def test_unknown_fields_and_bad_values_are_reported_together(case: str) -> None:
+    fields, expected = AT_ONCE[case]
+    found = problems(fields)
+    assert set(found) == set(expected)
+    assert {path: text for path, text in found.items() if expected[path] not in text} == {}
 
 
 @pytest.mark.parametrize(

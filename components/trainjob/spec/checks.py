@@ -40,19 +40,29 @@ _ABOUT_SECRETS = "vault.hashicorp.com/"
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 
 
+def text_problem(path: str, value: object) -> Problem:
+    """The problem of a value that must be text, with the text to write."""
+    if value is None:
+        return Problem(path, "must be text, not null", "write '' for an empty text")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    written = f"write '{text}'" if isinstance(value, bool | int | float) else ""
+    return Problem(path, f"must be text, not {type(value).__name__}", written)
+
+
 def metadata_problems(
     labels: Mapping[str, str], annotations: Mapping[str, str], prefix: str = "", *, own: bool = False
 ) -> Iterator[Problem]:
     """What is wrong with the metadata of a TrainJob; `own` allows the labels that trainjob itself sets."""
     for kind, pairs in (("labels", labels), ("annotations", annotations)):
-        for key, value in pairs.items():
+        for name, value in pairs.items():
+            key = str(name)  # in YAML, a number or a bool, too
             where = f"{prefix}{kind}.{key}"
             if not _QUALIFIED_NAME.fullmatch(key):
                 yield Problem(where, "is not a Kubernetes key", "[domain/]name of letters, digits, '-', '_', '.'")
             elif not own and (key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by"):
                 yield Problem(where, "is reserved for the job's identity")
             if not isinstance(value, str):
-                yield Problem(where, f"must be text, not {type(value).__name__}", f"write '{value}'")
+                yield text_problem(where, value)
             elif kind == "labels" and not _LABEL_VALUE.fullmatch(value):
                 yield Problem(where, f"{value!r} is not a label value: up to 63 letters, digits, '-', '_', '.'")
             elif holds_secret(value) or (not key.startswith(_ABOUT_SECRETS) and names_a_secret(key, value)):
@@ -74,26 +84,45 @@ def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool
             if name in names:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
         if value is not None and not isinstance(value, str):
-            yield Problem(path, f"must be text, not {type(value).__name__}", f"write '{value}'")
+            yield text_problem(path, value)
         elif value and "\x00" in value:
             yield Problem(path, "holds a NUL character")
         elif value and (names_a_secret(name, value) or holds_secret(value)):
             yield Problem(path, "is a secret given as a literal", _BY_REFERENCE.format(name=name))
 
 
-def shape_problems(value: object, shapes: Mapping[str, type], where: str) -> Iterator[Problem]:
-    """Parts of `value`, by their dotted paths, that are there but not of the kind that the API has there."""
+def well_shaped(value: Any, shapes: Mapping[str, type], where: str) -> tuple[Any, list[Problem]]:
+    """A copy of `value` without the parts that have another type than the API has there, and a problem for each.
+
+    Args:
+        value: An object of the API.
+        shapes: Type (Mapping or list) of a part by its path, in which ``*`` stands for every name of a mapping.
+        where: Path of the object.
+    """
+    problems: list[Problem] = []
     for path, kind in shapes.items():
-        part: object = {"": value}
-        for name in ("", *filter(None, path.split("."))):
-            part = part.get(name) if isinstance(part, Mapping) else None
-        at = f"{where}.{path}".rstrip(".")
-        if part is not None and not isinstance(part, kind):
-            yield Problem(at, f"must be a {'list' if kind is list else 'mapping'}, not {type(part).__name__}")
-        elif kind is list and path.endswith("env"):
-            for i, item in enumerate(part if isinstance(part, list) else []):
-                if not isinstance(item, Mapping):
-                    yield Problem(f"{at}[{i}]", "needs a name and a value or a valueFrom")
+        value = _well_shaped(value, path.split("."), kind, where, problems)
+    return value, problems
+
+
+def _well_shaped(value: Any, path: Sequence[str], kind: type, where: str, problems: list[Problem]) -> Any:
+    if not path:
+        if value is None:
+            return None
+        if not isinstance(value, kind):
+            expected = "list" if kind is list else "mapping"
+            problems.append(Problem(where, f"must be a {expected}, not {type(value).__name__}"))
+            return None
+        if isinstance(value, list) and where.endswith(".env"):
+            bad = [i for i, item in enumerate(value) if not isinstance(item, Mapping)]
+            problems += [Problem(f"{where}[{i}]", "needs a name and a value or a valueFrom") for i in bad]
+            return [item for item in value if isinstance(item, Mapping)]
+        return value
+    if not isinstance(value, Mapping):
+        return value
+    names = [*value] if path[0] == "*" else [name for name in value if name == path[0]]
+    parts = {name: _well_shaped(value[name], path[1:], kind, f"{where}.{name}", problems) for name in names}
+    return {**value, **parts}
 
 
 def secret_texts(value: object, path: str) -> Iterator[str]:
@@ -120,7 +149,7 @@ def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[
         for i, argument in enumerate(trainer.get(field) or []):
             path = f"{prefix}{field}[{i}]"
             if not isinstance(argument, str):
-                yield Problem(path, f"must be text, not {type(argument).__name__}", f"write '{argument}'")
+                yield text_problem(path, argument)
                 continue
             if _is_secret_word(before, argument):
                 yield Problem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -14,10 +14,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel, to_snake
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from trainjob import names
 
@@ -59,6 +63,38 @@ def _is_count(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("must be a number, not a bool")
     return value
+
+
+class Fault(NamedTuple):
+    """One of several errors of a validator.
+
+    Attributes:
+        location: Where in the validated value.
+        message: What is wrong.
+        value: The invalid part.
+        kind: Type of pydantic's error.
+    """
+
+    location: tuple[int | str, ...]
+    message: str
+    value: object
+    kind: str = "value"
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise one error for all faults, if there are any. A ValueError has room for one only."""
+    if faults:
+        raise ValidationError.from_exception_data(
+            "spec",
+            [
+                InitErrorDetails(
+                    type=PydanticCustomError(each.kind, "{message}", {"message": each.message}),
+                    loc=each.location,
+                    input=each.value,
+                )
+                for each in faults
+            ],
+        )
 
 
 Count = Annotated[int, BeforeValidator(_is_count), Field(ge=1)]
@@ -133,23 +169,41 @@ def unwrap_value_from(value: object) -> object:
     return value
 
 
-def _normalize_env(value: object) -> object:
+ENV_ENTRY = "env_entry"
+"""Type of pydantic's error for an entry of an env list that has no valid form."""
+
+_VALUES = ("valueFrom", "value_from", "value")
+
+
+def _normalize_env(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
     """Accept Kubernetes' list of ``{name, value | valueFrom}`` and ``{"NAME": {"valueFrom": …}}``."""
+    faults: list[Fault] = []
     if isinstance(value, Sequence) and not isinstance(value, str):
         pairs: dict[str, object] = {}
-        for item in value:
-            if not isinstance(item, Mapping) or "name" not in item or len(item) > 2:
-                raise ValueError("each entry needs a name and a value or a valueFrom")
+        for i, item in enumerate(value):
+            if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
+                faults.append(Fault((i,), "needs a name and a value or a valueFrom", item, ENV_ENTRY))
+                continue
+            given = [field for field in _VALUES if field in item]
+            unknown = [field for field in item if field not in ("name", *_VALUES)]
+            faults += [Fault((i, str(field)), "no such field", item, ENV_ENTRY) for field in unknown]
+            if len(given) > 1:
+                faults.append(Fault((i,), f"has {' and '.join(given)}; remove one of them", item, ENV_ENTRY))
             if item["name"] in pairs:
-                raise ValueError(f"{item['name']} is given twice")
-            pairs[item["name"]] = item.get("valueFrom", item.get("value_from", item.get("value", "")))
+                faults.append(Fault((i,), f"{item['name']} is given twice", item, ENV_ENTRY))
+            pairs.setdefault(item["name"], item[given[0]] if given else "")
         value = pairs
     if isinstance(value, Mapping):
-        return {name: unwrap_value_from(source) for name, source in value.items()}
-    return value
+        value = {name: unwrap_value_from(source) for name, source in value.items()}
+    try:
+        valid = validate(value)
+    except ValidationError as error:
+        refuse([*faults, *(Fault(each["loc"], each["msg"], each["input"], each["type"]) for each in error.errors())])
+    refuse(faults)
+    return valid
 
 
-Env = Annotated[dict[str, str | EnvVarSource], BeforeValidator(_normalize_env)]
+Env = Annotated[dict[str, str | EnvVarSource], WrapValidator(_normalize_env)]
 
 
 def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
@@ -178,19 +232,15 @@ class Resources(Part):
         """Accept the SDK's flat form with its short names; it becomes requests and limits alike."""
         if not isinstance(value, Mapping) or set(value) & {"requests", "limits"}:
             return value
-        flat = {_resource_name(name): amount for name, amount in value.items()}
+        if any(isinstance(amount, Mapping) for amount in value.values()):
+            return value  # misspelled requests or limits
+        flat = {_resource_name(name): amount for name, amount in _quantities(value).items()}
         return {"requests": flat, "limits": flat}
 
     @field_validator("requests", "limits", mode="before")
     @classmethod
-    def _quantities(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        amounts = {name: str(amount) for name, amount in value.items()}
-        for name, amount in amounts.items():
-            if len(amount) > _LONGEST or not _QUANTITY.fullmatch(amount):
-                raise ValueError(f"{name}: {amount!r} is not a Kubernetes quantity such as 4, 500m or 16Gi")
-        return amounts
+    def _each_is_a_quantity(cls, value: object) -> object:
+        return _quantities(value) if isinstance(value, Mapping) else value
 
     def api(self) -> dict[str, Any]:
         """As in the API; see `env_api`."""
@@ -200,6 +250,14 @@ class Resources(Part):
             for kind, amounts in kinds.items()
             if amounts
         }
+
+
+def _quantities(amounts: Mapping[Any, object]) -> dict[Any, str]:
+    texts = {name: str(amount) for name, amount in amounts.items()}
+    wrong = {name: text for name, text in texts.items() if len(text) > _LONGEST or not _QUANTITY.fullmatch(text)}
+    message = "{!r} is not a Kubernetes quantity such as 4, 500m or 16Gi"
+    refuse([Fault((name,), message.format(text), amounts[name]) for name, text in wrong.items()])
+    return texts
 
 
 def _resource_name(name: object) -> object:

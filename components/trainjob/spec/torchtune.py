@@ -162,7 +162,8 @@ def problems(
         alike = ", ".join(f"torchtune-{known}" for known in _KNOWN)
         message = f"{runtime!r} names no model that Trainer's torchtune plugin knows"
         yield Problem(paths["runtime"], message, f"{alike}, or a runtime of your own named like one of these")
-    nodes = trainer.get("numNodes") or 1
+    nodes = trainer.get("numNodes")
+    nodes = nodes if isinstance(nodes, int) else 1
     quantized = _enabled(args, "model.quantize_base") and not _enabled(args, "model.use_dora")
     if nodes > 1 and model != _SEVERAL_NODES:
         instead = f"1 node with more GPUs; of Trainer's models only {_SEVERAL_NODES} trains on several"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from trainjob.errors import InvalidSpec, Problem
 from trainjob.masking import holds_secret, source_holds_secret
@@ -23,26 +22,29 @@ from trainjob.spec.checks import (
     location_problems,
     metadata_problems,
     secret_texts,
-    shape_problems,
+    well_shaped,
 )
 from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer
-from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api, field_name
+from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
 from trainjob.spec.reading import check_limits, load
 from trainjob.spec.torchtune import TorchTuneConfig
+from trainjob.spec.validation import Validation, snake_path
 
 API_VERSION = "trainer.kubeflow.org/v1alpha1"
 SHORTEST_UNATTENDED, LONGEST_UNATTENDED = timedelta(minutes=1), timedelta(days=7)
 KIND = "TrainJob"
 
 _IN_ENV = re.compile(r"\.env\[\d+\]\.value$")
+_OF_MANIFEST = ("apiVersion", "kind", "metadata", "spec")
+_AROUND_RUNTIME = ("manifest.spec", "manifest.spec.runtimeRef")
 _SHAPES: dict[str, type] = {
     **dict.fromkeys(("metadata", "metadata.labels", "metadata.annotations", "spec", "spec.runtimeRef"), Mapping),
     **dict.fromkeys(("spec.trainer", "spec.trainer.resourcesPerNode", "spec.initializer"), Mapping),
-    **dict.fromkeys(("spec.initializer.dataset", "spec.initializer.model"), Mapping),
+    **dict.fromkeys(("spec.trainer.resourcesPerNode.*", "spec.initializer.*"), Mapping),
     **dict.fromkeys(("spec.trainer.env", "spec.trainer.command", "spec.trainer.args", "spec.runtimePatches"), list),
-    **dict.fromkeys(("spec.initializer.dataset.env", "spec.initializer.model.env"), list),
+    "spec.initializer.*.env": list,
 }
 
 
@@ -181,10 +183,14 @@ class TrainJobSpec(Part):
         fields = load(source)
         if "apiVersion" in fields or "kind" in fields:
             fields = {"manifest": fields}
-        try:
-            return cls.model_validate(fields).check()
-        except ValidationError as error:
-            raise InvalidSpec(_problems(error)) from None
+        validation = Validation(cls, fields)
+        if validation.model is not None and not validation.problems:
+            return validation.model.check()
+        problems = list(validation.problems)
+        if validation.model is not None and "manifest" not in validation.removed:
+            more = validation.model._problems(validation.removed)
+            problems += [problem for problem in more if snake_path(problem.path) not in validation.removed]
+        raise InvalidSpec(list(dict.fromkeys(problems)))
 
     def check(self) -> Self:
         """Check what no single field can know.
@@ -195,30 +201,40 @@ class TrainJobSpec(Part):
         Raises:
             InvalidSpec: with every problem.
         """
-        problems = [*(self._manifest_problems() if self.manifest is not None else self._field_problems())]
-        if problems:
+        if problems := [*self._problems(())]:
             raise InvalidSpec(problems)
         return self
 
+    def _problems(self, removed: Collection[str]) -> Iterator[Problem]:
+        """What no single field can know; `removed` are the paths of invalid parts that were removed before."""
+        if self.manifest is not None:
+            yield from self._manifest_problems()
+        else:
+            yield from self._field_problems({re.split(r"[.\[]", path)[0] for path in removed})
+
     def _manifest_problems(self) -> Iterator[Problem]:
-        manifest = self.manifest or {}
-        others = sorted(self.model_fields_set - {"manifest", "unattended", "unattended_after"})
-        if others:
-            yield Problem(others[0], "cannot be combined with a whole manifest", "write it into the manifest")
+        for field in sorted(self.model_fields_set - {"manifest", "unattended", "unattended_after"}):
+            yield Problem(field, "cannot be combined with a whole manifest", "write it into the manifest")
+        manifest, wrong_types = well_shaped(self.manifest, _SHAPES, "manifest")
         if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
             yield Problem(
                 "manifest",
                 f"is a {manifest.get('apiVersion')} {manifest.get('kind')}",
                 f"apiVersion: {API_VERSION} and kind: {KIND} are needed",
             )
-        if unknown := sorted(set(manifest) - {"apiVersion", "kind", "metadata", "spec"}):
-            yield Problem(f"manifest.{unknown[0]}", "is not a field of a TrainJob")
-        if wrong := [*shape_problems(manifest, _SHAPES, "manifest")]:
-            yield from wrong
-            return
+        for field in sorted(map(str, manifest)):
+            if field not in _OF_MANIFEST:
+                near = difflib.get_close_matches(field, _OF_MANIFEST, n=1)
+                yield Problem(
+                    f"manifest.{field}", "is not a field of a TrainJob", f"did you mean {near[0]}?" if near else ""
+                )
+        yield from wrong_types
         spec = manifest.get("spec") or {}
-        if not (spec.get("runtimeRef") or {}).get("name"):
-            yield Problem("manifest.spec.runtimeRef.name", "is missing")
+        runtime = (spec.get("runtimeRef") or {}).get("name")
+        if not isinstance(runtime, str) or not runtime:
+            if not any(problem.path in _AROUND_RUNTIME for problem in wrong_types):
+                yield Problem("manifest.spec.runtimeRef.name", "must be text" if runtime else "is missing")
+            runtime = ""
         metadata = manifest.get("metadata") or {}
         yield from metadata_problems(
             metadata.get("labels") or {}, metadata.get("annotations") or {}, "manifest.metadata."
@@ -226,12 +242,12 @@ class TrainJobSpec(Part):
         trainer = spec.get("trainer") or {}
         yield from env_problems(trainer.get("env") or [], "manifest.spec.trainer.env", reserved=True)
         yield from argument_problems(trainer, "manifest.spec.trainer.")
-        if trainer.get("command") == torchtune.COMMAND:
+        if runtime and trainer.get("command") == torchtune.COMMAND:
             where = "manifest.spec.trainer"
             paths = {"num_nodes": f"{where}.numNodes", "args": f"{where}.args", "lora": f"{where}.args"}
             args = [arg for arg in trainer.get("args") or [] if isinstance(arg, str)]
             paths["runtime"] = "manifest.spec.runtimeRef.name"
-            yield from torchtune.problems(spec["runtimeRef"]["name"], trainer, args, paths)
+            yield from torchtune.problems(runtime, trainer, args, paths)
         for name, source in (spec.get("initializer") or {}).items():
             where = f"manifest.spec.initializer.{name}"
             yield from env_problems((source or {}).get("env") or [], f"{where}.env")
@@ -241,16 +257,16 @@ class TrainJobSpec(Part):
             for path in secret_texts(spec[field], f"manifest.spec.{field}"):
                 yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
 
-    def _field_problems(self) -> Iterator[Problem]:
+    def _field_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         if self.unattended_after is not None and self.unattended == "keep":
             yield Problem("unattended_after", "has no effect where unattended is keep")
-        if self.runtime is None:
+        if self.runtime is None and "runtime" not in incomplete:
             yield Problem("runtime", "is missing", "name a ClusterTrainingRuntime such as torch-distributed")
-        yield from self._func_problems()
+        yield from self._func_problems(incomplete)
         yield from metadata_problems(self.labels, self.annotations)
         yield from env_problems(env_api(self.env), "env", reserved=True)
         yield from argument_problems({"command": self.command, "args": self.args})
-        yield from self._torchtune_problems()
+        yield from self._torchtune_problems(incomplete)
         if self.initializer is not None:
             yield from self.initializer.problems()
         yield from location_problems(self.inputs, "inputs")
@@ -259,14 +275,14 @@ class TrainJobSpec(Part):
             yield from checkpoint_problems(self.checkpoints)
         yield from self._patch_problems()
 
-    def _func_problems(self) -> Iterator[Problem]:
+    def _func_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         if self.func is not None and (self.command or self.args):
             yield Problem("func", "cannot be combined with command or args", "pass func_args")
         if self.func is None:
             for field in ("func_args", "packages_to_install", "pip_index_urls"):
-                if getattr(self, field):
+                if getattr(self, field) and "func" not in incomplete:
                     yield Problem(field, "needs func", "install packages in the image, or pass a function")
-        elif self.pip_index_urls and not self.packages_to_install:
+        elif not self.packages_to_install and self.pip_index_urls and "packages_to_install" not in incomplete:
             yield Problem("pip_index_urls", "has no effect without packages_to_install")
         try:
             json.dumps(self.func_args, allow_nan=False)
@@ -279,7 +295,7 @@ class TrainJobSpec(Part):
         if self.func is not None and source_holds_secret(self.func.source):
             yield Problem("func", "holds a secret in its source", "read it from an environment variable of env")
 
-    def _torchtune_problems(self) -> Iterator[Problem]:
+    def _torchtune_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         args, lora = self.args, "args"
         if self.torchtune is not None:
             args, lora = [*args, *self.torchtune.args(None)], "torchtune.peft_config"
@@ -295,7 +311,7 @@ class TrainJobSpec(Part):
             "resourcesPerNode": self.resources_per_node and self.resources_per_node.api(),
         }
         paths = {"runtime": "runtime", "num_nodes": "num_nodes", "args": "args", "lora": lora}
-        if self.runtime is not None:
+        if self.runtime is not None and not {"runtime", "torchtune", *paths} & {*incomplete}:
             yield from torchtune.problems(self.runtime.name, trainer, args, paths)
 
     def _patch_problems(self) -> Iterator[Problem]:
@@ -311,42 +327,3 @@ class TrainJobSpec(Part):
             for path in secret_texts(patch.api(), f"runtime_patches[{i}]"):
                 if not _IN_ENV.search(path):  # of which the names count, too: above
                     yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
-
-
-_EXPLAINED = 200
-"""Mistakes of a spec that are looked at: to find the name that a wrong one is similar to takes 0.5 ms."""
-
-
-def _problems(error: ValidationError) -> list[Problem]:
-    """One problem for each field: of a union's branches, the first is the one that the author will have meant."""
-    problems: dict[str, Problem] = {}
-    for detail in error.errors()[:_EXPLAINED]:
-        if detail["loc"][-1] == "str" and isinstance(detail["input"], Mapping):
-            continue  # not text, and not meant to be: the other branch says what is wrong with it
-        problem = _problem(detail)
-        problems.setdefault(problem.path, problem)
-    return list(problems.values())
-
-
-def _problem(detail: Mapping[str, Any]) -> Problem:
-    """A pydantic error in this package's words."""
-    path = ""
-    for part in detail["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not re.match(r"(function-|EnvVarSource$|str$)", part):  # branches of a union are no part of the path
-            path += f".{part}" if path else str(part)
-    if detail["type"] == "extra_forbidden":
-        return Problem(path, "no such field", _similar(path))
-    if detail["type"] == "string_type" and path.startswith("env."):
-        return Problem(path, f"must be text, not {type(detail['input']).__name__}", f"write '{detail['input']}'")
-    return Problem(path, detail["msg"].removeprefix("Value error, "))
-
-
-def _similar(path: str) -> str:
-    last = field_name(path.rpartition(".")[2])
-    if "." in path:
-        return f"{last} is a field of the spec itself" if last in TrainJobSpec.model_fields else ""
-    names = [*TrainJobSpec.model_fields, *(to_camel(name) for name in TrainJobSpec.model_fields)]
-    close = difflib.get_close_matches(path, names, n=1)
-    return f"did you mean {close[0]}?" if close else "anything else goes into a whole manifest"
