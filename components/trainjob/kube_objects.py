@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 INITIALIZERS = ("dataset-initializer-", "model-initializer-")
+"""Prefixes of the ranks of Trainer's initializers."""
 
 _OBJECT = (dict, Mapping)  # to ask an abstract class first takes as long as all the rest, in jobs of 1,000 pods
 

@@ -64,13 +64,13 @@ class Blocker:
     Attributes:
         reason: In CamelCase, as the cluster gives it.
         message: The same for people.
-        lasting: It does not go away by itself: a person has to change the spec or the cluster.
+        permanent: It cannot resolve itself: a person has to change the spec or the cluster.
         advice: What to do about it.
     """
 
     reason: str
     message: str
-    lasting: bool = False
+    permanent: bool = False
     advice: str = field(default="", compare=False)
 
 
@@ -163,7 +163,7 @@ def _observed(trainjob: Mapping[str, Any] | None, previous: Observation | None, 
     if blocker is None or not observation.phase.idle:
         return observation
     message = f"{observation.message}: {blocker.message}" if observation.message else blocker.message
-    stuck, advice = blocker.lasting, blocker.advice
+    stuck, advice = blocker.permanent, blocker.advice
     return replace(observation, reason=blocker.reason, message=message, stuck=stuck, advice=advice)
 
 

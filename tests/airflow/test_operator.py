@@ -181,7 +181,7 @@ def test_fail_fast_fails_on_a_permanent_blocker(
     run: Run, home: Path, deferrable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The local backend has no queues, so the test adds Kueue's answer to the snapshots of the job."""
-    blocker = Blocker("Inadmissible", "LocalQueue q doesn't exist", lasting=True)
+    blocker = Blocker("Inadmissible", "LocalQueue q doesn't exist", permanent=True)
     watch = LocalBackend.watch
 
     async def watched(backend: LocalBackend, ref: JobRef) -> AsyncGenerator[Snapshot]:

@@ -30,10 +30,10 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
         (workload(), None),
         (workload(RESERVED), None),
         (workload(("QuotaReserved", "False", "Pending", NO_QUOTA)), Blocker("Pending", NO_QUOTA)),
-        (workload(("QuotaReserved", "False", "Pending", TOO_MUCH)), Blocker("Pending", TOO_MUCH, lasting=True)),
+        (workload(("QuotaReserved", "False", "Pending", TOO_MUCH)), Blocker("Pending", TOO_MUCH, permanent=True)),
         (
             workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue nosuch doesn't exist")),
-            Blocker("Inadmissible", "LocalQueue nosuch doesn't exist", lasting=True),
+            Blocker("Inadmissible", "LocalQueue nosuch doesn't exist", permanent=True),
         ),
         (
             workload(("QuotaReserved", "False", "Pending", NO_QUOTA), PREEMPTED),
@@ -52,7 +52,7 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
         ),
         (
             workload(RESERVED, admissionChecks=[{"name": "budget", "state": "Rejected", "message": ""}]),
-            Blocker("AdmissionCheck", "admission check budget is Rejected: no message", lasting=True),
+            Blocker("AdmissionCheck", "admission check budget is Rejected: no message", permanent=True),
         ),
         (
             workload(
@@ -61,7 +61,7 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
             Blocker(
                 "Deactivated",
                 "Kueue has given up on it: exceeded the maximum number of re-queuing retries",
-                lasting=True,
+                permanent=True,
             ),
         ),
     ],
@@ -74,7 +74,7 @@ def test_a_job_that_kueue_admitted_and_cannot_start() -> None:
     found = in_workload(workload(RESERVED, ("Admitted", "True", "Admitted", "")))
     assert found is not None
     assert found.reason == "AdmittedButSuspended"
-    assert not found.lasting, "true for a moment of every job"
+    assert not found.permanent, "true for a moment of every job"
 
 
 def event(
@@ -90,7 +90,7 @@ def test_the_latest_event_counts() -> None:
         event("the object has been modified"),
         event("later, of no interest", "2026-11-21T10:01:00Z", reason="Pulled"),
     ]
-    assert in_events(events) == Blocker("TrainJobResourcesCreationFailed", refused, lasting=True)
+    assert in_events(events) == Blocker("TrainJobResourcesCreationFailed", refused, permanent=True)
     assert in_events(events[1:]) == Blocker("TrainJobResourcesCreationFailed", "the object has been modified")
     assert in_events(events[2:]) is None
 
@@ -102,7 +102,7 @@ def test_a_webhook_that_is_behind_is_no_refusal() -> None:
         'JobSet.jobset.x-k8s.io "a" not found'
     )
     found = in_events([{**event("", reason="JobCreationFailed"), "message": said}])
-    assert found == Blocker("JobCreationFailed", said, lasting=False)
+    assert found == Blocker("JobCreationFailed", said, permanent=False)
 
 
 def test_when_an_event_was_last_seen() -> None:
@@ -120,7 +120,7 @@ def pod(reason: str, message: str = "m", kind: str = "containerStatuses") -> dic
 
 
 @pytest.mark.parametrize(
-    ("reason", "message", "lasting"),
+    ("reason", "message", "permanent"),
     [
         ("ImagePullBackOff", "connection refused", False),
         ("ErrImagePull", "nosuch:1: not found", True),
@@ -128,9 +128,9 @@ def pod(reason: str, message: str = "m", kind: str = "containerStatuses") -> dic
         ("CreateContainerConfigError", 'secret "token" not found', True),
     ],
 )
-def test_pods_that_wait(reason: str, message: str, lasting: bool) -> None:
+def test_pods_that_wait(reason: str, message: str, permanent: bool) -> None:
     for kind in ("containerStatuses", "initContainerStatuses"):
-        assert in_pods([pod(reason, message, kind)]) == Blocker(reason, f"pod p: {reason}: {message}", lasting)
+        assert in_pods([pod(reason, message, kind)]) == Blocker(reason, f"pod p: {reason}: {message}", permanent)
 
 
 def test_what_every_pod_goes_through_is_none() -> None:
@@ -148,7 +148,7 @@ def test_of_several_the_one_that_lasts() -> None:
 
 # --- what becomes of it
 
-BLOCKER = Blocker("Pending", "no GPUs", lasting=True, advice="ask for fewer GPUs")
+BLOCKER = Blocker("Pending", "no GPUs", permanent=True, advice="ask for fewer GPUs")
 
 
 def test_an_obstacle_is_the_message_of_a_phase_that_should_end() -> None:

@@ -71,4 +71,4 @@ def test_a_waiter_and_diagnose_agree_on_what_blocks_a_job(name: str) -> None:
         finding = blockers.first(blockers.around(pending, warnings))
         waits_for = finding.blocker if finding else None
     shown = report._blocker(evidence, phase)
-    assert (shown is not None and shown.lasting) is (waits_for is not None and waits_for.lasting)
+    assert (shown is not None and shown.permanent) is (waits_for is not None and waits_for.permanent)

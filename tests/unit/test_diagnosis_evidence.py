@@ -198,7 +198,7 @@ def test_shared_memory_was_full(code: int, log: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("finished", "summary"),
-    [("2026-11-25T10:05:00Z", "was killed by signal 9"), ("2026-11-25T10:20:10Z", "somebody deleted its pod")],
+    [("2026-11-25T10:05:00Z", "was killed by signal 9"), ("2026-11-25T10:20:10Z", "its pod was deleted")],
 )
 def test_who_was_killed_before_its_pod_was_deleted_was_not_killed_by_that(finished: str, summary: str) -> None:
     gone = pod(state=ended(137, finished))
@@ -218,9 +218,13 @@ BARRIER = (
 @pytest.mark.parametrize(
     ("joined", "retry", "says"),
     [
-        ("2/3", UNKNOWN, "it waits for 3 processes, and the job has 2 nodes"),
-        ("1/2", UNKNOWN, "as many as there are (2 nodes), that none of them failed before"),  # the other did not come
-        ("3/4", UNKNOWN, "that none of them failed before"),  # two processes a node, one did not come
+        ("2/3", UNKNOWN, "it waits for 3 processes, but the job has 2 nodes"),
+        (
+            "1/2",
+            UNKNOWN,
+            "the right number of processes (2 nodes), that no process failed earlier",
+        ),  # the other did not come
+        ("3/4", UNKNOWN, "that no process failed earlier"),  # two processes a node, one did not come
     ],
 )
 def test_more_processes_than_nodes(joined: str, retry: RetryVerdict, says: str) -> None:
@@ -235,7 +239,7 @@ def test_more_processes_than_the_only_node() -> None:
     log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format("1/2")]
     alone = {**FAILED, "spec": {"trainer": {"numNodes": 1}}}
     found = diagnosed([pod(last=ended(1))], job=alone, logs={"x-node-0-0-abcde": log})
-    assert "it waits for 2 processes, and the job has 1 nodes" in found.advice
+    assert "it waits for 2 processes, but the job has 1 nodes" in found.advice
 
 
 # ---------------------------------------------------------------- nodes
@@ -550,12 +554,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("reason", "message", "retry", "lasting", "advice"), CASES, ids=[f"{case[0]}-{case[1][:40]}" for case in CASES]
+    ("reason", "message", "retry", "permanent", "advice"), CASES, ids=[f"{case[0]}-{case[1][:40]}" for case in CASES]
 )
-def test_the_message_decides(reason: str, message: str, retry: RetryVerdict, lasting: bool, advice: str) -> None:
+def test_the_message_decides(reason: str, message: str, retry: RetryVerdict, permanent: bool, advice: str) -> None:
     found = reasons.find(reason, message)
     assert found is not None
-    assert (found.retry, found.lasting) == (retry, lasting), found
+    assert (found.retry, found.permanent) == (retry, permanent), found
     assert advice in found.advice, found.advice
 
 

@@ -707,7 +707,7 @@ async def test_delivered_is_noted(backend: MemoryBackend) -> None:
     assert backend.job(ref)["metadata"]["annotations"][DELIVERED] == "true"
 
 
-BLOCKER = Blocker("Inadmissible", "no such queue", lasting=True, advice="create the queue")
+BLOCKER = Blocker("Inadmissible", "no such queue", permanent=True, advice="create the queue")
 
 
 async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:

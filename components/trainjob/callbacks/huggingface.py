@@ -16,17 +16,17 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trainjob import progress
-from trainjob.callbacks import numbers
+from trainjob.callbacks.metrics import numbers
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is in no environment with mypy
-    """Reports the step, once per second at most, and with each log of the trainer its numbers; on rank 0 only."""
+    """Reports the step, at most once per second, and all metrics that the trainer logs; on rank 0 only."""
 
     def __init__(self) -> None:
         self._reported = -math.inf
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report how far the training is."""
+        """Report the current step."""
         del args, control, kwargs
         if state.is_world_process_zero and time.monotonic() - self._reported >= 1:
             self._report(state)
@@ -38,7 +38,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._report(state, numbers(logs or {}))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report that the training is complete, also where it stopped early."""
+        """Report that the training is complete, also after an early stop."""
         del args, control, kwargs
         if state.is_world_process_zero:
             progress.report(progress=100)

@@ -16,18 +16,18 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from trainjob import progress
-from trainjob.callbacks import numbers
+from trainjob.callbacks.metrics import numbers
 
 
 class ProgressCallback(Callback):  # type: ignore[misc]  # lightning is in no environment with mypy
-    """Reports the step and what was logged with ``self.log``, once per second at most; on global rank 0 only."""
+    """Reports the step and the metrics of ``self.log``, at most once per second; on global rank 0 only."""
 
     def __init__(self) -> None:
         self._reported = -math.inf
         self._last: dict[str, float] = {}
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Report how far the training is, and what has changed: the metrics of the last validation stay logged."""
+        """Report the current step and the changed metrics; those of the last validation stay in `callback_metrics`."""
         if time.monotonic() - self._reported >= 1:
             metrics = numbers(trainer.callback_metrics)
             self._report(trainer, dict(metrics.items() - self._last.items()))
@@ -37,7 +37,7 @@ class ProgressCallback(Callback):  # type: ignore[misc]  # lightning is in no en
         self._report(trainer, numbers(trainer.callback_metrics))
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
-        """Report that the training is complete, also where it stopped early."""
+        """Report that the training is complete, also after an early stop."""
         if trainer.is_global_zero:
             progress.report(progress=100)
 

@@ -50,13 +50,13 @@ class Finding:
             message = f"{self.subject} {self.text}"
         else:
             message = f"{self.subject}: {self.text}"
-        return Blocker(self.reason, message, self.meaning.lasting, reasons.while_running(self.meaning.advice))
+        return Blocker(self.reason, message, self.meaning.permanent, reasons.while_running(self.meaning.advice))
 
 
 def first(found: Iterable[Finding]) -> Finding | None:
     """Of several findings one that lasts, since that has to be mended first."""
     every = list(found)
-    return next((each for each in every if each.meaning.lasting), every[0] if every else None)
+    return next((each for each in every if each.meaning.permanent), every[0] if every else None)
 
 
 def around(pods: Sequence[Mapping[str, Any]] | None, events: Iterable[Mapping[str, Any]]) -> list[Finding]:

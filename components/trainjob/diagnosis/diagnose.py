@@ -9,7 +9,7 @@ from typing import Any
 from trainjob.diagnosis import blockers, log_tails, reasons
 from trainjob.diagnosis.log_tails import TAIL_LINES, Tail
 from trainjob.diagnosis.reasons import Category
-from trainjob.diagnosis.terminations import Crash, RootCause, crashes_in, in_order, meaning_of, told
+from trainjob.diagnosis.terminations import Crash, RootCause, crashes_in, describe, in_order, meaning_of
 from trainjob.kube_objects import mapping, rank_of
 from trainjob.masking import masked_lines, public
 from trainjob.sanitizing import plain
@@ -215,7 +215,7 @@ def _of_condition(observation: Observation, crash: RootCause | None, evidence: E
     if meaning.category is Category.DEADLINE:
         summary = f"it ran longer than its deadline allows ({observation.message})"
         if crash is not None and not crash.crash.stopped:
-            summary += f"; before that, {_line(told(crash))}"
+            summary += f"; before that, {_line(describe(crash))}"
         elif found := blockers.first(_around(evidence)):
             summary += f"; {found.blocker.message}"
     pod = crash.crash.pod if crash is not None else next(iter(evidence.logs), "")
@@ -267,15 +267,15 @@ def _nodes(evidence: Evidence) -> int:
     return max(asked if isinstance(asked, int) else 0, len(seen))
 
 
-def _of_crash(blamed: RootCause, evidence: Evidence) -> Diagnosis:
-    crash, meaning = blamed.crash, meaning_of(blamed)
+def _of_crash(cause: RootCause, evidence: Evidence) -> Diagnosis:
+    crash, meaning = cause.crash, meaning_of(cause)
     return Diagnosis(
         meaning.category,
         meaning.retry,
-        _line(told(blamed)),
+        _line(describe(cause)),
         rank=crash.rank,
         exit_code=crash.exit_code,
-        log=_shown(evidence, crash.pod, blamed.tail) or _left(crash),
+        log=_shown(evidence, crash.pod, cause.tail) or _left(crash),
         advice=meaning.advice,
         pod=crash.pod,
         final=meaning.final,

@@ -53,7 +53,7 @@ _JOINED = re.compile(r"reached the barrier: (\d+)/(\d+)|(\d+)/(\d+) clients join
 _LOST_CONNECTION = re.compile(
     r"\b(ConnectionResetError|ConnectionAbortedError|BrokenPipeError|ConnectionRefusedError)\b"
 )
-_TOLD = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
+_TERMINATED = re.compile(r"SignalException: Process \d+ got signal: (15|2)\b")
 _PEER = re.compile(r"[Cc]losed by (?:remote )?peer \[([0-9a-fA-F.:]+)\]|[Rr]ead error \[([0-9a-fA-F.:]+)\]")
 
 
@@ -78,7 +78,7 @@ class Tail:
             there is none, or `error` explains the end.
         lost_peer: It ended because another rank was gone, or did not answer.
         lost_connection: It ended because some connection broke: to a peer, or to anything else.
-        told: It was told to stop.
+        terminated: Another process terminated it.
         usage: It said how it is used.
         torn_down: Native code crashed only because the process was ending already, of `error`.
         peers: Addresses of the peers that it lost.
@@ -95,7 +95,7 @@ class Tail:
     survived: int = -1
     lost_peer: bool = False
     lost_connection: bool = False
-    told: bool = False
+    terminated: bool = False
     usage: bool = False
     torn_down: bool = False
     peers: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def read(lines: Sequence[str]) -> Tail:
         survived=traced.survived if line < 0 else -1,
         lost_peer=bool(_LOST_PEER.search(said)),
         lost_connection=bool(raised and _LOST_CONNECTION.search(raised.chain)),
-        told=bool(_TOLD.search("\n".join(clean))),
+        terminated=bool(_TERMINATED.search("\n".join(clean))),
         usage=not raised and any(_USAGE.match(each) for each in clean[-TAIL_LINES:]),
         torn_down=bool(raised and any(_TORN_DOWN.search(after) for after in clean[raised.line :])),
         peers=tuple(dict.fromkeys(first or second for first, second in _PEER.findall("\n".join(clean)))),

@@ -43,16 +43,16 @@ class Meaning:
         category: Kind of failure.
         retry: Who has to act before another attempt can succeed.
         advice: What to do, for people.
-        says: What happened to a rank, in words; empty where reason and message say it better.
-        lasting: It does not go away by itself.
+        termination: How a container terminated, after the name of its rank; empty to quote reason and message.
+        permanent: It cannot resolve itself.
         final: Why no retry can help, in words; empty where the verdict says it well enough.
     """
 
     category: Category
     retry: RetryVerdict
     advice: str
-    says: str = ""
-    lasting: bool = False
+    termination: str = ""
+    permanent: bool = False
     final: str = ""
 
 
@@ -68,11 +68,11 @@ def _rule(
     retry: RetryVerdict,
     advice: str,
     *,
-    says: str = "",
-    lasting: bool = False,
+    termination: str = "",
+    permanent: bool = False,
 ) -> tuple[list[str], re.Pattern[str], Meaning]:
     """A line of the table: reasons, a regular expression that is found in the message, what the two mean."""
-    return reasons.split(), re.compile(message, re.DOTALL), Meaning(category, retry, advice, says, lasting)
+    return reasons.split(), re.compile(message, re.DOTALL), Meaning(category, retry, advice, termination, permanent)
 
 
 _LONGEST = 4096  # characters of a message that are looked at; an Event's has 1,024 at most
@@ -111,7 +111,7 @@ _RULES = (
         Category.OUT_OF_MEMORY,
         _INFRASTRUCTURE,
         "set the memory in resources_per_node, so that the scheduler reserves it; or use a smaller batch",
-        says="was killed because its node ran out of memory (OOMKilled; the container has no memory limit)",
+        termination="was killed because its node ran out of memory (OOMKilled; the container has no memory limit)",
     ),
     _rule(
         "OOMKilled",
@@ -119,7 +119,7 @@ _RULES = (
         Category.OUT_OF_MEMORY,
         _UNKNOWN,
         "raise the memory in resources_per_node, or use a smaller batch",
-        says="was killed because it used more memory than its limit (OOMKilled)",
+        termination="was killed because it used more memory than its limit (OOMKilled)",
     ),
     _rule(
         _START,
@@ -127,7 +127,7 @@ _RULES = (
         Category.IMAGE,
         _CONFIGURATION,
         "build the image for the nodes' architecture",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         _START,
@@ -192,7 +192,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "set runAsUser to a numeric user other than 0, or use an image with such a user: runAsNonRoot is set",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         "CreateContainerConfigError",
@@ -200,7 +200,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "correct subPath of the volumeMount, or create it in the volume",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         "CreateContainerConfigError",
@@ -208,7 +208,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         _ENV_MISSING,
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         "CreateContainerConfigError",
@@ -223,7 +223,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         _ENV_MISSING,
-        lasting=True,
+        permanent=True,
     ),
     # --- containers that the kubelet killed: only an Event tells
     _rule(
@@ -232,7 +232,7 @@ _RULES = (
         Category.CONFIGURATION,
         _UNKNOWN,
         "fix the liveness probe in the runtime (command, timeoutSeconds, failureThreshold), or what it checks",
-        says="was killed by the kubelet because its liveness probe failed",
+        termination="was killed by the kubelet because its liveness probe failed",
     ),
     _rule(
         "Killing",
@@ -240,7 +240,7 @@ _RULES = (
         Category.CONFIGURATION,
         _UNKNOWN,
         "fix the startup probe in the runtime (command, periodSeconds, failureThreshold), or what it checks",
-        says="was killed by the kubelet because its startup probe failed",
+        termination="was killed by the kubelet because its startup probe failed",
     ),
     _rule(
         "Killing PostStartHookError FailedPostStartHook",
@@ -248,7 +248,7 @@ _RULES = (
         Category.CONFIGURATION,
         _UNKNOWN,
         "fix the postStart hook in the runtime: its command, or what it needs",
-        says="was killed by the kubelet because its postStart hook failed",
+        termination="was killed by the kubelet because its postStart hook failed",
     ),
     _rule(
         "PreStopHookError",
@@ -257,10 +257,12 @@ _RULES = (
         _UNKNOWN,
         "fix the preStop hook in the runtime: its command, or what it needs",
     ),
-    _rule("ContainerStatusUnknown", "", Category.NODE_LOST, _INFRASTRUCTURE, RERUN, says="was lost with its node"),
+    _rule(
+        "ContainerStatusUnknown", "", Category.NODE_LOST, _INFRASTRUCTURE, RERUN, termination="was lost with its node"
+    ),
     # --- images
     _rule(
-        "InvalidImageName InspectFailed", "", Category.IMAGE, _CONFIGURATION, "correct the image's name", lasting=True
+        "InvalidImageName InspectFailed", "", Category.IMAGE, _CONFIGURATION, "correct the image's name", permanent=True
     ),
     _rule(
         "ErrImageNeverPull",
@@ -268,12 +270,12 @@ _RULES = (
         Category.IMAGE,
         _CONFIGURATION,
         "load the image onto the nodes, or allow it to be pulled",
-        lasting=True,
+        permanent=True,
     ),
     *(
-        _rule(reasons, about + pattern, Category.IMAGE, retry, advice, lasting=lasting)
+        _rule(reasons, about + pattern, Category.IMAGE, retry, advice, permanent=permanent)
         for reasons, about in ((_PULL, ""), ("Failed BackOff", "(?=.*[Ii]mage).*"))  # an Event, where pods are hidden
-        for pattern, retry, advice, lasting in (
+        for pattern, retry, advice, permanent in (
             (
                 "(no space left on device)",
                 _INFRASTRUCTURE,
@@ -325,7 +327,7 @@ _RULES = (
         Category.USER_CODE,
         _UNKNOWN,
         "read its log: it ends again and again",
-        says="ends again and again",
+        termination="ends again and again",
     ),
     # --- the scheduler
     _rule(
@@ -334,7 +336,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "create the volume claim, or correct its name",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         _UNSCHEDULABLE,
@@ -421,7 +423,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "create the ConfigMap, Secret or PersistentVolumeClaim that is to be mounted, or correct its name and keys",
-        lasting=True,
+        permanent=True,
     ),
     _rule(_MOUNT, "", Category.CONFIGURATION, _INFRASTRUCTURE, "check whether the volume can be attached to the node"),
     _rule(
@@ -438,7 +440,7 @@ _RULES = (
         Category.QUOTA,
         _CONFIGURATION,
         "set what the namespace's ResourceQuota demands: resources_per_node, or a LimitRange with defaults",
-        lasting=True,
+        permanent=True,
     ),
     _rule(  # all that the quota allows is free, and it is not enough
         _REFUSED,
@@ -446,7 +448,7 @@ _RULES = (
         Category.QUOTA,
         _CONFIGURATION,
         "ask for less, or have the namespace's ResourceQuota raised: it will never fit",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         _REFUSED,
@@ -461,7 +463,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "create the service account or priority class, or correct its name in the job or its runtime",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         _REFUSED,
@@ -469,7 +471,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "create the runtime again: the job needs it",
-        lasting=True,
+        permanent=True,
     ),
     # Kueue's webhook looks up what a Job belongs to in a cache that may be behind for a moment (0.18, busy machine).
     _rule(
@@ -485,7 +487,7 @@ _RULES = (
         Category.ADMISSION,
         _CONFIGURATION,
         "use another namespace, or create it again: the job's namespace is being deleted",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         _REFUSED,
@@ -493,7 +495,7 @@ _RULES = (
         Category.ADMISSION,
         _CONFIGURATION,
         "set the securityContext that the namespace's Pod Security level demands, or change the level",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         _REFUSED,
@@ -509,7 +511,7 @@ _RULES = (
         Category.ADMISSION,
         _CONFIGURATION,
         "change what the API server refuses: the job's name, its patches or its runtime",
-        lasting=True,
+        permanent=True,
     ),
     _rule(_REFUSED, "", Category.ADMISSION, _INFRASTRUCTURE, "check the logs of the controllers of Trainer and JobSet"),
     # --- pods that were stopped: DisruptionTarget and the kubelet's reasons
@@ -519,7 +521,7 @@ _RULES = (
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
         f"{RERUN} when there is room; a higher priority helps",
-        says="had to make room for a pod of higher priority",
+        termination="had to make room for a pod of higher priority",
     ),
     _rule(
         "Evicted TerminationByKubelet",
@@ -562,7 +564,7 @@ _RULES = (
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         RERUN,
-        says="lost its node: it was tainted or stopped answering",
+        termination="lost its node: it was tainted or stopped answering",
     ),
     _rule(
         "DeletionByPodGC NodeLost",
@@ -570,7 +572,7 @@ _RULES = (
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         RERUN,
-        says="lost its node: it is gone",
+        termination="lost its node: it is gone",
     ),
     _rule(
         "NodeNotReady",
@@ -585,7 +587,7 @@ _RULES = (
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         RERUN,
-        says="was evicted: its node is being drained",
+        termination="was evicted: its node is being drained",
     ),
     _rule(
         "UnexpectedAdmissionError",
@@ -608,7 +610,7 @@ _RULES = (
         Category.QUOTA,
         _CONFIGURATION,
         "have the resource added to the ClusterQueue, or ask for none of it",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         "Pending",
@@ -616,17 +618,17 @@ _RULES = (
         Category.SCHEDULING,
         _CONFIGURATION,
         "correct node selector, affinity or tolerations of the job or its runtime: no flavor of the queue fits them",
-        lasting=True,
+        permanent=True,
     ),
-    _rule("Pending", "> maximum capacity", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
-    _rule("ExceedsMaxQuota", "", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, lasting=True),
+    _rule("Pending", "> maximum capacity", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, permanent=True),
+    _rule("ExceedsMaxQuota", "", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, permanent=True),
     _rule(
         "Inadmissible NoMatchingFlavor Misconfigured",
         "",
         Category.CONFIGURATION,
         _CONFIGURATION,
         "correct the queue's name (label kueue.x-k8s.io/queue-name), or have the queue set up",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         "Pending WaitingForQuota WaitingForPreemptedWorkloads TopologyPlacementFailed",
@@ -641,7 +643,7 @@ _RULES = (
         Category.QUOTA,
         _CONFIGURATION,
         "find out what evicted it, then activate its Workload or launch it again",
-        lasting=True,
+        permanent=True,
     ),
     _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "check why its pods were not ready in time"),
     _rule(
@@ -650,7 +652,7 @@ _RULES = (
         Category.ADMISSION,
         _CONFIGURATION,
         "ask the operators of the admission check",
-        lasting=True,
+        permanent=True,
     ),
     _rule("AdmissionCheck", "", Category.QUOTA, RetryVerdict.QUOTA, "wait for the admission check"),
     _rule(
@@ -681,7 +683,7 @@ _RULES = (
         Category.CONFIGURATION,
         _CONFIGURATION,
         "create the runtime again, or cancel the job and launch it with another runtime",
-        lasting=True,
+        permanent=True,
     ),
     _rule(
         "SupervisorLost",
@@ -696,7 +698,7 @@ _RULES = (
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         "launch the same key again, which starts the job, or cancel it: trainjob cancel NAME",
-        lasting=True,
+        permanent=True,
     ),
 )
 

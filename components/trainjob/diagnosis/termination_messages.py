@@ -1,4 +1,4 @@
-"""Verdicts that the programs of this package write to their termination message, for the diagnosis of the job.
+"""Errors that the programs of this package write to their termination message, for the diagnosis of the job.
 
 ::
 
@@ -11,21 +11,20 @@ import json
 from dataclasses import dataclass
 
 from trainjob.diagnosis.reasons import Category, Meaning
-from trainjob.errors import TrainJobError
 from trainjob.verdicts import RetryVerdict
 
-_VERSION = 1  # of `trainjob.progress`: the same message says how the program is doing
+_VERSION = 1  # of `trainjob.progress`, which reports progress in the same message
 _BYTES = 4096  # of a termination message
 _CHARACTERS = 1000  # of a message
 
 _OUTAGE = "check whether the store or registry named in the message is reachable and has free space"
-_BUG = "read the log of the step; if the same error comes again, report it to the trainjob project"
+_BUG = "read the log of the step; if the error repeats, report it to the trainjob project"
 _CHANGE = "fix what the message names: a location, a name, a key or a permission"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program reports its own failure.
+    """A failure that a program reported.
 
     Attributes:
         message: The error.
@@ -37,14 +36,15 @@ class Verdict:
 
 
 def write(error: Exception) -> str:
-    """The termination message of a program that ends with this error."""
-    if isinstance(error, TrainJobError):
-        retry, message = error.retry, _line(str(error))
+    """The termination message of a program that fails with this error."""
+    retry = getattr(error, "retry", None)  # of a TrainJobError, whose module this one does not import: no circle
+    if isinstance(retry, RetryVerdict):
+        message = _line(str(error))
     else:
         retry, message = RetryVerdict.UNKNOWN, _line(f"{type(error).__name__}: {error}")
     while True:
-        said = {"type": type(error).__name__, "retry": str(retry), "message": message}
-        text = json.dumps({"trainjob": _VERSION, "error": said}, ensure_ascii=False, separators=(",", ":"))
+        report = {"type": type(error).__name__, "retry": str(retry), "message": message}
+        text = json.dumps({"trainjob": _VERSION, "error": report}, ensure_ascii=False, separators=(",", ":"))
         if len(text.encode()) <= _BYTES:
             return text
         message = message[: len(message) // 2]
@@ -58,9 +58,9 @@ def read(message: str) -> Verdict | None:
         given = json.loads(message)
     except ValueError:
         return None
-    said = given.get("error") if isinstance(given, dict) and given.get("trainjob") == _VERSION else None
-    retry = said.get("retry") if isinstance(said, dict) else None
-    if not isinstance(said, dict) or retry not in {str(each) for each in RetryVerdict}:
+    report = given.get("error") if isinstance(given, dict) and given.get("trainjob") == _VERSION else None
+    retry = report.get("retry") if isinstance(report, dict) else None
+    if not isinstance(report, dict) or retry not in {str(each) for each in RetryVerdict}:
         return None
     verdict = RetryVerdict(retry)
     if verdict is RetryVerdict.UNKNOWN:
@@ -69,7 +69,7 @@ def read(message: str) -> Verdict | None:
         meaning = Meaning(Category.OUTAGE, verdict, _OUTAGE)
     else:
         meaning = Meaning(Category.CONFIGURATION, verdict, _CHANGE)
-    return Verdict(_line(str(said.get("message") or "")), meaning)
+    return Verdict(_line(str(report.get("message") or "")), meaning)
 
 
 def _line(text: str) -> str:

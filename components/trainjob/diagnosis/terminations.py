@@ -1,4 +1,4 @@
-"""Containers and pods that ended badly, and which of them was the first to fail by itself."""
+"""Containers and pods that failed, which of them is the root cause, and what its termination means."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ from trainjob.kube_objects import (
 from trainjob.verdicts import RetryVerdict
 
 READ_LINES = 300
-"""Lines of a failing rank's log that are read: torchrun writes 40 of its own after those of eight workers."""
+"""Lines of a failing rank's log that are read: for eight workers, torchrun adds a report of 40 lines."""
 
-"""How the ranks of Trainer's initializers begin."""
-
-_SIGTERM, _SIGKILL = 143, 137
-_GRACE_SECONDS = 30  # of a pod that sets none
-_STRAYING = timedelta(seconds=2)  # of clocks that agree as well as clocks of nodes do
+_SIGTERM, _SIGKILL, _SIGSEGV = 128 + signals.SIGTERM, 128 + signals.SIGKILL, 128 + signals.SIGSEGV
+_USAGE_ERROR = 2  # exit code of argparse, click and Python itself
+_GRACE_SECONDS = 30  # Kubernetes' default
+_CLOCK_SKEW = timedelta(seconds=2)  # between the clocks of synchronized nodes
 
 
 @dataclass(frozen=True)
 class Crash:
-    """A container that ended badly, or a pod that was stopped.
+    """The failed termination of a container, or the disruption of a pod.
 
     Attributes:
         rank: As ``node-1``.
         pod: Name of the pod.
-        container: The container if it is none that trains: an init container or a sidecar.
-        exit_code: None for a pod that was stopped before its container ended.
-        reason: Of the container's end, or why the pod was stopped.
-        message: The same for people.
-        finished: When.
-        restarts: How often the container was started again.
-        stopped: Its pod was deleted before: the end of the container is a consequence.
-        helper: A sidecar.
-        disruption: Kubernetes stopped the pod: `reason` says why.
-        address: Of the pod.
-        probe: What the probe or hook reported because of which the kubelet killed the container.
+        container: An init container or a sidecar; empty for the training container.
+        exit_code: None for a pod that was disrupted before its container terminated.
+        reason: Reason of the termination or the disruption.
+        message: Message of the termination or the disruption.
+        finished: Time of the termination.
+        restarts: Number of restarts of the container.
+        stopped: The pod was deleted before, and the container terminated because of that.
+        sidecar: The container is a sidecar.
+        disruption: Kubernetes stopped the pod, for `reason`.
+        address: IP address of the pod.
+        probe: Report of the failed probe or hook because of which the kubelet killed the container.
     """
 
     rank: str
@@ -66,14 +65,14 @@ class Crash:
     finished: str = ""
     restarts: int = 0
     stopped: bool = False
-    helper: bool = False
+    sidecar: bool = False
     disruption: bool = False
     address: str = ""
     probe: str = ""
 
     @property
     def killed(self) -> bool:
-        """Whether it was ended by SIGTERM or SIGKILL, and nothing is known of why."""
+        """Whether SIGTERM or SIGKILL terminated it for an unknown reason."""
         return self.exit_code in (_SIGTERM, _SIGKILL) and self.meaning is None
 
     @property
@@ -83,29 +82,29 @@ class Crash:
 
     @property
     def meaning(self) -> reasons.Meaning | None:
-        """What its reason means; None where only the exit code can say more."""
+        """The meaning of its reason; None if only the exit code tells more."""
         return reasons.find(self.reason, self.message)
 
 
 def crashes_in(pods: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()) -> list[Crash]:
-    """Every bad end that the pods tell of, once each: a pod may be given twice, as it was and as it is.
+    """All failed terminations in the pods, once each.
 
     Args:
-        pods: Pods of a job.
-        events: Its Events: only these say that the kubelet killed a container because a probe or a hook failed.
+        pods: Pods of a job; earlier states of the same pods may be among them.
+        events: Events of the job: only these report that the kubelet killed a container for a failed probe or hook.
     """
     kills = kills_in(events)
-    found = [_with_kill(crash, pod, kills) for pod in pods for crash in of_pod(pod)]
+    found = [_with_kill(crash, pod, kills) for pod in pods for crash in pod_crashes(pod)]
     restarts: dict[tuple[str, str], int] = {}
     for crash in found:
         container = crash.pod, crash.container
         restarts[container] = max(crash.restarts, restarts.get(container, 0))
-    most = ((crash, restarts[crash.pod, crash.container]) for crash in found)
-    return list(dict.fromkeys(c if c.restarts == count else replace(c, restarts=count) for c, count in most))
+    counted = ((crash, restarts[crash.pod, crash.container]) for crash in found)
+    return list(dict.fromkeys(c if c.restarts == count else replace(c, restarts=count) for c, count in counted))
 
 
 def _with_kill(crash: Crash, pod: Mapping[str, Any], kills: Mapping[tuple[str, str], list[Kill]]) -> Crash:
-    """The crash, with the Event's reason if the kubelet killed the container."""
+    """Add the Event's reason if the kubelet killed the container."""
     found = kills.get((crash.pod, crash.container or training_container(pod)))
     ended = parse_time(crash.finished)
     if not found or crash.meaning is not None or crash.disruption or crash.stopped or ended is None:
@@ -116,11 +115,11 @@ def _with_kill(crash: Crash, pod: Mapping[str, Any], kills: Mapping[tuple[str, s
     return replace(crash, reason=kill.reason, message=kill.message, probe=kill.report) if kill else crash
 
 
-def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
-    """The bad ends of one pod."""
-    stop = _stop(pod)
-    if stop is not None:
-        yield stop
+def pod_crashes(pod: Mapping[str, Any]) -> Iterator[Crash]:
+    """The failed terminations of one pod."""
+    disruption = _disruption(pod)
+    if disruption is not None:
+        yield disruption
     status = mapping(pod, "status")
     sidecars = sidecars_of(pod)
     trains = training_container(pod)
@@ -128,10 +127,10 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
         for container in mappings(status, kind):
             name = str(container.get("name", ""))
             main = kind == "containerStatuses" and name == trains
-            helper = name in sidecars or (kind == "containerStatuses" and not main)
+            sidecar = name in sidecars or (kind == "containerStatuses" and not main)
             for state in ("lastState", "state"):
-                ended = mapping(container, state, "terminated")
-                code = ended.get("exitCode")
+                terminated = mapping(container, state, "terminated")
+                code = terminated.get("exitCode")
                 if not isinstance(code, int) or not code:
                     continue
                 crash = Crash(
@@ -139,23 +138,23 @@ def of_pod(pod: Mapping[str, Any]) -> Iterator[Crash]:
                     name_of(pod),
                     "" if main else name,
                     code,
-                    str(ended.get("reason") or ""),
-                    _no_limit(pod, kind, name, ended) or str(ended.get("message") or ""),
-                    str(ended.get("finishedAt") or ""),
+                    str(terminated.get("reason") or ""),
+                    _no_limit(pod, kind, name, terminated) or str(terminated.get("message") or ""),
+                    str(terminated.get("finishedAt") or ""),
                     _count(container.get("restartCount")),
-                    helper=helper,
+                    sidecar=sidecar,
                     address=str(status.get("podIP") or ""),
                 )
-                consequence = _was_told(pod, crash)
-                if stop is None or not (consequence or code in (_SIGTERM, _SIGKILL)):
-                    yield replace(crash, stopped=True) if consequence else crash
+                stopped = _by_deletion(pod, crash)
+                if disruption is None or not (stopped or code in (_SIGTERM, _SIGKILL)):
+                    yield replace(crash, stopped=True) if stopped else crash
 
 
-def _no_limit(pod: Mapping[str, Any], kind: str, name: str, ended: Mapping[str, Any]) -> str:
-    """The message for a container that was OOMKilled and has no limit: its node ran out of memory."""
+def _no_limit(pod: Mapping[str, Any], kind: str, name: str, terminated: Mapping[str, Any]) -> str:
+    """The message for an OOMKilled container without a memory limit: its node ran out of memory."""
     specs = mappings(pod, "spec", "containers" if kind == "containerStatuses" else "initContainers")
     spec = next((each for each in specs if each.get("name") == name), {})
-    if ended.get("reason") != "OOMKilled" or "resources" not in spec:
+    if terminated.get("reason") != "OOMKilled" or "resources" not in spec:
         return ""
     limited = "memory" in mapping(spec, "resources", "limits") or "memory" in mapping(
         pod, "spec", "resources", "limits"
@@ -163,18 +162,18 @@ def _no_limit(pod: Mapping[str, Any], kind: str, name: str, ended: Mapping[str, 
     return "" if limited else reasons.NO_MEMORY_LIMIT
 
 
-def _stop(pod: Mapping[str, Any]) -> Crash | None:
-    """That Kubernetes stopped the pod: evicted it, preempted it, lost its node."""
+def _disruption(pod: Mapping[str, Any]) -> Crash | None:
+    """The pod's disruption by Kubernetes: an eviction, a preemption, a lost node; None if there was none."""
     status = mapping(pod, "status")
     conditions = mappings(status, "conditions")
-    disruption = next(
+    target = next(
         (each for each in conditions if each.get("type") == "DisruptionTarget" and each.get("status") == "True"), None
     )
     reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
-    if disruption is None and (status.get("phase") != "Failed" or reasons.find(reason, message) is None):
+    if target is None and (status.get("phase") != "Failed" or reasons.find(reason, message) is None):
         return None
-    if disruption is not None and (not reason or disruption.get("reason") != "TerminationByKubelet"):
-        reason, message = str(disruption.get("reason") or ""), str(disruption.get("message") or "")
+    if target is not None and (not reason or target.get("reason") != "TerminationByKubelet"):
+        reason, message = str(target.get("reason") or ""), str(target.get("message") or "")
     codes = [
         mapping(each, "state", "terminated").get("exitCode")
         for each in mappings(status, "containerStatuses")
@@ -186,64 +185,68 @@ def _stop(pod: Mapping[str, Any]) -> Crash | None:
         exit_code=next((code for code in codes if isinstance(code, int) and code), None),
         reason=reason,
         message=message,
-        finished=str((disruption or {}).get("lastTransitionTime") or ""),
+        finished=str((target or {}).get("lastTransitionTime") or ""),
         disruption=True,
         address=str(status.get("podIP") or ""),
     )
 
 
-def _was_told(pod: Mapping[str, Any], crash: Crash) -> bool:
-    """Whether the container ended because its pod was deleted: by a suspension, by its Job, by a person."""
+def _by_deletion(pod: Mapping[str, Any], crash: Crash) -> bool:
+    """Whether the container terminated because its pod was deleted: by a suspension, by its Job, by a person."""
     metadata = mapping(pod, "metadata")
-    gone = parse_time(metadata.get("deletionTimestamp"))
-    if gone is None or crash.reason == "OOMKilled":
+    deadline = parse_time(metadata.get("deletionTimestamp"))  # the end of the grace period
+    if deadline is None or crash.reason == "OOMKilled":
         return False
-    asked = gone - timedelta(seconds=min(_count(metadata.get("deletionGracePeriodSeconds")), 10**6))
-    ended = parse_time(crash.finished)
-    straying = _STRAYING if crash.exit_code in (_SIGTERM, _SIGKILL) else timedelta()
-    return ended is None or ended >= asked - straying
+    deleted = deadline - timedelta(seconds=min(_count(metadata.get("deletionGracePeriodSeconds")), 10**6))
+    finished = parse_time(crash.finished)
+    skew = _CLOCK_SKEW if crash.exit_code in (_SIGTERM, _SIGKILL) else timedelta()
+    return finished is None or finished >= deleted - skew
 
 
 def _count(value: object) -> int:
     return max(0, value) if isinstance(value, int) else 0
 
 
-def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]:
-    """The crashes, the one that is to blame first.
+# ---------------------------------------------------------------- root cause
 
-    Ranks that were only told to stop (SIGTERM, SIGKILL), or say that they lost a peer, come after those that failed by
-    themselves, whatever the clocks of their nodes say. Kubernetes counts whole seconds. Of two killed in the same one,
-    SIGTERM is the answer to the other's end: who has to be stopped by SIGKILL had a grace period of seconds before.
-    What is equal stays in the order in which it was given.
+
+def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]:
+    """The crashes, the root cause first.
+
+    Ranks that were terminated from outside (SIGTERM, SIGKILL), or that report a lost peer, come after those that failed
+    by themselves, whatever the clocks of their nodes show. Kubernetes counts whole seconds. Of two ranks killed in the
+    same second, the one with SIGTERM comes second: SIGKILL follows only after a grace period of seconds, so that rank
+    was terminating already. Equal crashes keep their order.
 
     Args:
-        crashes: What `crashes_in` found.
-        tails: Pod -> what its log says, as far as it was read.
+        crashes: Crashes that `crashes_in` found.
+        tails: Pod -> end of its log, as far as it was read.
     """
-    nothing = Tail()
+    unread_tail = Tail()
     lost: list[datetime] = []
     explained: list[datetime] = []
     for crash in crashes:
         time, tail = parse_time(crash.finished), tails.get(crash.pod)
-        if tail is not None and time is not None and not tail.told:
+        if tail is not None and time is not None and not tail.terminated:
             (lost if tail.lost_peer or tail.lost_connection else explained).append(time)
-    lost_since = min(lost) + _STRAYING if lost else None
-    explained_since = min(explained) - _STRAYING if explained else None
+    lost_since = min(lost) + _CLOCK_SKEW if lost else None
+    explained_since = min(explained) - _CLOCK_SKEW if explained else None
 
     def level(crash: Crash) -> int:
-        tail = tails.get(crash.pod, nothing)
-        # Killed before others lost it: by the kernel, where memory was short. Later, by whoever ends the job.
+        tail = tails.get(crash.pod, unread_tail)
         time = parse_time(crash.finished)
+        # Killed before other ranks lost it: by the kernel, for lack of memory. Killed later: because the job ends.
         early = lost_since is not None and (time is None or time <= lost_since)
-        # Of thousands not every log is read: whose was, and says no other reason, comes before those of the same time.
+        # Of thousands of ranks not every log is read. At the same time, a rank whose log was read, and which reports no
+        # other rank as the reason, comes first.
         unread = crash.pod not in tails and crash.meaning is None
         late = explained_since is not None and (time is None or time >= explained_since)
         levels = (
             (crash.stopped, 7),
-            (crash.helper, 6),
+            (crash.sidecar, 6),
             (crash.disruption, 0),
             (crash.killed and early and crash.exit_code == _SIGKILL, 2),
-            (crash.killed or tail.told, 5),
+            (crash.killed or tail.terminated, 5),
             (tail.lost_peer, 4),
             (tail.lost_connection, 3),
             (unread and late, 1),
@@ -253,16 +256,9 @@ def in_order(crashes: Sequence[Crash], tails: Mapping[str, Tail]) -> list[Crash]
     return sorted(crashes, key=lambda crash: (level(crash), crash.finished, crash.exit_code == _SIGTERM))
 
 
-# ---------------------------------------------------------------- what a termination means
-
-
-_SIGSEGV = 128 + signals.SIGSEGV
-_MISUSED = 2  # argparse, click, Python itself
-
-
 @dataclass(frozen=True)
 class RootCause:
-    """The first crash, and what its log says.
+    """The first crash, and the end of its log.
 
     Attributes:
         crash: The crash.
@@ -275,175 +271,30 @@ class RootCause:
     nodes: int = 0
 
 
-def told(blamed: RootCause) -> str:
-    """Who ended, and how; as long as what Kubernetes says of it."""
-    crash = blamed.crash
-    who = f"{crash.rank}'s container {crash.container}" if crash.container else crash.rank
-    again = f" (started again {crash.restarts} times)" if crash.restarts > 1 else ""
-    return f"{who} {_what(blamed)}{again}"
+# ---------------------------------------------------------------- description
 
 
-def _what(blamed: RootCause) -> str:
-    crash = blamed.crash
+def describe(cause: RootCause) -> str:
+    """Which container terminated, and how; as long as the message of Kubernetes."""
+    crash = cause.crash
+    subject = f"{crash.rank}'s container {crash.container}" if crash.container else crash.rank
+    restarts = f" (restarted {crash.restarts} times)" if crash.restarts > 1 else ""
+    return f"{subject} {_termination(cause)}{restarts}"
+
+
+def _termination(cause: RootCause) -> str:
+    crash = cause.crash
     if crash.stopped:
-        return _STOPPED.says
+        return _STOPPED.termination
     if (meaning := crash.meaning) is not None:
-        if meaning.says:
-            return f"{meaning.says}: {crash.probe}" if crash.probe else meaning.says
+        if meaning.termination:
+            return f"{meaning.termination}: {crash.probe}" if crash.probe else meaning.termination
         if crash.reason in ("StartError", "ContainerCannotRun"):
-            return f"could not be started: {_exec_error(crash.message) or 'command not found'}"
+            return f"could not be started: {_start_error(crash.message) or 'command not found'}"
         return f"was stopped: {crash.reason}: {crash.message}"
     if crash.disruption or crash.exit_code is None:
         return f"was stopped: {crash.reason}: {crash.message}"
-    return _exited(crash.exit_code, blamed)
-
-
-def _exited(code: int, blamed: RootCause) -> str:
-    if name := _signal(code - 128):
-        ended = f"was killed by signal {code - 128} ({name})"
-    else:
-        ended = f"exited with code {code}"
-    if verdict := blamed.crash.verdict:
-        return f"{ended}: {verdict.message}"
-    if _by_error(blamed):
-        return f"{ended}: {blamed.tail.error}"
-    # `sys.exit("words")`, or words and `sys.exit(1)`.
-    said = blamed.tail.last if code == 1 and not blamed.crash.container else ""
-    return f"{ended}; last log line: {said}" if said else ended
-
-
-def _by_error(blamed: RootCause) -> bool:
-    """Whether the last error in its log is the cause of its exit.
-
-    Python exits with 1 after an exception and with 2 after a wrong argument, shells exit with 126 and 127, C++ aborts
-    with SIGABRT (as the first process of a container with SIGSEGV, because the kernel ignores its own SIGABRT), and
-    mpirun exits as its worker did. Any other code was chosen by the program.
-    """
-    crash, tail = blamed.crash, blamed.tail
-    told_by_code = crash.exit_code in (1, 2, 126, 127, 134) or _torn_down(blamed) or tail.error.startswith("worker ")
-    return bool(tail.error) and told_by_code and not crash.container
-
-
-def _torn_down(blamed: RootCause) -> bool:
-    """Whether native code aborted because of the error in the log, which is what has to be fixed."""
-    crash = blamed.crash
-    return (blamed.tail.torn_down or blamed.tail.aborted) and crash.exit_code == _SIGSEGV and not crash.container
-
-
-_SIGNALS = {
-    "SIGKILL": Meaning(
-        Category.UNKNOWN,
-        RetryVerdict.INFRASTRUCTURE,
-        "something outside the job killed it: often the machine ran out of memory (check its kernel log and memory)",
-    ),
-    "SIGTERM": Meaning(Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "something outside the job terminated it"),
-    "SIGBUS": Meaning(
-        Category.OUT_OF_MEMORY,
-        RetryVerdict.UNKNOWN,
-        "often /dev/shm is full: containers have 64 MiB of it; mount an emptyDir with medium Memory at /dev/shm in the "
-        "runtime (docs/runtimes.md), or use fewer DataLoader workers",
-    ),
-    "SIGILL": Meaning(
-        Category.IMAGE,
-        RetryVerdict.UNKNOWN,
-        "use packages built for the node's CPU: it lacks an instruction that they need",
-    ),
-    "SIGSEGV": Meaning(
-        Category.USER_CODE,
-        RetryVerdict.UNKNOWN,
-        "native code crashed: check that driver, CUDA and framework versions fit together",
-    ),
-}
-_STOPPED = Meaning(
-    Category.DELETED,
-    RetryVerdict.INFRASTRUCTURE,
-    "find out who deletes pods in this namespace, then launch it again",
-    "was stopped: somebody deleted its pod",
-)
-_MORE_MEMORY = (
-    "raise the memory limit of this container in the runtime; resources_per_node applies to the nodes that train"
-)
-_NOT_ALL = Meaning(
-    Category.UNKNOWN,
-    RetryVerdict.UNKNOWN,
-    "not all processes started in time: check that the script waits for as many as there are ({} nodes), that none of "
-    "them failed before, and the network between nodes",
-)
-_TOO_FEW = Meaning(
-    Category.CONFIGURATION,
-    RetryVerdict.UNKNOWN,
-    "check the number of processes in the script: it waits for {} processes, and the job has {} nodes",
-)
-_FAILED = Meaning(
-    Category.USER_CODE,
-    RetryVerdict.UNKNOWN,
-    "fix the training code or its arguments; the last lines of the log show where it stopped",
-)
-_INITIALIZER = Meaning(
-    Category.USER_CODE,
-    RetryVerdict.UNKNOWN,
-    "check the URI of the dataset or model, and the keys for it; the last lines of the log say more",
-)
-_CONTAINER = Meaning(
-    Category.USER_CODE,
-    RetryVerdict.UNKNOWN,
-    "read its log: this container is of the job's runtime or patches, the training code is not to blame",
-)
-_LOST = Meaning(
-    Category.UNKNOWN,
-    RetryVerdict.INFRASTRUCTURE,
-    "no rank is known to have failed by itself: look at the network between the nodes, and for a rank that hangs",
-)
-
-
-def meaning_of(blamed: RootCause) -> Meaning:
-    """What it means: for Kubernetes' own reasons by `meanings`, else by the program, the log, the signal, the step."""
-    crash = blamed.crash
-    if crash.stopped:
-        return _STOPPED
-    if (meaning := crash.meaning) is not None:
-        memory_of_another = meaning.category is Category.OUT_OF_MEMORY and (crash.container or _initializes(crash))
-        return replace(meaning, advice=_MORE_MEMORY) if memory_of_another else meaning
-    if crash.disruption or crash.exit_code is None:
-        return reasons.UNKNOWN
-    by_signal = None if _torn_down(blamed) else _SIGNALS.get(_signal(crash.exit_code - 128))
-    return _said(blamed) or by_signal or _of_step(crash, blamed.tail)
-
-
-def _said(blamed: RootCause) -> Meaning | None:
-    """The failure that the program reports, in its termination message or in its log."""
-    crash, tail = blamed.crash, blamed.tail
-    if verdict := crash.verdict:
-        return verdict.meaning
-    if crash.container:
-        return None
-    if tail.usage and crash.exit_code == _MISUSED:
-        return USAGE
-    if tail.joining and tail.processes > blamed.nodes > 0 and tail.joined == blamed.nodes:
-        return replace(_TOO_FEW, advice=_TOO_FEW.advice.format(tail.processes, blamed.nodes))
-    if tail.joining:
-        return replace(_NOT_ALL, advice=_NOT_ALL.advice.format(blamed.nodes or "its"))
-    return tail.meaning if _by_error(blamed) or not tail.error else None
-
-
-def _of_step(crash: Crash, tail: Tail) -> Meaning:
-    if crash.container:
-        return _CONTAINER
-    if _initializes(crash):
-        return _INITIALIZER
-    return _LOST if tail.lost_peer else _FAILED
-
-
-def _initializes(crash: Crash) -> bool:
-    return crash.rank.startswith(INITIALIZERS)
-
-
-def _signal(number: int) -> str:
-    """Name of signal `number`; empty if there is none (most real-time signals have no name)."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return ""
+    return _exit(crash.exit_code, cause)
 
 
 _MOUNT_ERROR = re.compile(
@@ -451,9 +302,160 @@ _MOUNT_ERROR = re.compile(
 )
 
 
-def _exec_error(message: str) -> str:
-    """Of runc's chain of errors the one that says something."""
+def _start_error(message: str) -> str:
+    """The cause in runc's chain of errors."""
     if mount := _MOUNT_ERROR.search(message):
         return f"error mounting a volume {mount[1]}: {mount[2]}"
     found = re.search(r'exec: "[^"]*": .*|chdir to cwd .*|stat /.*', message)
     return (found[0] if found else message).removesuffix(": unknown")
+
+
+def _exit(code: int, cause: RootCause) -> str:
+    if name := _signal_name(code - 128):
+        text = f"was killed by signal {code - 128} ({name})"
+    else:
+        text = f"exited with code {code}"
+    if verdict := cause.crash.verdict:
+        return f"{text}: {verdict.message}"
+    if _is_by_error(cause):
+        return f"{text}: {cause.tail.error}"
+    # `sys.exit("message")`, or a message and `sys.exit(1)`.
+    last = cause.tail.last if code == 1 and not cause.crash.container else ""
+    return f"{text}; last log line: {last}" if last else text
+
+
+def _signal_name(number: int) -> str:
+    """Name of a signal; empty if it has none, as most real-time signals."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def _is_by_error(cause: RootCause) -> bool:
+    """Whether the last error in the log is the cause of the exit.
+
+    Python exits with 1 after an exception and with 2 after a wrong argument, shells exit with 126 and 127, C++ aborts
+    with SIGABRT (as the first process of a container with SIGSEGV, because the kernel ignores its own SIGABRT), and
+    mpirun exits as its worker did. Any other code was chosen by the program.
+    """
+    crash, tail = cause.crash, cause.tail
+    matches = crash.exit_code in (1, 2, 126, 127, 134) or _is_aborted(cause) or tail.error.startswith("worker ")
+    return bool(tail.error) and matches and not crash.container
+
+
+def _is_aborted(cause: RootCause) -> bool:
+    """Whether native code aborted because of the error in the log, so that this error has to be fixed."""
+    crash, tail = cause.crash, cause.tail
+    return (tail.torn_down or tail.aborted) and crash.exit_code == _SIGSEGV and not crash.container
+
+
+# ---------------------------------------------------------------- meaning
+
+
+_SIGNALS = {
+    "SIGKILL": Meaning(
+        Category.UNKNOWN,
+        RetryVerdict.INFRASTRUCTURE,
+        "find out what killed it from outside: often the machine ran out of memory (check its kernel log)",
+    ),
+    "SIGTERM": Meaning(
+        Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE, "find out what terminated it from outside the job"
+    ),
+    "SIGBUS": Meaning(
+        Category.OUT_OF_MEMORY,
+        RetryVerdict.UNKNOWN,
+        "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/runtimes.md), or use fewer DataLoader "
+        "workers: often /dev/shm is full (containers have 64 MiB)",
+    ),
+    "SIGILL": Meaning(
+        Category.IMAGE,
+        RetryVerdict.UNKNOWN,
+        "use packages built for the node's CPU: it lacks an instruction that they use",
+    ),
+    "SIGSEGV": Meaning(
+        Category.USER_CODE,
+        RetryVerdict.UNKNOWN,
+        "check that the versions of driver, CUDA and framework are compatible: native code crashed",
+    ),
+}
+_STOPPED = Meaning(
+    Category.DELETED,
+    RetryVerdict.INFRASTRUCTURE,
+    "find out who deletes pods in this namespace, then launch the job again",
+    "was stopped: its pod was deleted",
+)
+_MEMORY = "raise the memory limit of this container in the runtime; resources_per_node applies to the nodes that train"
+_NOT_ALL = Meaning(
+    Category.UNKNOWN,
+    RetryVerdict.UNKNOWN,
+    "check that the script waits for the right number of processes ({} nodes), that no process failed earlier, and the "
+    "network between the nodes: not all processes started in time",
+)
+_TOO_FEW = Meaning(
+    Category.CONFIGURATION,
+    RetryVerdict.UNKNOWN,
+    "correct the number of processes in the script: it waits for {} processes, but the job has {} nodes",
+)
+_FAILED = Meaning(
+    Category.USER_CODE,
+    RetryVerdict.UNKNOWN,
+    "fix the training code or its arguments; the last lines of the log show where it failed",
+)
+_INITIALIZER = Meaning(
+    Category.USER_CODE,
+    RetryVerdict.UNKNOWN,
+    "check the URI of the dataset or model and its credentials; see the last lines of the log",
+)
+_CONTAINER = Meaning(
+    Category.USER_CODE,
+    RetryVerdict.UNKNOWN,
+    "read the log of this container: it comes from the job's runtime or patches, not from the training code",
+)
+_LOST = Meaning(
+    Category.UNKNOWN,
+    RetryVerdict.INFRASTRUCTURE,
+    "check the network between the nodes, and whether a rank hangs: no rank failed by itself, as far as known",
+)
+
+
+def meaning_of(cause: RootCause) -> Meaning:
+    """Category, retry verdict and advice: by Kubernetes' reason, else by the program, its log, the signal, the step."""
+    crash = cause.crash
+    if crash.stopped:
+        return _STOPPED
+    if (meaning := crash.meaning) is not None:
+        trains = not crash.container and not _is_initializer(crash)
+        return meaning if trains or meaning.category is not Category.OUT_OF_MEMORY else replace(meaning, advice=_MEMORY)
+    if crash.disruption or crash.exit_code is None:
+        return reasons.UNKNOWN
+    by_signal = None if _is_aborted(cause) else _SIGNALS.get(_signal_name(crash.exit_code - 128))
+    return _reported(cause) or by_signal or _by_step(crash, cause.tail)
+
+
+def _reported(cause: RootCause) -> Meaning | None:
+    """The failure that the program reports, in its termination message or in its log."""
+    crash, tail = cause.crash, cause.tail
+    if verdict := crash.verdict:
+        return verdict.meaning
+    if crash.container:
+        return None
+    if tail.usage and crash.exit_code == _USAGE_ERROR:
+        return USAGE
+    if tail.joining and tail.processes > cause.nodes > 0 and tail.joined == cause.nodes:
+        return replace(_TOO_FEW, advice=_TOO_FEW.advice.format(tail.processes, cause.nodes))
+    if tail.joining:
+        return replace(_NOT_ALL, advice=_NOT_ALL.advice.format(cause.nodes or "its"))
+    return tail.meaning if _is_by_error(cause) or not tail.error else None
+
+
+def _by_step(crash: Crash, tail: Tail) -> Meaning:
+    if crash.container:
+        return _CONTAINER
+    if _is_initializer(crash):
+        return _INITIALIZER
+    return _LOST if tail.lost_peer else _FAILED
+
+
+def _is_initializer(crash: Crash) -> bool:
+    return crash.rank.startswith(INITIALIZERS)

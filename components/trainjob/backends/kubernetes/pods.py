@@ -18,7 +18,7 @@ from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient, Unreachable
 from trainjob.diagnosis import READ_LINES, Evidence, log_tails
 from trainjob.diagnosis.log_tails import Tail
-from trainjob.diagnosis.terminations import Crash, crashes_in, in_order, of_pod
+from trainjob.diagnosis.terminations import Crash, crashes_in, in_order, pod_crashes
 from trainjob.kube_objects import name_of, rank_of, training_container
 from trainjob.logs import MAX_LINE, LogLine, Splitter, latest
 from trainjob.manifest import JobRef
@@ -141,7 +141,7 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
     while len(reader.asked) < MOST_TAILS and not reader.vain:
         ordered = in_order(crashes, reader.tails)
         known = [reader.tails[crash.pod] for crash in ordered if crash.pod in reader.tails]
-        if known and not (known[0].lost_peer or known[0].told):
+        if known and not (known[0].lost_peer or known[0].terminated):
             break
         lost = {address for tail in reader.tails.values() for address in tail.peers}
         suspects: dict[str, Crash] = {}
@@ -256,7 +256,7 @@ def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
 
     Containers that ended because the pod was deleted, as when its job is suspended, are none: they were told to.
     """
-    found = [crash for crash in of_pod(pod) if not crash.stopped]
+    found = [crash for crash in pod_crashes(pod) if not crash.stopped]
     return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
 
 
