@@ -89,7 +89,7 @@ async def test_with_the_shipped_role_a_removed_runtime_is_reported(cluster: Acce
         assert diagnose(await backend.evidence(ref)).category is Category.NONE
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
     gone = diagnose(await backend.evidence(ref))
-    assert gone.summary == "its TrainingRuntime own does not exist any more, and the job cannot start without it"
+    assert gone.summary == "the job cannot start: its TrainingRuntime own does not exist anymore"
     assert gone.unseen == ()
     other = await launch(backend, TrainJobSpec.parse(make.simulated(suspend=True)), "b", namespace=namespace)
     (hidden,) = diagnose(await backend.evidence(other)).unseen

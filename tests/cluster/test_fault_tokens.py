@@ -123,7 +123,7 @@ async def test_a_token_that_ends_is_read_again(
         kubeconfig(tokens.new("second"))
         with anyio.fail_after(40):
             await backend.delete(ref)
-    assert "somebody deleted the job" in ends[0]
+    assert "the TrainJob was deleted before it finished" in ends[0]
     assert max(busiest(proxy).values()) <= 8
     await backend.aclose()
 

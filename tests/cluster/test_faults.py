@@ -209,7 +209,7 @@ async def test_a_job_that_went_while_the_watch_was_broken(wires: Wires, shared: 
             return Fault(Kind.BREAK, seconds=0.5)
 
         proxy.plan = plan
-        with pytest.raises(TrainJobFailed, match="somebody deleted the job"):
+        with pytest.raises(TrainJobFailed, match="the TrainJob was deleted before it finished"):
             await ended(backend, ref)
         assert len(proxy.injected) == 2
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
         (
             {"runtime": "trainjob-step", "image": "a" * 256, "fail_fast": True},
             "InvalidImageName",
-            "what to do: correct the image's name",
+            "what to do: correct the image name",
         ),
         (
             {"runtime": "trainjob-step", "image": "127.0.0.1:1/nosuch:1", "start_timeout": 20},

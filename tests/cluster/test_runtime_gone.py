@@ -53,7 +53,7 @@ async def test_a_waiter_of_a_job_that_cannot_start_any_more(cluster: Access, nam
     with make.own(make.stages("node"))(cluster, namespace):
         ref = await launch(backend, TrainJobSpec.parse(make.OWN | {"suspend": True}), "a", namespace=namespace)
         cluster.api.delete(TRAINER, "TrainingRuntime", namespace, "own")
-        with anyio.fail_after(10), pytest.raises(Stuck, match="its TrainingRuntime own does not exist any more"):
+        with anyio.fail_after(10), pytest.raises(Stuck, match="its TrainingRuntime own does not exist anymore"):
             await wait(backend, ref, WaitOptions(fail_fast=True))
         assert (await report.take(backend, namespace, ref.name)).observation.stuck
     await backend.aclose()

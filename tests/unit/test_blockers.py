@@ -60,7 +60,7 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
             ),
             Blocker(
                 "Deactivated",
-                "Kueue has given up on it: exceeded the maximum number of re-queuing retries",
+                "Kueue deactivated the job: exceeded the maximum number of re-queuing retries",
                 permanent=True,
             ),
         ),

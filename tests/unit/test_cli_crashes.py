@@ -167,7 +167,7 @@ def unknown(backend: MemoryBackend, job: JobRef) -> Evidence:
     [
         (failed, 1, "node-1 exited with code 3"),
         (broken_image, 2, "InvalidImageName"),
-        (fine, 0, "is Running: nothing is in its way"),
+        (fine, 0, "is Running: nothing blocks the job"),
         (complete, 0, "Complete"),
         (gone, 5, "Odd"),
         (unknown, 5, ""),

@@ -151,7 +151,7 @@ def test_how_often_it_was_started_again_is_as_of_now() -> None:
             "infrastructure",
             "jobset failed due to …",
         ),
-        (trainjob(message=""), "unknown", "infrastructure", "nothing is left that says why"),
+        (trainjob(message=""), "unknown", "infrastructure", "no evidence of the reason is left"),
     ],
 )
 def test_what_conditions_say(job: dict[str, Any], category: str, retry: str, says: str) -> None:
@@ -171,10 +171,10 @@ def test_a_deadline_is_none_of_the_ranks_it_stopped() -> None:
 def test_deleted() -> None:
     found = diagnose(Evidence(None))
     assert (found.category, found.job) == (Category.DELETED, "?/?")
-    assert found.advice == "find out who deletes TrainJobs in this namespace, then run it again"
+    assert found.advice == "find out who deletes TrainJobs in this namespace, then launch the job again"
     cancelled = diagnose(Evidence(None), Observation(Phase.DELETED, cancelled=True))
     assert (cancelled.category, cancelled.retry) == (Category.DELETED, RetryVerdict.CONFIGURATION)
-    assert "its task or `trainjob cancel` ended it" in cancelled.advice
+    assert cancelled.summary == "the job was cancelled with trainjob, by its task or `trainjob cancel`"
 
 
 @pytest.mark.parametrize(("code", "told", "crashes"), [(143, False, 1), (137, True, 1), (1, True, 1), (1, False, 2)])
@@ -275,9 +275,9 @@ def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> 
 @pytest.mark.parametrize(
     ("gone", "category", "retry", "says"),
     [
-        (stopped("PreemptionByScheduler"), "preempted", "preempted", "had to make room"),
+        (stopped("PreemptionByScheduler"), "preempted", "preempted", "was preempted"),
         (stopped("DeletionByTaintManager"), "node lost", "infrastructure", "lost its node"),
-        (stopped("DeletionByPodGC", code=None), "node lost", "infrastructure", "it is gone"),
+        (stopped("DeletionByPodGC", code=None), "node lost", "infrastructure", "the node was removed"),
         (stopped("EvictionByEvictionAPI"), "node lost", "infrastructure", "drained"),
         (
             stopped(
@@ -288,7 +288,7 @@ def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> 
             ),
             "preempted",
             "preempted",
-            "had to make room",
+            "was preempted",
         ),
         (stopped("NewInKubernetes9"), "unknown", "infrastructure", "was stopped: NewInKubernetes9"),
         (
@@ -426,13 +426,13 @@ def test_what_a_slow_start_waits_for() -> None:
     assert (found.category, found.phase) == (Category.NONE, Phase.STARTING)
     pulled = noted("Pulled", "Successfully pulled", "2026-11-21T10:00:40Z")
     found = diagnosed(starting(), starting(), job=GOES_ON, events=[pulled, pulling])
-    assert found.summary == "node-0 is being started on n1 since 2026-11-21T10:00:31Z (and 1 more)"
+    assert found.summary == "node-0 is starting on n1 since 2026-11-21T10:00:31Z (and 1 more)"
     busy = starting(initContainerStatuses=[{"name": "fetch", "state": {"running": {}}}])
     assert diagnosed(busy, job=GOES_ON).summary == "node-0 waits for its init container fetch"
     sidecar = {**busy, "spec": {"nodeName": "n1", "initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}}
-    assert diagnosed(sidecar, job=GOES_ON).summary.startswith("node-0 is being started on n1")
+    assert diagnosed(sidecar, job=GOES_ON).summary.startswith("node-0 is starting on n1")
     assert diagnosed({**starting(), "spec": {}}, job=GOES_ON).summary == "node-0 waits to be scheduled"
-    assert diagnosed(job=GOES_ON).summary == "nothing is in its way"
+    assert diagnosed(job=GOES_ON).summary == "nothing blocks the job"
 
 
 def test_a_job_whose_runtime_is_gone() -> None:
@@ -440,7 +440,7 @@ def test_a_job_whose_runtime_is_gone() -> None:
     found = diagnosed(job={"spec": {"suspend": True}}, missing=gone)
     assert (found.category, found.summary) == (
         Category.CONFIGURATION,
-        "its ClusterTrainingRuntime own does not exist any more, and the job cannot start without it",
+        "the job cannot start: its ClusterTrainingRuntime own does not exist anymore",
     )
     assert diagnosed(missing=gone).category is Category.UNKNOWN, "it failed before"
 
@@ -448,7 +448,7 @@ def test_a_job_whose_runtime_is_gone() -> None:
 def test_a_complete_job() -> None:
     complete = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     found = diagnosed(pod(0, 3), job=complete)
-    assert (found.category, found.summary) == (Category.NONE, "it is complete")
+    assert (found.category, found.summary) == (Category.NONE, "the job is complete")
 
 
 QUOTA = 'pods "x" is forbidden: exceeded quota: gpus'
@@ -497,8 +497,8 @@ def test_a_failed_job_of_which_events_are_left() -> None:
 def test_a_deadline_says_what_was_in_the_way() -> None:
     pulls = starting(containerStatuses=[{"name": "node", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
     found = diagnosed(pulls, job=trainjob("DeadlineExceeded", "over"))
-    assert found.summary == ("it ran longer than its deadline allows (over); pod x-node-0-0-abcde: ImagePullBackOff: ")
-    assert found.advice == "raise active_deadline_seconds, or make the training shorter"
+    assert found.summary == ("the job exceeded its deadline (over); pod x-node-0-0-abcde: ImagePullBackOff: ")
+    assert found.advice == "raise active_deadline_seconds, or shorten the training"
     crashed = diagnosed(pod(0, 3), job=trainjob("DeadlineExceeded", "over"))
     assert crashed.summary.endswith("; before that, node-0 exited with code 3")
 

@@ -259,7 +259,7 @@ def test_a_node_that_is_not_ready_under_a_running_rank_is_reported() -> None:
     found = diagnosed([unready()], NOT_READY, job=RUNNING)
     assert (found.category, found.retry, found.phase) == (Category.NODE_LOST, INFRASTRUCTURE, Phase.STARTING)
     assert "NodeNotReady" in found.summary
-    assert "run it again" not in found.advice, "that would make a second training"
+    assert "launch the job again" not in found.advice, "that would make a second training"
     finding = first(around([], [NOT_READY]))
     assert finding is not None, "a waiter lists pending pods only"
     seen = observe(
@@ -324,7 +324,7 @@ def test_a_drained_node_of_a_job_that_is_not_over() -> None:
         ],
     }
     assert diagnosed([drained], job=RUNNING).advice.startswith("wait: the cluster restarts it")
-    assert diagnosed([drained]).advice.startswith("run it again")
+    assert diagnosed([drained]).advice.startswith("launch the job again")
 
 
 # ---------------------------------------------------------------- messages
@@ -368,10 +368,22 @@ CASES = [
         False,
         "API server",
     ),
-    ("CreateContainerConfigError", "something new", UNKNOWN, False, "what the message names"),
+    ("CreateContainerConfigError", "something new", UNKNOWN, False, "that the message names"),
     # containers that do not start
-    ("StartError", 'exec: "tran": executable file not found in $PATH: unknown', CONFIGURATION, False, "check command"),
-    ("StartError", 'exec: "./run.sh": permission denied: unknown', CONFIGURATION, False, "check command"),
+    (
+        "StartError",
+        'exec: "tran": executable file not found in $PATH: unknown',
+        CONFIGURATION,
+        False,
+        "check that the command exists",
+    ),
+    (
+        "StartError",
+        'exec: "./run.sh": permission denied: unknown',
+        CONFIGURATION,
+        False,
+        "check that the command exists",
+    ),
     (
         "StartError",
         'chdir to cwd ("/work") set in config.json failed: no such file',
@@ -396,7 +408,7 @@ CASES = [
         False,
         "subPath",
     ),
-    ("StartError", "something new", UNKNOWN, False, "what the message names"),
+    ("StartError", "something new", UNKNOWN, False, "that the message names"),
     # images
     (
         "ErrImagePull",
@@ -429,7 +441,7 @@ CASES = [
         "memory=2Gi",
         CONFIGURATION,
         True,
-        "never fit",
+        "exceeds the total quota",
     ),
     (
         "FailedCreate",

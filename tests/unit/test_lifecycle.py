@@ -604,9 +604,7 @@ async def test_a_cancel_by_somebody_else_is_reported_as_a_cancel(backend: Memory
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cancel)
-        with pytest.raises(
-            TrainJobFailed, match="the job was cancelled with trainjob while it was waited for"
-        ) as failed:
+        with pytest.raises(TrainJobFailed, match="the job was cancelled with trainjob, by its task") as failed:
             await waiting.wait(backend, ref)
     assert failed.value.diagnosis.category == "deleted"
     assert "launch it again" in failed.value.diagnosis.advice

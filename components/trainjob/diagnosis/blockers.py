@@ -1,8 +1,8 @@
-"""What keeps a job from running, read from the objects around it. Pure: no clock, no I/O.
+"""What blocks a job, read from its related objects. Pure: no clock, no I/O.
 
-A TrainJob says nothing about it: one that waits in a queue is only suspended, one whose JobSet is refused has an empty
-status for ever, and one whose image cannot be pulled counts as active (measured on Trainer 2.1 to 2.3, Kueue 0.18).
-The reason is in Kueue's Workload, in Events and in the pods.
+A TrainJob does not report its blockers: a queued job is only suspended, the status of a job whose JobSet is refused
+stays empty, and a job whose image cannot be pulled counts as active (measured on Trainer 2.1 to 2.3, Kueue 0.18). The
+reason is in Kueue's Workload, in Events and in the pods.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trainjob.status import Blocker
 
 @dataclass(frozen=True)
 class Finding:
-    """What one object says about why a job does not get on.
+    """What one object reports about why a job makes no progress.
 
     Attributes:
         reason: In CamelCase.
-        message: The same for people.
+        message: In words.
         meaning: What it means.
-        subject: The object that it is about, as ``pod x``; empty for the job itself.
-        rank: The rank that it is about, as ``node-1``; empty if it is none.
+        subject: The object concerned, as ``pod x``; empty for the job itself.
+        rank: The rank concerned, as ``node-1``; empty if there is none.
     """
 
     reason: str
@@ -36,14 +36,14 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """What it says of its subject."""
+        """Reason and message, to follow the name of the subject."""
         if self.reason in ("Unschedulable", "SchedulingGated"):
             return f"is not scheduled: {self.message}"
         return f"{self.reason}: {self.message}"
 
     @property
     def blocker(self) -> Blocker:
-        """As it is shown while the job is waited for."""
+        """As a waiter reports it."""
         if not self.subject:
             message = self.message
         elif self.text.startswith("is "):
@@ -53,51 +53,51 @@ class Finding:
         return Blocker(self.reason, message, self.meaning.permanent, reasons.while_running(self.meaning.advice))
 
 
-def first(found: Iterable[Finding]) -> Finding | None:
-    """Of several findings one that lasts, since that has to be mended first."""
-    every = list(found)
+def first(findings: Iterable[Finding]) -> Finding | None:
+    """The first permanent finding, since it has to be fixed first; else the first."""
+    every = list(findings)
     return next((each for each in every if each.meaning.permanent), every[0] if every else None)
 
 
 def around(pods: Sequence[Mapping[str, Any]] | None, events: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """What pods and Events say; `pods` is None where they may not be seen."""
+    """The findings of pods and Events; `pods` is None if they may not be listed."""
     return [*of_pods(pods or ()), *of_events(events, pods)]
 
 
 def of_missing_runtime(name: str) -> Finding:
-    """What it means that the job's runtime is gone: Trainer's webhook refuses every change to the job.
+    """The finding for a deleted runtime: Trainer's webhook refuses every change to the job.
 
     Args:
-        name: Of the runtime, as ``TrainingRuntime x``.
+        name: Kind and name of the runtime, as ``TrainingRuntime x``.
     """
-    return _finding("RuntimeNotFound", f"its {name} does not exist any more, and the job cannot start without it")
+    return _finding("RuntimeNotFound", f"the job cannot start: its {name} does not exist anymore")
 
 
 # ---------------------------------------------------------------- Kueue
 
 
 def in_workload(workload: Mapping[str, Any]) -> Blocker | None:
-    """Why Kueue does not start the job of this Workload; None if it has nothing to say yet."""
+    """Why Kueue does not start the job of this Workload; None if Kueue has not reported a reason yet."""
     found = of_workload(workload)
     return found.blocker if found else None
 
 
 def of_workload(workload: Mapping[str, Any]) -> Finding | None:
-    """The same as a finding."""
+    """The finding for a Workload of Kueue; None if Kueue has not reported a reason yet."""
     conditions = {str(each.get("type")): each for each in mappings(workload, "status", "conditions")}
     evicted = mapping(conditions, "Evicted")
     if mapping(workload, "spec").get("active") is False:
-        why = _text(evicted, "message") or "it was deactivated"
-        return _finding("Deactivated", f"Kueue has given up on it: {why}")
+        why = _text(evicted, "message") or "its Workload was deactivated"
+        return _finding("Deactivated", f"Kueue deactivated the job: {why}")
     if _is(conditions, "Admitted"):
         return _finding(
             "AdmittedButSuspended",
-            "Kueue has admitted it, and it is still suspended (Kueue since 0.17 cannot start TrainJobs of Trainer 2.1)",
+            "Kueue admitted the job, but it is still suspended (Kueue 0.17+ cannot start TrainJobs of Trainer 2.1)",
         )
     for check in mappings(workload, "status", "admissionChecks"):
         if _is(conditions, "QuotaReserved") and check.get("state") != "Ready":
-            state, said = check.get("state", "Pending"), check.get("message") or "no message"
-            return _finding("AdmissionCheck", f"admission check {check.get('name')} is {state}: {said}")
+            state, message = check.get("state", "Pending"), check.get("message") or "no message"
+            return _finding("AdmissionCheck", f"admission check {check.get('name')} is {state}: {message}")
     waiting = conditions.get("QuotaReserved")
     if waiting is None or _is(conditions, "QuotaReserved"):
         return None
@@ -111,23 +111,23 @@ def of_workload(workload: Mapping[str, Any]) -> Finding | None:
 # ---------------------------------------------------------------- Events
 
 _OF_STARTING = ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox")
-"""What is only in Events about a pod; all else its own status says, too, and an Event may be an hour old."""
+"""Reasons of pods that only Events report. All others are in the pod's status, too, and an Event may be an hour old."""
 
 
 def in_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]] = ()) -> Blocker | None:
-    """Why nothing is created for a TrainJob, or its pods do not start, as far as only Events tell."""
+    """Why a TrainJob gets no JobSet, or its pods do not start, if only Events report the reason."""
     found = first(of_events(events, pods))
     return found.blocker if found else None
 
 
 def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]] | None) -> Iterator[Finding]:
-    """What Events say, the latest first.
+    """The findings of Events, the latest first.
 
-    Controllers say there, and nowhere else, that they cannot create something (kubeflow/trainer#3671).
+    Only Events report that a controller cannot create an object (kubeflow/trainer#3671).
 
     Args:
-        events: Of the job and of all that belongs to it.
-        pods: Its pods; None where they may not be seen, so that Events are all there is.
+        events: Events of the job and its related objects.
+        pods: Its pods; None if they may not be listed, so that Events are the only source.
     """
     pending = {name_of(pod): pod for pod in pods or () if mapping(pod, "status").get("phase") == "Pending"}
     settled = {name_of(pod) for pod in pods or () if _is_settled(pod)}
@@ -137,16 +137,16 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
         subject = mapping(event, "involvedObject") or mapping(event, "regarding")
         kind, name = _text(subject, "kind"), _text(subject, "name")
         if kind == "Pod" and reason == "NodeNotReady":
-            # Said of a pod that runs. It does not count any more if the pod is ready again, has ended or was replaced.
-            told_elsewhere = name in pending or name in settled or _seconds(event_time(event)) < youngest
+            # Reported for a running pod. It is outdated if the pod is ready again, has terminated or was replaced.
+            outdated = name in pending or name in settled or _seconds(event_time(event)) < youngest
         elif kind == "Pod" and pods is not None:
-            told_elsewhere = reason not in _OF_STARTING or name not in pending or _is_mounted(pending[name])
+            outdated = reason not in _OF_STARTING or name not in pending or _is_mounted(pending[name])
         else:
-            # Whatever could not be created before the youngest pod was: it could then. Also within the same second, all
-            # that is known of a pod: what is refused for good is refused again, and the Event then has a later time.
-            told_elsewhere = kind != "Pod" and bool(youngest) and _seconds(event_time(event)) <= youngest
+            # An object that could not be created before the youngest pod was created since. The same second counts as
+            # before: a permanent refusal is repeated, and its Event then has a later time.
+            outdated = kind != "Pod" and bool(youngest) and _seconds(event_time(event)) <= youngest
         meaning = reasons.find(reason, message)
-        if told_elsewhere or meaning is None:
+        if outdated or meaning is None:
             continue
         if reason == "TrainJobResourcesCreationFailed":
             yield Finding(reason, message.removeprefix("TrainJob resources reconciliation failed: "), meaning)
@@ -156,20 +156,20 @@ def of_events(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, A
 
 
 def _is_mounted(pod: Mapping[str, Any]) -> bool:
-    """Whether the volumes of a pod are mounted and its sandbox is there: Events of earlier tries are old then."""
+    """Whether the volumes of a pod are mounted and its sandbox exists, so that Events of earlier tries are outdated."""
     conditions = {str(each.get("type")): each for each in mappings(pod, "status", "conditions")}
     states = [mapping(each, "state") for each in mappings(pod, "status", "initContainerStatuses")]
     return _is(conditions, "PodReadyToStartContainers") or any("running" in each for each in states)
 
 
 def _is_settled(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has ended, or is ready."""
+    """Whether a pod has terminated, or is ready."""
     conditions = {str(each.get("type")): each for each in mappings(pod, "status", "conditions")}
     return mapping(pod, "status").get("phase") in ("Succeeded", "Failed") or _is(conditions, "Ready")
 
 
 def event_time(event: Mapping[str, Any]) -> str:
-    """When an Event was last seen: Trainer and JobSet use the newer events API, which leaves the old times empty."""
+    """Time of an Event's latest occurrence: Trainer and JobSet use the newer events API, which lacks the old times."""
     series = mapping(event, "series").get("lastObservedTime")
     times = (series, event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
     return next((time for time in times if isinstance(time, str)), "")
@@ -181,17 +181,17 @@ def _seconds(time: object) -> str:
 
 # ---------------------------------------------------------------- pods
 
-_ON_THE_WAY = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # the last is a crash, told of as such
+_NO_FINDING = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # the last is reported as a crash
 
 
 def in_pods(pods: Iterable[Mapping[str, Any]]) -> Blocker | None:
-    """Why pods do not start; of several reasons one that lasts, since that has to be mended first."""
+    """Why pods do not start; a permanent reason first, since it has to be fixed first."""
     found = first(of_pods(pods))
     return found.blocker if found else None
 
 
 def of_pods(pods: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What keeps each of the pods from starting."""
+    """Why pods do not start."""
     for pod in pods:
         subject = f"pod {mapping(pod, 'metadata').get('name', '?')}"
         statuses = (
@@ -201,7 +201,7 @@ def of_pods(pods: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
         for status in statuses:
             waiting = mapping(status, "state", "waiting")
             reason = _text(waiting, "reason")
-            if reason and reason not in _ON_THE_WAY:
+            if reason and reason not in _NO_FINDING:
                 yield _finding(reason, _text(waiting, "message"), subject, rank_of(pod))
         for condition in mappings(pod, "status", "conditions"):
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -210,15 +210,15 @@ def of_pods(pods: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _claims(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> str:
-    """Names of the volume claims, which the scheduler does not give where they are not bound."""
+    """Names of the PersistentVolumeClaims, which the scheduler does not report for unbound ones."""
     if "unbound" not in _text(condition, "message"):
         return ""
     names = [_text(mapping(each, "persistentVolumeClaim"), "claimName") for each in mappings(pod, "spec", "volumes")]
-    return f" (volume claims: {', '.join(name for name in names if name)})" if any(names) else ""
+    return f" (PersistentVolumeClaims: {', '.join(name for name in names if name)})" if any(names) else ""
 
 
 def starting(pods: Iterable[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> str:
-    """What pods that are on their way wait for: an image, an init container, the kubelet; empty if none is."""
+    """What starting pods wait for: an image, an init container, the kubelet; empty if no pod is starting."""
     pulling = {
         _text(mapping(event, "involvedObject"), "name"): _text(event, "message")
         for event in sorted(events, key=event_time)
@@ -241,7 +241,7 @@ def _wait(pod: Mapping[str, Any], pulling: str) -> str:
     if pulling.startswith("Pulling"):
         return f"waits for its image: {pulling}{since}"
     node = mapping(pod, "spec").get("nodeName")
-    return f"is being started on {node}{since}" if node else "waits to be scheduled"
+    return f"is starting on {node}{since}" if node else "waits to be scheduled"
 
 
 def _finding(

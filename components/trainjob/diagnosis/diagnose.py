@@ -1,4 +1,4 @@
-"""All that is known of a job -> one `Diagnosis`."""
+"""`Evidence` of a job -> `Diagnosis`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from trainjob.status import Observation, Phase, observe
 from trainjob.verdicts import RetryVerdict
 
 CUT = " characters more)"
-"""How a line ends of which not all is shown."""
+"""End of a line that is shown in part."""
 
-_SHOWN, _KEPT = 2000, 1900  # characters of a log line that are shown, and those of one that is longer
-_SAID = 400  # characters of a message that are quoted in a summary
+_SHOWN, _KEPT = 2000, 1900  # characters of a log line that are shown; of a longer one, those that are kept
+_QUOTED = 400  # characters of a message that a summary quotes
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about a job, as Kubernetes objects.
+    """What is known of a job, as Kubernetes objects.
 
     Attributes:
         trainjob: The TrainJob; None if it is gone.
         pods: Its pods, finished ones included.
         logs: Pod name -> last lines of its log.
-        events: What was noted about it and all that belongs to it, routine left out.
-        workload: Kueue's object for it, where it is queued.
-        unseen: What could not be looked at, a line each (rights, objects that are gone).
-        missing: What the job needs and is not there, as ``ClusterTrainingRuntime x``.
-        pods_visible: Whether pods may be listed; if not, that `pods` is empty means nothing.
+        events: Events of the job and its related objects, without routine ones.
+        workload: The job's Workload, if Kueue manages the job.
+        unseen: Evidence that could not be read, a line each (permissions, deleted objects).
+        missing: Objects that the job needs and that do not exist, as ``ClusterTrainingRuntime x``.
+        pods_visible: Whether pods may be listed; if not, an empty `pods` does not mean that there are none.
     """
 
     trainjob: Mapping[str, Any] | None
@@ -48,10 +48,10 @@ class Evidence:
     pods_visible: bool = True
 
     def with_earlier(self, *earlier: Evidence) -> Evidence:
-        """This evidence and what was taken of the same job before: pods that have crashed may be gone since."""
+        """Add earlier evidence of the same job: crashed pods may have been deleted since."""
         return replace(
             self,
-            # The present ones first: of ranks that ended in the same second, they are in order.
+            # The current pods first: they are in order, also if several ranks terminated in the same second.
             pods=[pod for each in (self, *earlier) for pod in each.pods],
             logs={name: lines for each in (*reversed(earlier), self) for name, lines in each.logs.items() if lines},
         )
@@ -59,21 +59,21 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a job failed, or what is in its way.
+    """Why a job failed, or what blocks it.
 
     Attributes:
         category: Kind of failure.
         retry: Who has to act before another attempt can succeed.
         summary: One line.
-        rank: The first failing rank, as ``node-1``; empty where no rank is to blame.
-        exit_code: Its exit code; None where there is none. A signal N counts as 128 + N.
-        log: The last lines of its log; where its error stands before them, those that end with the error.
+        rank: The rank that is the root cause, as ``node-1``; empty if no rank is.
+        exit_code: Its exit code; None if there is none. A signal N counts as 128 + N.
+        log: The last lines of its log; for an earlier error, the lines up to that error, too.
         job: ``namespace/name``.
         advice: What to do, for people.
-        unseen: What could not be looked at.
-        phase: Where the job stands: a job that goes on can be diagnosed, too.
+        unseen: Evidence that could not be read.
+        phase: Phase of the job; a running job can be diagnosed, too.
         pod: Name of the rank's pod.
-        final: Why no retry can help, in words; empty where `retry` says it well enough.
+        final: Why a retry cannot help; empty if `retry` explains it.
     """
 
     category: Category
@@ -91,11 +91,11 @@ class Diagnosis:
 
     @property
     def failed(self) -> bool:
-        """Whether the job has ended without success."""
+        """Whether the job ended without success."""
         return self.phase in (Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
 
     def text(self) -> str:
-        """All of it, for a task log or a terminal."""
+        """The diagnosis as text, for a task log or a terminal."""
         ended = "failed" if self.failed and self.phase is not Phase.CANCELLED else f"is {self.phase}"
         lines = [f"TrainJob {self.job} {ended}: {self.summary}"]
         if self.log:
@@ -112,32 +112,32 @@ class Diagnosis:
 
     @property
     def whole_log(self) -> str:
-        """Where lines that are cut are whole."""
+        """Where complete lines can be read."""
         rank = f" --rank {self.rank}" if self.rank else ""
-        return f"some lines are cut; all of them, while the pods are there: trainjob logs {self.job}{rank}"
+        return f"some lines are cut; for complete lines, while the pods exist: trainjob logs {self.job}{rank}"
 
     @property
     def outlook(self) -> str:
-        """Whether another try makes sense and why, in words."""
+        """Whether a retry makes sense, and why."""
         return f"not retried: {self.final}" if self.final else self.retry.words
 
     @property
     def crash(self) -> str:
-        """The line for a log when a rank has crashed and the job has not ended yet."""
+        """One log line about a crashed rank of a job that has not ended yet."""
         return f"{self.summary}; the job keeps running if its runtime restarts the rank"
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The diagnosis as JSON values."""
         return asdict(self)
 
 
 def diagnose(evidence: Evidence, final: Observation | None = None) -> Diagnosis:
-    """The best answer that the evidence allows, for a job that has failed or that goes on.
+    """Diagnose a failed or a running job, as well as the evidence allows.
 
     Args:
-        evidence: What is left of the job.
-        final: The final observation where one was made before the evidence was taken: it stands, whatever became of
-            the object since.
+        evidence: What is known of the job.
+        final: The final observation, if it was made before the evidence was read: it counts, even if the object has
+            changed since.
     """
     metadata = mapping(evidence.trainjob, "metadata")
     job = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
@@ -154,57 +154,57 @@ def _judge(evidence: Evidence, observation: Observation) -> Diagnosis:
             Category.DELETED,
             RetryVerdict.CONFIGURATION,
             observation.message or "the job was cancelled",
-            advice="launch it again if that was not intended; its logs and metrics are kept",
+            advice="if that was not intended, launch it again; its logs and metrics are kept",
         )
     if observation.phase is Phase.DELETED and observation.cancelled:
         return Diagnosis(
             Category.DELETED,
             RetryVerdict.CONFIGURATION,
-            "the job was cancelled with trainjob while it was waited for",
-            advice="launch it again if that was not intended: its task or `trainjob cancel` ended it",
+            "the job was cancelled with trainjob, by its task or `trainjob cancel`",
+            advice="if that was not intended, launch it again",
         )
     if observation.phase is Phase.DELETED:
         return Diagnosis(
             Category.DELETED,
             RetryVerdict.CONFIGURATION,
-            "somebody deleted the job while it was waited for",
-            advice="find out who deletes TrainJobs in this namespace, then run it again",
+            "the TrainJob was deleted before it finished",
+            advice="find out who deletes TrainJobs in this namespace, then launch the job again",
         )
     if observation.phase is Phase.COMPLETE:
-        return _nothing("it is complete")
+        return _no_failure("the job is complete")
     crash = _first_crash(evidence)
     return (
         _of_condition(observation, crash, evidence)
         or (_of_crash(crash, evidence) if crash is not None and not crash.crash.stopped else None)
         or _of_missing(evidence, observation)
         or _of_queue(evidence, observation)
-        or _of_findings(_around(evidence), observation)
+        or _of_findings(_findings(evidence), observation)
         or (_of_crash(crash, evidence) if crash is not None and observation.phase is Phase.FAILED else None)
-        or _of_nothing(evidence, observation)
+        or _without_finding(evidence, observation)
     )
 
 
-def _of_nothing(evidence: Evidence, observation: Observation) -> Diagnosis:
+def _without_finding(evidence: Evidence, observation: Observation) -> Diagnosis:
     if observation.phase is not Phase.FAILED:
         wait = blockers.starting(evidence.pods, evidence.events) or observation.message
-        return _nothing(wait or "nothing is in its way")
+        return _no_failure(wait or "nothing blocks the job")
     return Diagnosis(
         Category.UNKNOWN,
         RetryVerdict.INFRASTRUCTURE,
-        observation.message or "it failed, and nothing is left that says why",
+        observation.message or "the job failed, and no evidence of the reason is left",
         advice=reasons.UNKNOWN.advice,
     )
 
 
-def _nothing(summary: str) -> Diagnosis:
+def _no_failure(summary: str) -> Diagnosis:
     return Diagnosis(Category.NONE, RetryVerdict.INFRASTRUCTURE, summary)
 
 
-def _around(evidence: Evidence) -> list[blockers.Finding]:
+def _findings(evidence: Evidence) -> list[blockers.Finding]:
     return blockers.around(evidence.pods if evidence.pods_visible else None, evidence.events)
 
 
-# ---------------------------------------------------------------- what conditions, pods and Events say
+# ---------------------------------------------------------------- conditions, pods, Events
 
 
 def _of_condition(observation: Observation, crash: RootCause | None, evidence: Evidence) -> Diagnosis | None:
@@ -213,10 +213,10 @@ def _of_condition(observation: Observation, crash: RootCause | None, evidence: E
         return None
     summary = observation.message or observation.reason
     if meaning.category is Category.DEADLINE:
-        summary = f"it ran longer than its deadline allows ({observation.message})"
+        summary = f"the job exceeded its deadline ({observation.message})"
         if crash is not None and not crash.crash.stopped:
             summary += f"; before that, {_line(describe(crash))}"
-        elif found := blockers.first(_around(evidence)):
+        elif found := blockers.first(_findings(evidence)):
             summary += f"; {found.blocker.message}"
     pod = crash.crash.pod if crash is not None else next(iter(evidence.logs), "")
     log = _shown(evidence, pod, crash.tail if crash is not None else Tail())
@@ -224,7 +224,7 @@ def _of_condition(observation: Observation, crash: RootCause | None, evidence: E
 
 
 def _of_missing(evidence: Evidence, observation: Observation) -> Diagnosis | None:
-    """That a job which has not started cannot start any more."""
+    """A missing object without which the job cannot start."""
     if observation.phase is Phase.FAILED or not evidence.missing:
         return None
     return _of_findings([blockers.of_missing_runtime(evidence.missing[0])], observation)
@@ -235,11 +235,11 @@ def _of_queue(evidence: Evidence, observation: Observation) -> Diagnosis | None:
     return _of_findings([found], observation) if found else None
 
 
-def _of_findings(found: Sequence[blockers.Finding], observation: Observation) -> Diagnosis | None:
-    finding = blockers.first(found)
+def _of_findings(findings: Sequence[blockers.Finding], observation: Observation) -> Diagnosis | None:
+    finding = blockers.first(findings)
     if finding is None:
         return None
-    alike = len({each.rank for each in found if each.rank and each.reason == finding.reason})
+    alike = len({each.rank for each in findings if each.rank and each.reason == finding.reason})
     if finding.rank:
         others = f" (and {alike - 1} more)" if alike > 1 else ""
         summary = f"{finding.rank}{others} {finding.text}"
@@ -262,9 +262,9 @@ def _first_crash(evidence: Evidence) -> RootCause | None:
 
 def _nodes(evidence: Evidence) -> int:
     """Number of nodes that train; 0 if it is unknown."""
-    asked = mapping(evidence.trainjob, "spec", "trainer").get("numNodes")
+    requested = mapping(evidence.trainjob, "spec", "trainer").get("numNodes")
     seen = {rank for pod in evidence.pods if (rank := rank_of(pod)).startswith("node-")}
-    return max(asked if isinstance(asked, int) else 0, len(seen))
+    return max(requested if isinstance(requested, int) else 0, len(seen))
 
 
 def _of_crash(cause: RootCause, evidence: Evidence) -> Diagnosis:
@@ -275,7 +275,7 @@ def _of_crash(cause: RootCause, evidence: Evidence) -> Diagnosis:
         _line(describe(cause)),
         rank=crash.rank,
         exit_code=crash.exit_code,
-        log=_shown(evidence, crash.pod, cause.tail) or _left(crash),
+        log=_shown(evidence, crash.pod, cause.tail) or _message_lines(crash),
         advice=meaning.advice,
         pod=crash.pod,
         final=meaning.final,
@@ -289,9 +289,9 @@ def _shown(evidence: Evidence, pod: str, tail: Tail) -> tuple[str, ...]:
     return tuple(map(_shortened, masked_lines(log_tails.excerpt(evidence.logs.get(pod, ()), tail))))
 
 
-def _left(crash: Crash) -> tuple[str, ...]:
-    """A termination message in place of the log: ``FallbackToLogsOnError`` puts the end of the log there."""
-    if crash.meaning is not None or crash.message.startswith("{"):  # a report of results is none
+def _message_lines(crash: Crash) -> tuple[str, ...]:
+    """The termination message instead of the log: ``FallbackToLogsOnError`` writes the end of the log to it."""
+    if crash.meaning is not None or crash.message.startswith("{"):  # a progress report, not a log
         return ()
     lines = masked_lines(map(plain, crash.message.splitlines()))
     return tuple(map(_shortened, lines[-TAIL_LINES:]))
@@ -302,7 +302,7 @@ def _shortened(line: str) -> str:
 
 
 def _line(text: str) -> str:
-    return _cut(public(" ".join(text.split())), _SAID)
+    return _cut(public(" ".join(text.split())), _QUOTED)
 
 
 def _cut(text: str, length: int) -> str:

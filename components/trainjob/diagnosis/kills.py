@@ -1,6 +1,6 @@
-"""Containers that the kubelet killed because a probe or a hook failed, which only Events tell.
+"""Containers that the kubelet killed because a probe or a hook failed. Only Events report this.
 
-The status of such a container is the one of any other that got SIGTERM or SIGKILL: exit code 137, reason ``Error``.
+The status of such a container equals that of any container with SIGTERM or SIGKILL: exit code 137, reason ``Error``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trainjob.kube_objects import mapping, parse_time
 
 _REASONS = ("Killing", "FailedPostStartHook")
 _FIELD = re.compile(r"spec\.(?:init)?containers\{(.+)\}", re.IGNORECASE)
-_CLOCK = timedelta(seconds=2)  # whole seconds, written by two parts of the kubelet
-_LATE = timedelta(seconds=10)  # a container may end so long after its grace period
+_CLOCK_SKEW = timedelta(seconds=2)  # whole seconds, written by two parts of the kubelet
+_DELAY = timedelta(seconds=10)  # a container may terminate this long after its grace period
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Kill:
     """Why the kubelet killed a container.
 
     Attributes:
-        reason: Of the Event.
-        message: Of the Event.
+        reason: Reason of the Event.
+        message: Message of the Event.
         report: What the probe or hook reported; empty if no Event has it.
-        first: When it happened first: an Event counts repetitions.
-        last: When it happened last.
+        first: Time of the first occurrence; one Event counts repetitions.
+        last: Time of the latest occurrence.
     """
 
     reason: str
@@ -39,8 +39,8 @@ class Kill:
     last: datetime
 
     def explains(self, ended: datetime, grace_seconds: int) -> bool:
-        """Whether a container that ended at that time, with that grace period, was ended by it."""
-        return self.first - _CLOCK <= ended <= self.last + timedelta(seconds=grace_seconds) + _LATE
+        """Whether this kill terminated a container that ended at that time, with that grace period."""
+        return self.first - _CLOCK_SKEW <= ended <= self.last + timedelta(seconds=grace_seconds) + _DELAY
 
 
 def kills_in(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Kill]]:
@@ -48,11 +48,11 @@ def kills_in(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[
     found: dict[tuple[str, str], list[Kill]] = {}
     reports: dict[tuple[str, str], list[str]] = {}
     for event in events:
-        about = mapping(event, "involvedObject")
-        field = _FIELD.search(str(about.get("fieldPath") or ""))
+        subject = mapping(event, "involvedObject")
+        field = _FIELD.search(str(subject.get("fieldPath") or ""))
         if field is None:
             continue
-        container = str(about.get("name")), field[1]
+        container = str(subject.get("name")), field[1]
         reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
         first, last = parse_time(event.get("firstTimestamp")), parse_time(event.get("lastTimestamp"))
         if reason in _REASONS and first and last and reasons.find(reason, message):

@@ -41,14 +41,14 @@ _SHARED_MEMORY = (
     r"|failed to extend /dev/shm"
 )
 
-# The first that fits counts.
+# The first match counts.
 _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
     (re.compile(pattern, re.MULTILINE), meaning)
     for pattern, meaning in (
         (
             _OUT_OF_GPU_MEMORY,
             Meaning(
-                Category.OUT_OF_MEMORY, _UNKNOWN, "use a smaller batch, or GPUs with more memory: the GPU's was full"
+                Category.OUT_OF_MEMORY, _UNKNOWN, "use a smaller batch, or a GPU with more memory: its memory was full"
             ),
         ),
         (
@@ -65,8 +65,8 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.UNKNOWN,
                 _UNKNOWN,
-                "often the node or the pod ran out of memory: raise the memory in resources_per_node, or use fewer "
-                "DataLoader workers",
+                "raise the memory in resources_per_node, or use fewer DataLoader workers: often the node or the pod "
+                "ran out of memory",
             ),
         ),
         (
@@ -78,14 +78,14 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.UNKNOWN,
                 _INFRASTRUCTURE,
-                "something outside the job killed it: often the node or the pod ran out of memory",
+                "find out what killed it from outside the job: often the node or the pod ran out of memory",
             ),
         ),
         (
             r"uncorrectable ECC error|fell off the bus",
-            Meaning(Category.NODE_LOST, _INFRASTRUCTURE, "run it again; have the node's GPU looked at"),
+            Meaning(Category.NODE_LOST, _INFRASTRUCTURE, "launch the job again; check the node's GPU"),
         ),
-        # --- GPUs and images that do not fit
+        # --- incompatible GPUs and images
         (
             r"Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available"
             r"|CUDA driver initialization failed|libcuda\.so|libnvidia-ml|NVML.*(not found|Driver Not Loaded)"
@@ -93,7 +93,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _UNKNOWN,
-                "request GPUs in resources_per_node; if it does, check the GPU driver of the node",
+                "request GPUs in resources_per_node; if the job already does, check the GPU driver of the node",
             ),
         ),
         (
@@ -102,7 +102,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.IMAGE,
                 _UNKNOWN,
-                "use an image whose framework and CUDA version fit the node's GPU and driver",
+                "use an image whose framework and CUDA version are compatible with the node's GPU and driver",
             ),
         ),
         # --- permanent
@@ -120,7 +120,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.USER_CODE,
                 _USER,
-                "install versions of the packages that fit together",
+                "install compatible versions of the packages",
                 final="packages in the image do not provide what the code imports",
             ),
         ),
@@ -142,7 +142,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
-                "save the script with LF line endings (dos2unix): it has CRLF",
+                "save the script with LF line endings: dos2unix SCRIPT",
                 final="the script has CRLF line endings",
             ),
         ),
@@ -161,7 +161,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
                 "correct the command, or put the program into the image (and its directory on PATH); if the "
-                "script exists, its interpreter does not: with CRLF line endings the first line names none",
+                "script exists, its interpreter does not exist: check the first line, also for CRLF line endings",
                 final="a program used by the command is not in the image",
             ),
         ),
@@ -170,7 +170,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _CONFIGURATION,
-                "make the file executable (chmod +x), or call it by its interpreter",
+                "make the file executable (chmod +x), or run it with its interpreter",
                 final="a file used by the command is not executable",
             ),
         ),
@@ -214,12 +214,12 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.CONFIGURATION,
                 _UNKNOWN,
-                "correct the path: it is a directory; a key that a ConfigMap or Secret lacks becomes one with subPath",
+                "correct the path: it is a directory; with subPath, a missing key of a ConfigMap or Secret becomes one",
             ),
         ),
         (
             r"No space left on device|Disk quota exceeded",
-            Meaning(Category.USER_CODE, _UNKNOWN, "the disk was full: write less, or use a larger volume"),
+            Meaning(Category.USER_CODE, _UNKNOWN, "write less, or use a larger volume: the disk was full"),
         ),
     )
 )  # fmt: skip

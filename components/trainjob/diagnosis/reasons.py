@@ -1,7 +1,7 @@
-"""What the reasons that Kubernetes, JobSet, Trainer and Kueue give mean.
+"""The meaning of the reasons that Kubernetes, JobSet, Trainer and Kueue report.
 
-One table for what fails a job and for what is only in its way: the same objects tell of both. It holds the reasons of
-container states (kubelet), pods (kubelet, scheduler, ``DisruptionTarget``), Events and Kueue's Workloads.
+One table for failures and for blockers, since the same objects report both. It holds the reasons of container states
+(kubelet), pods (kubelet, scheduler, ``DisruptionTarget``), Events and Kueue's Workloads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainjob.verdicts import RetryVerdict
 
 
 class Category(StrEnum):
-    """What kind of failure it was; the values are a stable contract."""
+    """The kind of a failure. The values are a stable contract."""
 
     USER_CODE = "user code"
     OUT_OF_MEMORY = "out of memory"
@@ -32,20 +32,20 @@ class Category(StrEnum):
     """A service that the job needs did not answer, or a disk had an error."""
     UNKNOWN = "unknown"
     NONE = "none"
-    """Nothing failed: the job goes on, or is complete."""
+    """No failure: the job is running or complete."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a reason means.
+    """The meaning of a reason.
 
     Attributes:
         category: Kind of failure.
         retry: Who has to act before another attempt can succeed.
-        advice: What to do, for people.
+        advice: What to do.
         termination: How a container terminated, after the name of its rank; empty to quote reason and message.
         permanent: It cannot resolve itself.
-        final: Why no retry can help, in words; empty where the verdict says it well enough.
+        final: Why a retry cannot help; empty if the verdict explains it.
     """
 
     category: Category
@@ -71,17 +71,17 @@ def _rule(
     termination: str = "",
     permanent: bool = False,
 ) -> tuple[list[str], re.Pattern[str], Meaning]:
-    """A line of the table: reasons, a regular expression that is found in the message, what the two mean."""
+    """One rule of the table: reasons, a regular expression to find in the message, and their meaning."""
     return reasons.split(), re.compile(message, re.DOTALL), Meaning(category, retry, advice, termination, permanent)
 
 
-_LONGEST = 4096  # characters of a message that are looked at; an Event's has 1,024 at most
+_LONGEST = 4096  # characters of a message that are searched; that of an Event has at most 1,024
 
-RERUN = "run it again"
-"""How the advice for a job begins that has failed and may succeed when it is launched again, see `while_running`."""
+RERUN = "launch the job again"
+"""Begin of the advice for a failed job that may succeed when it is launched again, see `while_running`."""
 
 NO_MEMORY_LIMIT = "the container has no memory limit"
-"""Message of a container that was OOMKilled and has none, where the kubelet gives no message."""
+"""Message for an OOMKilled container without a memory limit: the kubelet gives none."""
 
 _START = "StartError ContainerCannotRun RunContainerError CreateContainerError"
 _PULL = "ErrImagePull ImagePullBackOff ImageInspectError RegistryUnavailable"
@@ -92,9 +92,9 @@ _MISSING = (
 _UNSCHEDULABLE = "Unschedulable FailedScheduling"
 _MOUNT = "FailedMount FailedAttachVolume FailedMapVolume"
 _REFUSED = "FailedCreate JobCreationFailed TrainJobResourcesCreationFailed"
-_TOO_MUCH = "raise the queue's quota, or ask for less: it will never fit"
+_TOO_MUCH = "raise the queue's quota, or request less: the job exceeds the total quota"
 _ENV_MISSING = "create the Secret or ConfigMap in the job's namespace, or correct its name and key in env"
-# Set by the node controller, `kubectl cordon`, autoscalers and cloud providers; they disappear again.
+# Set by the node controller, `kubectl cordon`, autoscalers and cloud providers. They are temporary.
 _NODE_TAINT = (
     r"node\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
     r"|node\.cloudprovider\.kubernetes\.io/|karpenter\.sh/"
@@ -102,7 +102,7 @@ _NODE_TAINT = (
 _UNAVAILABLE = rf"untolerated taint\(s\)(?! \{{)|were unschedulable|were not ready|{_NODE_TAINT}"
 _VOLUME_ELSEWHERE = "volume node affinity|PersistentVolume's node affinity"
 
-# The first rule that fits counts.
+# The first rule that matches counts.
 _RULES = (
     # --- containers, by the kubelet
     _rule(
@@ -134,21 +134,21 @@ _RULES = (
         "failed to reserve container|[Dd]eadline ?[Ee]xceeded|[Rr]esource temporarily unavailable|no space left",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "wait, or check the node: it is too busy or too full to start containers",
+        "wait, or check the node: it is too busy or its disk is too full to start containers",
     ),
     _rule(
         _START,
         "OOM-killed|memory limit too low",
         Category.OUT_OF_MEMORY,
         _CONFIGURATION,
-        "raise the memory in resources_per_node: the limit is too low even to start the container",
+        "raise the memory in resources_per_node: the limit is too low to start the container",
     ),
     _rule(
         _START,
         r"(?i)nvidia-container|nvml|\bCDI\b|could not select device driver|device plugin",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "check the node: its GPU driver or device plugin does not work",
+        "check the node: its GPU driver or device plugin fails",
     ),
     _rule(
         _START,
@@ -176,15 +176,21 @@ _RULES = (
         "exec: |no such file or directory|[Pp]ermission denied|not found|^$",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "check command, and that the image (locally: the environment) has it",
+        "check that the command exists in the image (local backend: in the environment)",
     ),
-    _rule(_START, "", Category.CONFIGURATION, _UNKNOWN, "fix what the message names, in the spec or on the node"),
+    _rule(
+        _START,
+        "",
+        Category.CONFIGURATION,
+        _UNKNOWN,
+        "fix the problem that the message names, in the spec or on the node",
+    ),
     _rule(
         "CreateContainerConfigError",
         "timed out|failed to sync|not yet been read|host IP",
         Category.CONFIGURATION,
         _INFRASTRUCTURE,
-        "check whether the node reaches the API server",
+        "check whether the node can reach the API server",
     ),
     _rule(
         "CreateContainerConfigError",
@@ -215,9 +221,9 @@ _RULES = (
         "",
         Category.CONFIGURATION,
         _UNKNOWN,
-        "fix what the message names in the container's configuration",
+        "fix the problem that the message names, in the container's configuration",
     ),
-    _rule(  # the same as an Event, where pods may not be listed
+    _rule(  # as an Event, for users who may not list pods
         "Failed",
         "^Error: (secret|configmap) .*not found|^Error: couldn't find key",
         Category.CONFIGURATION,
@@ -225,13 +231,13 @@ _RULES = (
         _ENV_MISSING,
         permanent=True,
     ),
-    # --- containers that the kubelet killed: only an Event tells
+    # --- containers that the kubelet killed: only Events report this
     _rule(
         "Killing",
         "failed liveness probe",
         Category.CONFIGURATION,
         _UNKNOWN,
-        "fix the liveness probe in the runtime (command, timeoutSeconds, failureThreshold), or what it checks",
+        "fix the liveness probe in the runtime (command, timeoutSeconds, failureThreshold), or its target",
         termination="was killed by the kubelet because its liveness probe failed",
     ),
     _rule(
@@ -239,7 +245,7 @@ _RULES = (
         "failed startup probe",
         Category.CONFIGURATION,
         _UNKNOWN,
-        "fix the startup probe in the runtime (command, periodSeconds, failureThreshold), or what it checks",
+        "fix the startup probe in the runtime (command, periodSeconds, failureThreshold), or its target",
         termination="was killed by the kubelet because its startup probe failed",
     ),
     _rule(
@@ -247,7 +253,7 @@ _RULES = (
         "PostStartHook|postStart|[Ll]ifecycle hook|^$",
         Category.CONFIGURATION,
         _UNKNOWN,
-        "fix the postStart hook in the runtime: its command, or what it needs",
+        "fix the postStart hook in the runtime: its command or its dependencies",
         termination="was killed by the kubelet because its postStart hook failed",
     ),
     _rule(
@@ -255,14 +261,14 @@ _RULES = (
         "",
         Category.CONFIGURATION,
         _UNKNOWN,
-        "fix the preStop hook in the runtime: its command, or what it needs",
+        "fix the preStop hook in the runtime: its command or its dependencies",
     ),
     _rule(
         "ContainerStatusUnknown", "", Category.NODE_LOST, _INFRASTRUCTURE, RERUN, termination="was lost with its node"
     ),
     # --- images
     _rule(
-        "InvalidImageName InspectFailed", "", Category.IMAGE, _CONFIGURATION, "correct the image's name", permanent=True
+        "InvalidImageName InspectFailed", "", Category.IMAGE, _CONFIGURATION, "correct the image name", permanent=True
     ),
     _rule(
         "ErrImageNeverPull",
@@ -274,7 +280,10 @@ _RULES = (
     ),
     *(
         _rule(reasons, about + pattern, Category.IMAGE, retry, advice, permanent=permanent)
-        for reasons, about in ((_PULL, ""), ("Failed BackOff", "(?=.*[Ii]mage).*"))  # an Event, where pods are hidden
+        for reasons, about in (
+            (_PULL, ""),
+            ("Failed BackOff", "(?=.*[Ii]mage).*"),
+        )  # as an Event, for users who may not list pods
         for pattern, retry, advice, permanent in (
             (
                 "(no space left on device)",
@@ -285,13 +294,13 @@ _RULES = (
             (
                 "(x509: |failed to verify certificate|certificate signed by unknown authority)",
                 _CONFIGURATION,
-                "have the nodes trust the registry's certificate authority, or renew its certificate",
+                "add the registry's certificate authority to the nodes, or renew the registry's certificate",
                 True,
             ),
             (
                 "(server gave HTTP response to HTTPS client)",
                 _CONFIGURATION,
-                "have the registry speak HTTPS, or configure the nodes' container runtime to use HTTP",
+                "enable HTTPS in the registry, or configure the nodes' container runtime to use HTTP",
                 True,
             ),
             (
@@ -315,10 +324,10 @@ _RULES = (
             (
                 f"({_MISSING})",
                 _CONFIGURATION,
-                "check the image's name and tag, and that the nodes may pull it (image_pull_secrets)",
+                "check the image's name and tag, and the nodes' permission to pull it (image_pull_secrets)",
                 True,
             ),
-            ("", _INFRASTRUCTURE, "check whether the nodes reach the image's registry", False),
+            ("", _INFRASTRUCTURE, "check whether the nodes can reach the image's registry", False),
         )
     ),
     _rule(
@@ -326,8 +335,8 @@ _RULES = (
         "restarting failed container",
         Category.USER_CODE,
         _UNKNOWN,
-        "read its log: it ends again and again",
-        termination="ends again and again",
+        "read its log: the container crashes repeatedly",
+        termination="crashes repeatedly",
     ),
     # --- the scheduler
     _rule(
@@ -335,7 +344,7 @@ _RULES = (
         r"persistentvolumeclaim .* not found",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "create the volume claim, or correct its name",
+        "create the PersistentVolumeClaim, or correct its name",
         permanent=True,
     ),
     _rule(
@@ -343,57 +352,57 @@ _RULES = (
         r"unbound .*PersistentVolumeClaim|did(n't| not) find available persistent volumes",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "see why the volume claim is not bound (kubectl describe pvc): its storage class and provisioner",
+        "check why the PersistentVolumeClaim is not bound (kubectl describe pvc): its storage class and provisioner",
     ),
     _rule(
         _UNSCHEDULABLE,
         "Insufficient |Too many pods",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
-        "wait until the nodes have room, ask for less per node, or add nodes",
+        "wait for free capacity, request less per node, or add nodes",
     ),
     _rule(  # the volume's own node may be one of those that are not ready
         _UNSCHEDULABLE,
         rf"^(?=.*({_VOLUME_ELSEWHERE}))(?=.*({_UNAVAILABLE}))",
         Category.SCHEDULING,
         _UNKNOWN,
-        "use a volume that can be attached where the nodes are, or wait: the node that it belongs to may not be ready",
+        "use a volume that can be attached to the nodes, or wait: the volume's own node may not be ready",
     ),
     _rule(
         _UNSCHEDULABLE,
         _VOLUME_ELSEWHERE,
         Category.SCHEDULING,
         _CONFIGURATION,
-        "use a volume that can be attached where the nodes are: it belongs to other nodes or to another zone",
+        "use a volume that can be attached to the nodes: it belongs to other nodes or to another zone",
     ),
-    _rule(  # all nodes that fit
+    _rule(  # all matching nodes
         _UNSCHEDULABLE,
         rf"^(?!.*(affinity/selector|untolerated taint\(s\)(?! \{{)|untolerated taint(\(s\))? \{{(?!{_NODE_TAINT})))"
         rf".*(were unschedulable|were not ready|{_NODE_TAINT})",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
-        "wait until nodes are ready and schedulable again, or check why they are not",
+        "wait until nodes are ready and schedulable again, or check their state",
     ),
-    _rule(  # which nodes would fit is not said; since Kubernetes 1.35 taints are not named
+    _rule(  # the message does not name the matching nodes; since Kubernetes 1.35 it does not name taints
         _UNSCHEDULABLE,
         _UNAVAILABLE,
         Category.SCHEDULING,
         _UNKNOWN,
-        "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes may not be ready",
+        "correct node selector, affinity or tolerations of the job or its runtime, or wait: nodes may be not ready",
     ),
     _rule(
         _UNSCHEDULABLE,
         "node affinity/selector|untolerated taint",
         Category.SCHEDULING,
         _CONFIGURATION,
-        "correct node selector, affinity or tolerations of the job or its runtime: no node fits them",
+        "correct node selector, affinity or tolerations of the job or its runtime: no node matches them",
     ),
     _rule(
         f"{_UNSCHEDULABLE} SchedulingGated",
         "",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
-        "check what the scheduler waits for (kubectl describe pod)",
+        "check what the scheduler waits for: kubectl describe pod",
     ),
     # --- volumes and sandboxes, by the kubelet
     _rule(
@@ -422,7 +431,7 @@ _RULES = (
         "(secret|configmap|persistentvolumeclaim)s? .*not found|non-existent",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "create the ConfigMap, Secret or PersistentVolumeClaim that is to be mounted, or correct its name and keys",
+        "create the ConfigMap, Secret or PersistentVolumeClaim to mount, or correct its name and keys",
         permanent=True,
     ),
     _rule(_MOUNT, "", Category.CONFIGURATION, _INFRASTRUCTURE, "check whether the volume can be attached to the node"),
@@ -433,21 +442,21 @@ _RULES = (
         _INFRASTRUCTURE,
         "check the node: its container runtime or network has a problem",
     ),
-    # --- objects that are refused: Job, JobSet and Trainer's controllers
+    # --- objects that the API server refused to the controllers of Job, JobSet and Trainer
     _rule(
         _REFUSED,
         "failed quota: .*must specify",
         Category.QUOTA,
         _CONFIGURATION,
-        "set what the namespace's ResourceQuota demands: resources_per_node, or a LimitRange with defaults",
+        "set the values that the namespace's ResourceQuota requires: resources_per_node, or a LimitRange with defaults",
         permanent=True,
     ),
-    _rule(  # all that the quota allows is free, and it is not enough
+    _rule(  # the whole quota is free, and is too small
         _REFUSED,
         r"exceeded quota: .*, used: (\S+,)?[^\s,=]+=0[,\s].*limited: ",
         Category.QUOTA,
         _CONFIGURATION,
-        "ask for less, or have the namespace's ResourceQuota raised: it will never fit",
+        "request less, or raise the namespace's ResourceQuota: the job exceeds the total quota",
         permanent=True,
     ),
     _rule(
@@ -455,7 +464,7 @@ _RULES = (
         "exceeded quota|insufficient quota|failed quota|status unknown for quota",
         Category.QUOTA,
         RetryVerdict.QUOTA,
-        "wait, ask for less, or have the namespace's quota raised",
+        "wait, request less, or raise the namespace's quota",
     ),
     _rule(
         _REFUSED,
@@ -473,20 +482,20 @@ _RULES = (
         "create the runtime again: the job needs it",
         permanent=True,
     ),
-    # Kueue's webhook looks up what a Job belongs to in a cache that may be behind for a moment (0.18, busy machine).
+    # Kueue's webhook looks up the owner of a Job in a cache that may be outdated for a moment (0.18, busy machine).
     _rule(
         _REFUSED,
         r'denied the request: (JobSet|TrainJob|Workload)\.[\w.-]+ "[^"]*" not found',
         Category.ADMISSION,
         _INFRASTRUCTURE,
-        "wait: an admission webhook has not heard of the job yet, and it is created again",
+        "wait: an admission webhook does not know the job yet; the controller retries",
     ),
     _rule(
         _REFUSED,
         "being terminated",
         Category.ADMISSION,
         _CONFIGURATION,
-        "use another namespace, or create it again: the job's namespace is being deleted",
+        "use another namespace, or create the namespace again: it is being deleted",
         permanent=True,
     ),
     _rule(
@@ -494,7 +503,7 @@ _RULES = (
         "violates PodSecurity",
         Category.ADMISSION,
         _CONFIGURATION,
-        "set the securityContext that the namespace's Pod Security level demands, or change the level",
+        "set the securityContext that the namespace's Pod Security level requires, or change the level",
         permanent=True,
     ),
     _rule(
@@ -502,15 +511,15 @@ _RULES = (
         "failed calling webhook",
         Category.ADMISSION,
         _INFRASTRUCTURE,
-        "check the admission webhook named in the message: it does not answer",
+        "check the admission webhook named in the message: it does not respond",
     ),
-    # An API server that says no will say it again; a conflict or an outage is gone at the next try.
+    # A refusal by the API server is permanent; a conflict or an outage is over at the next try.
     _rule(
         _REFUSED,
         "denied the request|is invalid:|is forbidden:",
         Category.ADMISSION,
         _CONFIGURATION,
-        "change what the API server refuses: the job's name, its patches or its runtime",
+        "change the part that the API server refuses: the job's name, its patches or its runtime",
         permanent=True,
     ),
     _rule(_REFUSED, "", Category.ADMISSION, _INFRASTRUCTURE, "check the logs of the controllers of Trainer and JobSet"),
@@ -520,8 +529,8 @@ _RULES = (
         "",
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
-        f"{RERUN} when there is room; a higher priority helps",
-        termination="had to make room for a pod of higher priority",
+        f"{RERUN} when capacity is available, or raise its priority",
+        termination="was preempted by a pod of higher priority",
     ),
     _rule(
         "Evicted TerminationByKubelet",
@@ -535,7 +544,7 @@ _RULES = (
         r"low on resource: memory|condition: .*\bMemoryPressure\b",
         Category.OUT_OF_MEMORY,
         _INFRASTRUCTURE,
-        "request as much memory as it uses: pods that use more than they requested go first",
+        "request as much memory as the job uses: pods that use more than they request are evicted first",
     ),
     _rule(
         "Evicted TerminationByKubelet",
@@ -549,7 +558,7 @@ _RULES = (
         r"low on resource: ephemeral-storage|condition: .*\bDiskPressure\b",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        f"{RERUN}; request as much ephemeral-storage as it writes: pods that use more than requested go first",
+        f"{RERUN}; request the ephemeral-storage that it writes: pods that use more than requested are evicted first",
     ),
     _rule(
         "Evicted TerminationByKubelet Terminated Shutdown NodeShutdown",
@@ -564,7 +573,7 @@ _RULES = (
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         RERUN,
-        termination="lost its node: it was tainted or stopped answering",
+        termination="lost its node: the node was tainted or does not respond",
     ),
     _rule(
         "DeletionByPodGC NodeLost",
@@ -572,14 +581,14 @@ _RULES = (
         Category.NODE_LOST,
         _INFRASTRUCTURE,
         RERUN,
-        termination="lost its node: it is gone",
+        termination="lost its node: the node was removed",
     ),
     _rule(
         "NodeNotReady",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "check the node; if it stays away, Kubernetes replaces its pods (after five minutes by default)",
+        "check the node; if it does not return, Kubernetes replaces its pods (by default after five minutes)",
     ),
     _rule(
         "EvictionByEvictionAPI",
@@ -594,14 +603,14 @@ _RULES = (
         "unhealthy|no healthy devices",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        f"{RERUN}; have the node's devices checked: the kubelet finds them unhealthy",
+        f"{RERUN}; check the node's devices: the kubelet reports them as unhealthy",
     ),
     _rule(
         "NodeAffinity UnexpectedAdmissionError OutOfcpu OutOfmemory OutOfpods OutOfnvidia.com/gpu",
         "",
         Category.SCHEDULING,
         _INFRASTRUCTURE,
-        f"{RERUN}: the node had less room than the scheduler thought",
+        f"{RERUN}: the node had less free capacity than the scheduler assumed",
     ),
     # --- Kueue
     _rule(
@@ -609,7 +618,7 @@ _RULES = (
         r"resource \S+ unavailable in ClusterQueue",
         Category.QUOTA,
         _CONFIGURATION,
-        "have the resource added to the ClusterQueue, or ask for none of it",
+        "add the resource to the ClusterQueue, or do not request it",
         permanent=True,
     ),
     _rule(
@@ -617,7 +626,7 @@ _RULES = (
         "^(?!.*insufficient)(?=.*(untolerated taint|doesn't match node affinity))",
         Category.SCHEDULING,
         _CONFIGURATION,
-        "correct node selector, affinity or tolerations of the job or its runtime: no flavor of the queue fits them",
+        "correct node selector, affinity or tolerations of the job or its runtime: no flavor of the queue matches them",
         permanent=True,
     ),
     _rule("Pending", "> maximum capacity", Category.QUOTA, _CONFIGURATION, _TOO_MUCH, permanent=True),
@@ -627,7 +636,7 @@ _RULES = (
         "",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "correct the queue's name (label kueue.x-k8s.io/queue-name), or have the queue set up",
+        "correct the queue name (label kueue.x-k8s.io/queue-name), or set up the queue",
         permanent=True,
     ),
     _rule(
@@ -635,23 +644,23 @@ _RULES = (
         "",
         Category.QUOTA,
         RetryVerdict.QUOTA,
-        "wait until other jobs of the queue end, or ask for less",
+        "wait until other jobs of the queue finish, or request less",
     ),
     _rule(
         "Deactivated",
         "",
         Category.QUOTA,
         _CONFIGURATION,
-        "find out what evicted it, then activate its Workload or launch it again",
+        "find out why it was evicted, then activate its Workload or launch the job again",
         permanent=True,
     ),
-    _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "check why its pods were not ready in time"),
+    _rule("PodsReadyTimeout", "", Category.SCHEDULING, _INFRASTRUCTURE, "check why the pods were not ready in time"),
     _rule(
         "AdmissionCheck",
         "is Rejected:",
         Category.ADMISSION,
         _CONFIGURATION,
-        "ask the operators of the admission check",
+        "ask the operators of the admission check for the reason",
         permanent=True,
     ),
     _rule("AdmissionCheck", "", Category.QUOTA, RetryVerdict.QUOTA, "wait for the admission check"),
@@ -660,7 +669,7 @@ _RULES = (
         "",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "upgrade Trainer: Kueue since 0.17 needs 2.2 or newer",
+        "upgrade Trainer to 2.2 or newer, which Kueue 0.17 and newer require",
     ),
     # --- the job itself
     _rule(
@@ -668,14 +677,14 @@ _RULES = (
         "",
         Category.DEADLINE,
         _UNKNOWN,
-        "raise active_deadline_seconds, or make the training shorter",
+        "raise active_deadline_seconds, or shorten the training",
     ),
     _rule(
         "TrainingRuntimeNotSupported",
         "",
         Category.CONFIGURATION,
         _CONFIGURATION,
-        "use a ClusterTrainingRuntime or TrainingRuntime that is there",
+        "use an existing ClusterTrainingRuntime or TrainingRuntime",
     ),
     _rule(
         "RuntimeNotFound",
@@ -690,14 +699,14 @@ _RULES = (
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        f"{RERUN}; if it happens again, look for what kills processes on this machine (memory, reboot)",
+        f"{RERUN}; if it happens again, find out what kills processes on this machine (memory, reboot)",
     ),
     _rule(
         "LauncherLost",
         "",
         Category.NODE_LOST,
         _INFRASTRUCTURE,
-        "launch the same key again, which starts the job, or cancel it: trainjob cancel NAME",
+        "launch the same key again to start the job, or cancel it: trainjob cancel NAME",
         permanent=True,
     ),
 )
@@ -707,15 +716,15 @@ for _reasons, _message, _meaning in _RULES:
     for _reason in _reasons:
         _BY_REASON[_reason].append((_message, _meaning))
 
-UNKNOWN = Meaning(Category.UNKNOWN, _INFRASTRUCTURE, "look at the job's events and at its nodes")
+UNKNOWN = Meaning(Category.UNKNOWN, _INFRASTRUCTURE, "check the job's events and its nodes")
 
 
 def while_running(advice: str) -> str:
-    """The advice for a job that has not ended: launching it again would make a second training."""
+    """The advice for a job that has not ended, since to launch it again would start a second training."""
     return f"wait: the cluster restarts it{advice.removeprefix(RERUN)}" if advice.startswith(RERUN) else advice
 
 
 def find(reason: str, message: str) -> Meaning | None:
-    """What `reason` with `message` means; None if it is not known."""
-    shown = message[:_LONGEST]
-    return next((meaning for pattern, meaning in _BY_REASON.get(reason, ()) if pattern.search(shown)), None)
+    """The meaning of `reason` with `message`; None if it is unknown."""
+    searched = message[:_LONGEST]
+    return next((meaning for pattern, meaning in _BY_REASON.get(reason, ()) if pattern.search(searched)), None)

@@ -19,7 +19,7 @@ _CHARACTERS = 1000  # of a message
 
 _OUTAGE = "check whether the store or registry named in the message is reachable and has free space"
 _BUG = "read the log of the step; if the error repeats, report it to the trainjob project"
-_CHANGE = "fix what the message names: a location, a name, a key or a permission"
+_CHANGE = "fix the location, name, key or permission that the message names"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def write(error: Exception) -> str:
 
 
 def read(message: str) -> Verdict | None:
-    """The verdict in a termination message; None if there is none."""
+    """The verdict in a termination message; None if the message has none."""
     if not message.startswith('{"trainjob":'):
         return None
     try:

@@ -168,7 +168,7 @@ def test_deleted_behind_our_back(runs: Runs, own_cluster: Cluster) -> None:
         own_cluster.api.delete(TRAINER, "TrainJob", run.namespace, name)
     for run in runs["deleted"]:
         assert run.until_over() == "failed"
-        assert "somebody deleted the job while it was waited for" in run.log()
+        assert "the TrainJob was deleted before it finished" in run.log()
         assert run.task["try_number"] == 1, "who deletes a job does not want it, so it is not tried again"
         assert run.jobs == []
 
