@@ -1,4 +1,4 @@
-"""Make files and names outlast a power failure. Standard library only."""
+"""Make files and their names survive a power failure. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 def sync(path: str | Path) -> None:
     """Write a file, or the names in a directory, to the disk.
 
-    A file's own `sync` does not cover its name: that needs one of its directory.
+    To sync a file does not sync its name: sync its directory, too.
 
     Raises:
-        OSError: the disk is full, or fails.
+        OSError: The disk is full or fails.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,25 +1,25 @@
-"""Every error that ``trainjob`` raises on purpose.
+"""All errors that ``trainjob`` raises.
 
 ::
 
     TrainJobError
-      x InvalidSpec                 what was asked for cannot be; lists every problem with its path
+      x InvalidSpec                 the spec is invalid; lists every problem with its path
       x ConfigurationError          settings, credentials or an installed extra are missing or wrong
       x LaunchError                 the job could not be created
         + RuntimeNotFound
-        + Rejected                  the API server or the machine refused the object
-        + AlreadyExists             a job of that name is there (the launch flow resolves it by itself)
+        + Rejected                  the API server or this machine refused the object
+        + AlreadyExists             a job of that name exists (the launch flow handles it)
         + SpecMismatch              the same key was launched before with another spec
       x NotFound                    no such job
-      x BackendUnavailable          an outage outlasted both of its budgets
-      x TimedOut                    a budget of the waiter ran out; the job itself goes on
+      x BackendUnavailable          an outage exceeded both of its limits
+      x TimedOut                    a timeout of the waiter expired; the job itself keeps running
         + QueueTimeout
         + StartTimeout
         + RunTimeout
-        + Stuck                     it would wait for something that only a person can change
-      x TrainJobFailed              the job ended without success; carries the diagnosis
-        + RankCrashed               a rank did, and what becomes of the job was not to be waited for: it goes on
-      x DataError                   a dataset or model could not be moved or is not what it should be
+        + Stuck                     the job is blocked by something that only a person can change
+      x TrainJobFailed              the job ended without success; has the diagnosis
+        + RankCrashed               a rank crashed and the waiter stopped waiting; the job keeps running
+      x DataError                   a dataset or model could not be transferred, or its content is wrong
         + SourceNotFound
         + ChecksumMismatch
         + CorruptData
@@ -31,9 +31,9 @@
         + RegistryConflict
         + ModelNotFound
 
-Each error has a `retry` verdict: who has to act before another attempt can succeed. Orchestrators turn it into
-their own retry rule (Airflow: ``AirflowFailException`` or a retry; KFP: next attempt or the same failure again). Only
-what is certain to fail again is final.
+Each error has a `retry` verdict: who has to act before another attempt can succeed. Orchestrators map it to their own
+retry rule (Airflow: ``AirflowFailException`` or a retry; KFP: next attempt or the same failure again). Only an error
+that is certain to repeat is final.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class TrainJobError(Exception):
     retry: RetryVerdict = RetryVerdict.CONFIGURATION
 
     def __str__(self) -> str:
-        """The message without control sequences and secrets: it may quote a server, a log or a spec."""
+        """The message without control sequences and secrets, since it may quote a server, a log or a spec."""
         return public(super().__str__())
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a spec.
+    """One problem of a spec.
 
     Attributes:
         path: The field, as the author wrote it (``env.HF_TOKEN``, ``runtime_patches[0].manager``).
         message: What is wrong.
-        instead: What to write instead; empty where there is nothing to say.
+        instead: What to write instead; may be empty.
     """
 
     path: str
@@ -79,17 +79,17 @@ class Problem:
 
 
 _SHOWN_PROBLEMS, _SHOWN_CHARACTERS = 100, 500
-"""Of an invalid spec: what is wrong with it may be as large as the spec."""
+"""Limits of an error, since the problems of a spec may be as large as the spec."""
 
 
 class InvalidSpec(TrainJobError):
-    """A spec that no cluster could run as meant. Lists its problems at once, the first 100 if there are more."""
+    """A spec is invalid. Lists all problems at once, at most 100."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         more = len(problems) - _SHOWN_PROBLEMS
         self.problems = tuple(map(_shown, problems[:_SHOWN_PROBLEMS]))
         if more > 0:
-            self.problems += (Problem("", f"and {more} more problems"),)
+            self.problems += (Problem("", f"and {more} more problem{'s' if more > 1 else ''}"),)
         if len(self.problems) == 1 and not self.problems[0].path:
             super().__init__(f"invalid TrainJob spec: {self.problems[0]}")
         else:
@@ -100,7 +100,7 @@ class InvalidSpec(TrainJobError):
 
 
 def _shown(problem: Problem) -> Problem:
-    """The problem without secrets, and with what is long cut in its middle."""
+    """The problem without secrets; long text is cut in its middle."""
     problem = replace(problem, message=public(problem.message), instead=public(problem.instead))
     parts = {name: text for name, text in vars(problem).items() if len(text) > _SHOWN_CHARACTERS}
     half = _SHOWN_CHARACTERS // 2
@@ -116,12 +116,12 @@ def missing(what: str, packages: str, extra: str) -> ConfigurationError:
     """The error for a package that is not installed, with the command that installs it.
 
     Args:
-        what: What needs it.
+        what: The feature that needs the package.
         packages: The package, or several.
-        extra: The extra of this package that brings it.
+        extra: The extra of trainjob that installs it.
     """
     return ConfigurationError(
-        f"{what} needs {packages}, not installed here: install trainjob[{extra}] (in a checkout of trainjob: "
+        f"{what} needs {packages}, not installed here: pip install 'trainjob[{extra}]' (in a checkout of trainjob: "
         f"pip install -c constraints/main.txt '.[{extra}]'), or use an image that has it"
     )
 
@@ -131,7 +131,7 @@ class LaunchError(TrainJobError):
 
 
 class RuntimeNotFound(LaunchError):
-    """The runtime that the spec names is not there."""
+    """The runtime that the spec names does not exist."""
 
 
 class Rejected(LaunchError):
@@ -139,7 +139,7 @@ class Rejected(LaunchError):
 
 
 class AlreadyExists(LaunchError):
-    """A job of that name exists or existed; a name is never used twice."""
+    """A job of that name exists or existed. A name is never used twice."""
 
 
 class SpecMismatch(LaunchError):
@@ -147,39 +147,39 @@ class SpecMismatch(LaunchError):
 
 
 class NotFound(TrainJobError):
-    """There is no such job (any more)."""
+    """The job does not exist, or not anymore."""
 
 
 class BackendUnavailable(TrainJobError):
-    """The backend could not be reached for longer, and more often, than its two outage budgets allow."""
+    """The backend was unreachable for longer, and more often, than its two outage limits allow."""
 
     retry = RetryVerdict.INFRASTRUCTURE
 
 
 class TimedOut(TrainJobError):
-    """A budget of the waiter ran out. The job is left as it is: cancelling it is the caller's decision."""
+    """A timeout of the waiter expired. The job keeps running: only the caller may cancel it."""
 
     retry = RetryVerdict.INFRASTRUCTURE
 
 
 class QueueTimeout(TimedOut):
-    """Not admitted within ``queue_timeout`` of its creation (or of being suspended again)."""
+    """The job was not admitted within ``queue_timeout`` after its creation, or after it was suspended again."""
 
     retry = RetryVerdict.QUOTA
 
 
 class StartTimeout(TimedOut):
-    """Admitted, but no rank was running within ``start_timeout``."""
+    """The job was admitted, but no rank was running within ``start_timeout``."""
 
 
 class RunTimeout(TimedOut):
-    """Not finished within ``run_timeout`` of its admission."""
+    """The job did not finish within ``run_timeout`` after its admission."""
 
     retry = RetryVerdict.USER
 
 
 class Stuck(TimedOut):
-    """Something is in its way that will not go away by itself, and the waiter was asked to wait for no such thing."""
+    """The job is blocked by something that cannot resolve itself, and ``fail_fast`` is set."""
 
     retry = RetryVerdict.CONFIGURATION
 
@@ -201,44 +201,44 @@ class TrainJobFailed(TrainJobError):
 
 
 class RankCrashed(TrainJobFailed):
-    """A rank crashed, and the waiter was asked to wait no longer (``fail_on_first_crash``).
+    """A rank crashed, and ``fail_on_first_crash`` is set.
 
-    The job goes on, and its runtime may start the rank again: what becomes of it is the caller's decision, see
+    The job keeps running, and its runtime may restart the rank. The caller decides about the job, see
     `trainjob.lifecycle.give_up`.
     """
 
 
 class DataError(TrainJobError):
-    """A dataset or model could not be moved, or is not what it should be."""
+    """A dataset or model could not be transferred, or its content is wrong."""
 
 
 class SourceNotFound(DataError):
-    """Nothing is at the source location, or nothing there matches."""
+    """The source location is empty, or nothing there matches."""
 
 
 class ChecksumMismatch(DataError):
-    """The bytes are not those that were promised."""
+    """The content does not match its checksum."""
 
 
 class CorruptData(DataError):
-    """The source is truncated, half written, or not of the format that it should have."""
+    """The source is truncated, incomplete, or has another format than expected."""
 
 
 class OutOfSpace(DataError):
-    """The target has no room left."""
+    """The target has no space left."""
 
     retry = RetryVerdict.INFRASTRUCTURE
 
 
 class UnsafePath(DataError):
-    """A name would be written outside its target."""
+    """A path points outside its target."""
 
 
 class StoreUnavailable(DataError):
-    """The store could not be reached, or answered with errors for too long.
+    """The store was unreachable, or responded with errors, for too long.
 
     Attributes:
-        retry_after: Seconds after which the server asked to be tried again; None where it said nothing.
+        retry_after: The server's Retry-After in seconds; None if the server sent none.
     """
 
     retry = RetryVerdict.INFRASTRUCTURE
@@ -250,14 +250,14 @@ class RegistryError(TrainJobError):
 
 
 class RegistryUnavailable(RegistryError):
-    """The registry could not be reached, or its database is locked."""
+    """The registry was unreachable, or its database is locked."""
 
     retry = RetryVerdict.INFRASTRUCTURE
 
 
 class RegistryConflict(RegistryError):
-    """The registry holds something else under the name or id that was to be written."""
+    """The name or id to write is used for other content in the registry."""
 
 
 class ModelNotFound(RegistryError):
-    """No such model, version or alias."""
+    """The model, version or alias does not exist."""

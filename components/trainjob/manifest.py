@@ -1,7 +1,7 @@
 """`TrainJobSpec` -> TrainJob object: names, labels, spec hash.
 
-Identity: the caller names a piece of work with a *key*; the job's name, labels and annotations follow from the key and
-the attempt ordinal alone, so that whoever comes later with the same key finds the job without any memory of its own.
+Identity: the caller names a piece of work with a *key*. The job's name, labels and annotations depend only on the key
+and the attempt number, so that a later caller with the same key finds the job without any state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainjob.spec.checks import RESERVED_PREFIX
 from trainjob.spec.patches import for_every_node
 
 MAX_NAME = 33
-"""JobSet's webhook wants ``<name>-dataset-initializer-0-0-abcde`` to fit into 63 characters; longer names pass
-Trainer's own admission and then never get a JobSet (facts: Trainer 1.5, kubeflow/trainer#2735)."""
+"""JobSet's webhook limits ``<name>-dataset-initializer-0-0-abcde`` to 63 characters. Trainer admits a job with a longer
+name, and the job then never gets a JobSet (Trainer 1.5, kubeflow/trainer#2735)."""
 
 MAX_ATTEMPT = 999
-_HASH = 10  # of 36 letters each: 51 bits, enough for 10^6 keys in a namespace at 2e-4 odds of any clash
+_HASH = 10  # characters of 36 each: 51 bits; 10^6 keys in a namespace collide with a probability of 2e-4
 _SLUG = MAX_NAME - _HASH - len(str(MAX_ATTEMPT)) - 2
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -33,14 +33,14 @@ KEY = RESERVED_PREFIX + "key"
 ATTEMPT = RESERVED_PREFIX + "attempt"
 SPEC_HASH = RESERVED_PREFIX + "spec-hash"
 DELIVERED = RESERVED_PREFIX + "delivered"
-"""Annotation: the job's result reached the one who asked for it; the same key asked for again means "do it again"."""
+"""Annotation: the job's result was delivered; launching the same key again starts the next attempt."""
 GIVEN_UP = RESERVED_PREFIX + "given-up"
-"""Annotation: it was suspended because its step has failed at the first crash; the diagnosis, as JSON. It counts as
-failed for as long as it is suspended: the same key launched again means "the next attempt"."""
+"""Annotation with the diagnosis as JSON: the job was suspended because its step failed at the first crash. It counts as
+failed while it is suspended: launching the same key again starts the next attempt."""
 
-# Written by a shell-free program so that no character of the source means anything to anybody but Python. A file,
-# because torchrun wants one and because spawned worker processes import it. How to start it is said by the variables of
-# Trainer's torch and MPI plugins: a runtime's name says nothing.
+# Without a shell, so that only Python interprets the source. Written to a file, because torchrun needs one and spawned
+# worker processes import it. The launcher follows from the variables of Trainer's torch and MPI plugins, since the name
+# of a runtime is arbitrary.
 _BOOTSTRAP = """\
 import fcntl, json, os, subprocess, sys, tempfile
 returned, source, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
@@ -66,13 +66,13 @@ os.execvp(launcher, [launcher, path])
 
 @dataclass(frozen=True)
 class JobRef:
-    """One attempt of one piece of work, found or created.
+    """One attempt of a piece of work, found or created.
 
     Attributes:
         namespace: Kubernetes namespace.
         name: Name of the TrainJob.
-        uid: Its UID, pinned from the first reply on; an object of the same name and another UID is another job.
-        attempt: Ordinal of the attempt, from 1.
+        uid: Its UID, fixed by the first response; an object of the same name with another UID is another job.
+        attempt: Number of the attempt, from 1.
     """
 
     namespace: str
@@ -92,20 +92,20 @@ class JobRef:
 
 
 def key_hash(key: str) -> str:
-    """`key` as it stands in labels and names: 10 lower-case letters and digits."""
+    """`key` as labels and names contain it: 10 lower-case letters and digits."""
     number = int.from_bytes(hashlib.sha256(key.encode()).digest())
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return "".join(letters[number // 36**i % 36] for i in range(_HASH))
 
 
 def job_name(key: str, attempt: int) -> str:
-    """Name of one attempt: the last part of `key` as a slug, the key's hash, the ordinal; at most 33 characters.
+    """Name of an attempt: the last part of `key` as a slug, the key's hash, the number; at most 33 characters.
 
     Raises:
-        ValueError: if `attempt` is not in 1..999.
+        ValueError: `attempt` is not in 1..999.
     """
     if not 1 <= attempt <= MAX_ATTEMPT:
-        raise ValueError(f"attempt {attempt} of {key!r}: only 1 to {MAX_ATTEMPT} fit into a name")
+        raise ValueError(f"attempt {attempt} of {key!r} is not in 1..{MAX_ATTEMPT}")
     return f"{_work_name(key)}-{attempt}"
 
 
@@ -115,10 +115,10 @@ def _work_name(key: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that names no piece of work: all who leave it blank would share one job.
+    """Refuse a blank key, since all callers with a blank key would share one job.
 
     Raises:
-        InvalidSpec: the key is blank, or no text.
+        InvalidSpec: The key is blank or not text.
     """
     if not isinstance(key, str) or not key.strip():
         what = "is blank" if isinstance(key, str) else f"must be text, not {type(key).__name__}"
@@ -126,10 +126,10 @@ def check_key(key: str) -> None:
 
 
 def labels_of(key: str) -> dict[str, str]:
-    """Labels that all attempts of `key` have, to find them by.
+    """Labels of all attempts of `key`, to find them.
 
     Raises:
-        InvalidSpec: see `check_key`.
+        InvalidSpec: See `check_key`.
     """
     check_key(key)
     return {MANAGED_BY: "trainjob", KEY: key_hash(key)}
@@ -138,18 +138,18 @@ def labels_of(key: str) -> dict[str, str]:
 def render(
     spec: TrainJobSpec, key: str, attempt: int, namespace: str, *, origin: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The TrainJob object of one attempt, as it is sent to the API server.
+    """The TrainJob object of an attempt, as it is sent to the API server.
 
     Args:
         spec: What to run.
-        key: Which piece of work this is.
-        attempt: Its ordinal, from 1.
+        key: Name of the piece of work.
+        attempt: Number of the attempt, from 1.
         namespace: Kubernetes namespace.
-        origin: Labels beside those of the spec, see `trainjob.lifecycle.launch`.
+        origin: Labels in addition to those of the spec, see `trainjob.lifecycle.launch`.
 
     Raises:
-        ConfigurationError: no namespace can have this name.
-        InvalidSpec: there is no runtime, or the key is blank.
+        ConfigurationError: The name of the namespace is invalid.
+        InvalidSpec: The runtime is missing, or the key is blank.
     """
     check_key(key)
     if spec.manifest is not None:
@@ -195,7 +195,7 @@ def _body(spec: TrainJobSpec, work: str) -> dict[str, Any]:
         "resourcesPerNode": spec.resources_per_node.api() if spec.resources_per_node else None,
         "numProcPerNode": spec.num_proc_per_node,
     }
-    # Sent also where it is empty: Trainer's torch plugin sets the rendezvous variables only if spec.trainer is there.
+    # Also sent if it is empty: Trainer's torch plugin sets the rendezvous variables only if spec.trainer exists.
     body["trainer"] = {name: value for name, value in trainer.items() if value}
     patches = [patch.api() for patch in spec.runtime_patches]
     if spec.checkpoints is not None and (mounts := volumes.checkpoint_pod(spec.checkpoints)) is not None:
@@ -239,27 +239,27 @@ def _entry_point(spec: TrainJobSpec) -> tuple[list[str], list[str]]:
 
 
 def _literal(text: str) -> str:
-    """`text` such that Kubernetes' ``$(NAME)`` expansion of command and args leaves it as it was."""
+    """`text`, escaped for Kubernetes' ``$(NAME)`` expansion of command and args."""
     return text.replace("$", "$$")
 
 
 def _hash(spec: TrainJobSpec) -> str:
-    """Of what the author asked for, not of how this version renders it: an upgrade must not part a job from its key.
+    """Hash of the spec as the author wrote it, not as this version renders it: an upgrade must not change it.
 
-    What becomes of the job when nobody waits for it is no part of what is trained.
+    `unattended` is left out, since it does not change the training.
     """
-    asked = spec.model_dump(mode="json", exclude_defaults=True, exclude={"unattended", "unattended_after"})
-    canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    fields = spec.model_dump(mode="json", exclude_defaults=True, exclude={"unattended", "unattended_after"})
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def spec_hash(trainjob: Mapping[str, Any]) -> str:
-    """Hash of what the author asked for, as noted on the object; empty for jobs that were not made here."""
+    """Hash of the spec, from the object's annotation; empty for jobs that trainjob did not create."""
     return str((trainjob["metadata"].get("annotations") or {}).get(SPEC_HASH, ""))
 
 
 def differences(wanted: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    """What `wanted` asks for that `present` has not, a line each. What a cluster added by itself does not count."""
+    """Fields of `wanted` that `present` lacks or has otherwise, a line each; additions by the cluster do not count."""
     return list(_differences(wanted["spec"], present["spec"], "spec"))
 
 
@@ -267,7 +267,7 @@ def _differences(wanted: Any, present: Any, path: str) -> Iterator[str]:
     if isinstance(wanted, Mapping) and isinstance(present, Mapping):
         for name in wanted:
             yield from _differences(wanted[name], present.get(name), f"{path}.{name}")
-        if path == "spec.trainer":  # immutable, and nothing but the author writes here
+        if path == "spec.trainer":  # immutable, and written by the author alone
             for name in sorted(set(present) - set(wanted)):
                 yield f"{path}.{name}: {_short(present[name])} -> (nothing)"
     elif isinstance(wanted, list) and isinstance(present, list) and len(wanted) == len(present):

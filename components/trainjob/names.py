@@ -1,4 +1,4 @@
-"""Names of namespaces and of jobs, by Kubernetes' rules, for every backend: they become parts of URLs and of paths."""
+"""Names of namespaces and jobs by Kubernetes' rules, for all backends: names become parts of URLs and paths."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ JOB = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 
 def namespace(text: str) -> str:
-    """`text` if it is the name of a namespace.
+    """Return `text` if it is a valid name of a namespace.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: It is not.
     """
     if NAMESPACE.fullmatch(text):
         return text
@@ -28,10 +28,10 @@ def namespace(text: str) -> str:
 
 
 def job(text: str) -> str:
-    """`text` if it is the name of a job.
+    """Return `text` if it is a valid name of a job.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: It is not.
     """
     if JOB.fullmatch(text):
         return text

@@ -1,6 +1,6 @@
-"""Reports what a function trainer returned, in the termination message of rank 0.
+"""Reports the return value of a function trainer in the termination message of rank 0.
 
-The source of this file travels with the function into images that know nothing of this package: standard library only.
+The source of this file is sent with the function into images without this package: standard library only.
 The message has the format of `trainjob.progress`, whose metrics and outputs it keeps.
 """
 
@@ -10,14 +10,14 @@ import sys
 import time
 from typing import Any
 
-MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off the rest
+MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it truncates longer messages
 _RANKS = "RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX"
 
 
 def report(name: str, value: Any) -> None:
-    """Report the value that function `name` returned; only global rank 0 does, and None is no value.
+    """Report the value that function `name` returned, on global rank 0 only; None is not reported.
 
-    A value that is not JSON, or is too large, is a line in the log, and not the failure of a training that is done.
+    A value that is not JSON, or is too large, is logged and does not fail a finished training.
     """
     rank = next((os.environ[each] for each in _RANKS if os.environ.get(each)), "0")
     if value is None or (rank.isdecimal() and int(rank) != 0):
@@ -25,15 +25,15 @@ def report(name: str, value: Any) -> None:
     try:
         value = json.loads(json.dumps(value, allow_nan=False, default=_scalar))
     except (TypeError, ValueError, RecursionError) as error:
-        advice = "return finite numbers, text, truth values, lists and dicts of them; write anything else to a file"
-        _warn(f"the return value of {name}() is lost, it cannot be written as JSON: {error}; {advice}")
+        advice = "return finite numbers, text, bools, or lists and dicts of them; write other values to a file"
+        _warn(f"the return value of {name}() is lost: it cannot be written as JSON: {error}; {advice}")
         return
-    # Where the function has used that module: a thread of it may write the message once more.
+    # If the function has imported that module, a thread of it may write the message again later.
     write = getattr(sys.modules.get("trainjob.progress"), "report_returned", lambda value: merge("returned", value))
     try:
         write(value)
     except ValueError as error:
-        _warn(f"the return value of {name}() is lost, it is too large: {error}")
+        _warn(f"the return value of {name}() is lost: it is too large: {error}")
 
 
 def _warn(message: str) -> None:
@@ -48,10 +48,10 @@ def _scalar(value: Any) -> Any:
 
 
 def merge(field: str, value: Any) -> None:
-    """Set one field of the message that is there. For lack of room the history goes first, then the oldest metrics.
+    """Set one field of the existing message. If space is short, the history is dropped first, then the oldest metrics.
 
     Raises:
-        ValueError: It does not fit. Nothing was changed.
+        ValueError: The value does not fit. Nothing was changed.
     """
     path = os.environ.get("TRAINJOB_TERMINATION_LOG", "")
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -78,11 +78,11 @@ def merge(field: str, value: Any) -> None:
 
 
 def too_large(needed: int, size: int) -> str:
-    """What to say of a value of `needed` bytes that makes a message of `size` bytes."""
+    """The error for a value of `needed` bytes in a message of `size` bytes."""
     free = max(0, MAX_BYTES - size + needed)
     return (
-        f"it has {needed} bytes of JSON, and {free} are free in the termination message of rank 0, which has "
-        f"{MAX_BYTES} bytes; write it to a file and return the URI of that file"
+        f"it has {needed} bytes of JSON; {free} of {MAX_BYTES} bytes are free in the termination message of rank 0; "
+        "write it to a file and return the URI of that file"
     )
 
 

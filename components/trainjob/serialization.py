@@ -1,7 +1,7 @@
-"""A crash while its job goes on: as text for people, and as JSON that outlives the pods it was seen in. Pure.
+"""Diagnosis and evidence of a crash as text, and as JSON that outlives the pods. Pure.
 
-With the runtimes that Trainer ships a container that crashed is started again in its place, the job is `Failed` only
-minutes later, and then Kubernetes deletes its pods with their logs (measured: 320 s).
+With the runtimes that Trainer ships, a crashed container is restarted in place, the job becomes `Failed` minutes later,
+and Kubernetes then deletes its pods with their logs (measured: 320 s).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainjob.status import Phase
 from trainjob.verdicts import RetryVerdict
 
 LINE_CHARACTERS = 500
-"""Of a log line that is kept for later: 20 of them fit into an annotation, and into a row of Airflow's database."""
+"""Characters of a stored log line: 20 lines fit into an annotation, and into a row of Airflow's database."""
 
-_PODS, _LINES = 3, 100  # the ranks that failed first say it, and torchrun writes 40 lines after those of its workers
+_PODS, _LINES = 3, 100  # the ranks that failed first suffice; torchrun adds a report of 40 lines
 _POD_PARTS = {
     "metadata": ("name", "namespace", "uid", "labels", "creationTimestamp", "deletionTimestamp"),
     "spec": ("nodeName", "restartPolicy", "terminationGracePeriodSeconds"),
@@ -30,7 +30,7 @@ _POD_PARTS = {
 
 
 def warning(diagnosis: Diagnosis) -> list[str]:
-    """What a log says of a crash while the job goes on, line by line."""
+    """Log lines about a crash while the job is still running."""
     lines = [diagnosis.crash]
     if diagnosis.log:
         lines.append(f"last lines of {diagnosis.rank or 'its log'}:")
@@ -42,7 +42,7 @@ def warning(diagnosis: Diagnosis) -> list[str]:
 
 
 def pack_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A diagnosis as JSON values, 15 KB at most."""
+    """The diagnosis as JSON values, at most 15 KB."""
     log = tuple(one_line(line, LINE_CHARACTERS) for line in diagnosis.log[-TAIL_LINES:])
     kept = replace(diagnosis, log=log, summary=one_line(diagnosis.summary, 1000), unseen=diagnosis.unseen[:5])
     packed: dict[str, Any] = json.loads(json.dumps(kept.as_dict()))
@@ -50,7 +50,7 @@ def pack_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def unpack_diagnosis(packed: object) -> Diagnosis:
-    """The diagnosis again; the best that can be made of it where another version wrote it, or a person changed it."""
+    """The inverse of `pack_diagnosis`; tolerates values of another version or of a person."""
     known = {field.name: field for field in fields(Diagnosis)}
     values = {str(name): value for name, value in packed.items()} if isinstance(packed, Mapping) else {}
     values = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items() if name in known}
@@ -58,7 +58,9 @@ def unpack_diagnosis(packed: object) -> Diagnosis:
         "category": _member(Category, values.get("category"), Category.UNKNOWN),
         "retry": _member(RetryVerdict, values.get("retry"), RetryVerdict.CONFIGURATION),
         "phase": _member(Phase, values.get("phase"), Phase.FAILED),
-        "summary": str(values.get("summary") or "it was given up, and what was written down of it cannot be read"),
+        "summary": str(
+            values.get("summary") or "the job was suspended at its first crash; the recorded diagnosis cannot be read"
+        ),
     }
     return Diagnosis(**values)
 
@@ -68,7 +70,7 @@ def _member(kind: Any, value: object, default: Any) -> Any:
 
 
 def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
-    """What a diagnosis looks at of pods that crashed, as JSON values: for whoever has to explain the end of the job."""
+    """The parts of crashed pods that a diagnosis reads, as JSON values, to explain the failure of the job later."""
     if evidence is None:
         return None
     chosen = sorted(evidence.pods, key=lambda pod: _name(pod) not in evidence.logs)[:_PODS]
@@ -79,7 +81,7 @@ def pack_evidence(evidence: Evidence | None) -> dict[str, Any] | None:
         }
         for pod in chosen
     ]
-    for packed, pod in zip(pods, chosen, strict=True):  # what was OOMKilled without a limit has filled its node
+    for packed, pod in zip(pods, chosen, strict=True):  # an OOMKilled container without a limit filled its node
         packed["status"] = _public(packed["status"])
         packed["spec"] |= {kind: _resources(pod, kind) for kind in ("containers", "initContainers")}
     names = {_name(pod) for pod in pods}
@@ -110,7 +112,7 @@ def _resources(pod: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def unpack_evidence(packed: Mapping[str, Any] | None) -> Evidence | None:
-    """The evidence again."""
+    """The inverse of `pack_evidence`."""
     return Evidence(None, packed.get("pods") or [], packed.get("logs") or {}) if packed else None
 
 

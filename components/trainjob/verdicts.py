@@ -13,13 +13,13 @@ class RetryVerdict(StrEnum):
     UNKNOWN = "unknown"
     """The training failed, and the failure may not repeat: the orchestrator's own retries decide."""
     INFRASTRUCTURE = "infrastructure"
-    """A node, network or service failed; another attempt may well succeed."""
+    """A node, network or service failed; another attempt may succeed."""
     PREEMPTED = "preempted"
-    """The job had to make room; another attempt will succeed when there is room."""
+    """The job was preempted; another attempt can succeed when capacity is available."""
     QUOTA = "quota"
-    """More was asked for than the quota allows; wait, or ask for less."""
+    """The request exceeds the quota; wait, or request less."""
     CONFIGURATION = "configuration"
-    """The spec, rights or cluster set-up are wrong; a person has to change something."""
+    """The spec, the permissions or the cluster's configuration is wrong; a person has to change it."""
 
     @property
     def retryable(self) -> bool:
@@ -27,16 +27,16 @@ class RetryVerdict(StrEnum):
         return self not in (RetryVerdict.USER, RetryVerdict.CONFIGURATION)
 
     def retried(self, *, user_errors: bool) -> bool:
-        """Whether an orchestrator tries again.
+        """Whether an orchestrator retries.
 
         Args:
-            user_errors: Also after a failure of the training code that is not certain to come again.
+            user_errors: Retry also after a failure of the training code that may not repeat.
         """
         return self.retryable and (user_errors or self is not RetryVerdict.UNKNOWN)
 
     @property
     def words(self) -> str:
-        """Whether another try makes sense and why, for people."""
+        """Whether a retry makes sense, and why."""
         return _WORDS[self]
 
 

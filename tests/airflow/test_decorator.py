@@ -102,7 +102,7 @@ def test_a_return_value_that_is_not_json_does_not_fail_the_training(run: Run) ->
 
         train()
     ran = run(dag)
-    assert "the return value of train() is lost, it cannot be written as JSON: Object of type set" in ran.log
+    assert "the return value of train() is lost: it cannot be written as JSON: Object of type set" in ran.log
     assert ran.xcoms["train"]["attempt"] == 1
 
 

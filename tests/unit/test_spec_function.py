@@ -201,9 +201,9 @@ def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("float('nan')", "the return value of train() is lost, it cannot be written as JSON: Out of range float"),
-        ("[train]", "the return value of train() is lost, it cannot be written as JSON: Object of type function"),
-        ("'x' * 5000", "the return value of train() is lost, it is too large: it has 5002 bytes of JSON, and"),
+        ("float('nan')", "the return value of train() is lost: it cannot be written as JSON: Out of range float"),
+        ("[train]", "the return value of train() is lost: it cannot be written as JSON: Object of type function"),
+        ("'x' * 5000", "the return value of train() is lost: it is too large: it has 5002 bytes of JSON; "),
     ],
 )
 def test_a_value_that_cannot_be_reported_does_not_fail_the_function(
@@ -219,7 +219,7 @@ def test_a_value_that_cannot_be_reported_does_not_fail_the_function(
     assert ended.returncode == 0
     assert reason in ended.stderr.splitlines()[-1]
     if "5000" in value:
-        assert "the termination message of rank 0, which has 4096 bytes; write it to a file" in ended.stderr
+        assert "of 4096 bytes are free in the termination message of rank 0; write it to a file" in ended.stderr
     assert (told := progress.read(path.read_text())) is None or told.returned is None
 
 
