@@ -150,16 +150,16 @@ def test_promotions_at_once_while_replies_are_late_or_lost(fake: FakeRegistry, s
     assert promoted[best]
 
 
-# --- patience
+# --- retries
 
 
 def test_retry_after(fake: FakeRegistry, slept: list[float]) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
     fake.faults(Fault(429, {"Retry-After": "7"}), Fault(503, {"Retry-After": date}), Fault(503, {"Retry-After": "?"}))
     register(fake)
-    assert slept[0] == 7
-    assert 18 <= slept[1] <= 20
-    assert 2 <= slept[2] <= 4
+    assert 7 <= slept[0] <= 8
+    assert 18 <= slept[1] <= 22
+    assert slept[2] <= 4
     assert len(slept) == 3
 
 
@@ -175,7 +175,7 @@ def test_an_outage_is_given_up_on(fake: FakeRegistry, slept: list[float]) -> Non
     with pytest.raises(RegistryUnavailable, match="503 database is not there"):
         register(fake)
     assert len(fake.requests) == 4
-    assert 3.5 <= sum(slept) <= 7
+    assert 0 < sum(slept) <= 7
 
 
 def test_nobody_there(slept: list[float]) -> None:

@@ -149,12 +149,12 @@ def held(database: Path) -> Iterator[None]:
 def test_a_locked_database_is_given_up_on(database: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="locked"):
-        MlflowRegistry(f"sqlite:///{database}", patience=1)
+        MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
     assert 0.9 < time.monotonic() - began < 30
 
 
 def test_a_database_that_is_locked_for_a_while(database: Path) -> None:
-    registry = MlflowRegistry(f"sqlite:///{database}", patience=20)
+    registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=20)
     connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN EXCLUSIVE")
     timer = threading.Timer(1.0, connection.close)
@@ -164,7 +164,7 @@ def test_a_database_that_is_locked_for_a_while(database: Path) -> None:
 
 
 def test_a_registry_that_stays_locked(database: Path) -> None:
-    registry = MlflowRegistry(f"sqlite:///{database}", patience=1)
+    registry = MlflowRegistry(f"sqlite:///{database}", lock_timeout=1)
     connection = sqlite3.connect(database, isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
     began = time.monotonic()

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from trainjob import retrying
 from trainjob.errors import (
     ConfigurationError,
     ModelNotFound,
@@ -61,17 +62,17 @@ class MlflowRegistry:
 
     Args:
         uri: ``sqlite:////abs.db`` or ``http(s)://host``.
-        patience: Seconds to wait for a database that others have locked.
+        lock_timeout: Seconds to wait for a database that others have locked.
     """
 
-    def __init__(self, uri: str, *, patience: float = 30.0) -> None:
-        self._patience = patience
+    def __init__(self, uri: str, *, lock_timeout: float = 30.0) -> None:
+        self._lock_timeout = lock_timeout
         self._database = sqlite.path_of(uri) if uri.startswith("sqlite:") else None
         self._uri = f"sqlite:///{self._database}" if self._database else uri
         with without_warnings(), self._errors("connect"):
             if self._database is not None:
                 sqlite.create(self._database, open_client)
-                sqlite.probe(self._database, patience)
+                sqlite.probe(self._database, lock_timeout)
             self._client = open_client(self._uri)
 
     def check(
@@ -315,26 +316,24 @@ class MlflowRegistry:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One writer of a SQLite registry at a time: a search and what follows from it are then one step."""
-        with sqlite.locked(self._database, self._patience) if self._database else nullcontext():
+        with sqlite.locked(self._database, self._lock_timeout) if self._database else nullcontext():
             yield
 
     def _call(self, what: str, action: Callable[[], _T]) -> _T:
-        """Do ``action`` in peace; again, for as long as ``patience`` allows, where the database was locked."""
-        deadline = time.monotonic() + self._patience
-        pause = 0.05
+        """The result of ``action``, retried for ``lock_timeout`` while the database is locked."""
+        backoff = retrying.SQLITE_LOCK(seconds=self._lock_timeout)
         while True:
             try:
                 with without_warnings(), self._errors(what):
                     if self._database is not None:
-                        sqlite.probe(self._database, deadline - time.monotonic())
+                        sqlite.probe(self._database, backoff.seconds - backoff.elapsed)
                     return action()
             except _Locked:
-                if time.monotonic() + pause > deadline:
+                if backoff.failure():
                     raise RegistryUnavailable(
-                        f"cannot {what}: {self._database} stayed locked for {self._patience:g} s"
+                        f"cannot {what}: {self._database} stayed locked for {self._lock_timeout:g} s"
                     ) from None
-                time.sleep(pause)
-                pause = min(2 * pause, 2.0)
+                time.sleep(backoff.pause())
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -8,7 +8,6 @@ functions for the whole process and sets up the root logger (facts of 0.3.18), n
 from __future__ import annotations
 
 import os
-import random
 import re
 import ssl
 from collections.abc import Iterator, Mapping
@@ -30,8 +29,6 @@ Json = dict[str, Any]
 VERSIONS = ("v1", "v1alpha3")
 PAGE = 100
 _TIMEOUT = 30.0  # seconds; KEP-12020
-_RETRIES = 3  # KEP-12020
-_LONGEST_PAUSE = 30.0  # seconds; a server that asks for more is given up on
 _POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # The server answers 500 for a database that is away or in a deadlock, 503 before it has connected to one.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -174,10 +171,9 @@ class Session:
         return self._endpoint.version
 
     def _send(self, method: str, path: str, query: Mapping[str, str], body: Json | None = None) -> Json:
-        problem = ""
-        for attempt in range(1 + _RETRIES):
-            token = self._endpoint.token()
-            pause = random.uniform(0.5, 1.0) * 2**attempt  # noqa: S311 - jitter
+        backoff, problem = retrying.MODEL_REGISTRY(), ""
+        while True:
+            token, asked = self._endpoint.token(), 0.0
             try:
                 answer = self._http.request(
                     method,
@@ -194,18 +190,21 @@ class Session:
                     ) from None
                 problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             else:
-                if answer.status_code == 401 and self._endpoint.token() != token:
-                    continue  # it was replaced just now
+                if answer.status_code == 401 and self._endpoint.token() != token:  # it was replaced just now
+                    problem = _said(answer, token)
+                    if backoff.failure():
+                        break
+                    continue
                 if answer.status_code not in _PASSING:
                     return self._read(answer, method, path, token)
                 problem = _said(answer, token)
                 asked = retrying.seconds(answer.headers.get("Retry-After")) or 0.0
-                if asked > _LONGEST_PAUSE:
+                if asked > backoff.longest_retry_after:
                     problem += f" (it asks to come back in {asked:.0f} s)"
                     break
-                pause = max(pause, asked)
-            if attempt < _RETRIES:
-                sleep(pause)
+            if backoff.failure():
+                break
+            sleep(backoff.pause(asked))
         raise RegistryUnavailable(f"the model registry {self._endpoint.url} cannot be used: {problem}")
 
     def _read(self, answer: httpx.Response, method: str, path: str, token: str) -> Json:

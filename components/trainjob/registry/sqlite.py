@@ -65,17 +65,17 @@ def _there(path: Path) -> bool:
         raise ConfigurationError(f"cannot use the registry {path}: {error.strerror}") from None
 
 
-def probe(path: Path, patience: float) -> None:
+def probe(path: Path, lock_timeout: float) -> None:
     """Wait until the database can be written to.
 
     MLflow would wait for a lock in three places with budgets of their own, two minutes in all.
 
     Raises:
-        RegistryUnavailable: It stayed locked for ``patience`` seconds.
+        RegistryUnavailable: It stayed locked for ``lock_timeout`` seconds.
         ConfigurationError: It is no SQLite database, or not writable.
     """
     try:
-        with closing(sqlite3.connect(path, timeout=max(patience, 0.0), isolation_level=None)) as connection:
+        with closing(sqlite3.connect(path, timeout=max(lock_timeout, 0.0), isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
@@ -87,11 +87,11 @@ def probe(path: Path, patience: float) -> None:
 
 
 @contextmanager
-def locked(path: Path, patience: float) -> Iterator[None]:
+def locked(path: Path, lock_timeout: float) -> Iterator[None]:
     """Hold the lock file beside the database; it ends with its process. May be nested.
 
     Raises:
-        RegistryUnavailable: Another process held it for ``patience`` seconds.
+        RegistryUnavailable: Another process held it for ``lock_timeout`` seconds.
         ConfigurationError: It cannot be created.
     """
     held: set[Path] = _held.__dict__.setdefault("paths", set())
@@ -104,7 +104,7 @@ def locked(path: Path, patience: float) -> Iterator[None]:
     except OSError as error:
         raise ConfigurationError(f"cannot use the registry {path}: {error.strerror}") from None
     try:
-        _take(file, path, patience)
+        _take(file, path, lock_timeout)
         held.add(path)
         try:
             yield
@@ -114,12 +114,12 @@ def locked(path: Path, patience: float) -> Iterator[None]:
         os.close(file)
 
 
-def _take(file: int, path: Path, patience: float) -> None:
-    deadline = time.monotonic() + patience
+def _take(file: int, path: Path, lock_timeout: float) -> None:
+    deadline = time.monotonic() + lock_timeout
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > deadline:
-            raise RegistryUnavailable(f"the registry {path} was in use by another process for {patience:g} s")
+            raise RegistryUnavailable(f"the registry {path} was in use by another process for {lock_timeout:g} s")
         time.sleep(0.05)
