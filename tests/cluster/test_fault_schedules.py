@@ -10,6 +10,7 @@ import ssl
 import statistics
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 
 import anyio
 import httpx
@@ -24,10 +25,19 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.manifest import KEY, key_hash
+from trainjob.retrying import KUBERNETES
 
 RUNS = campaigns.runs(200, 24)
 AT_ONCE = 12
-TIMINGS = Timings(connect=3, read=3, watch_read=6, sound=3, poll=(0.2, 0.5), waiting=(10, 40), asking=(6, 40))
+TIMINGS = Timings(
+    connect=3,
+    read=3,
+    watch_read=6,
+    sound=3,
+    poll=(0.2, 0.5),
+    watch_backoff=partial(KUBERNETES, failures=10, seconds=40),
+    request_backoff=partial(KUBERNETES, failures=6, seconds=40),
+)
 
 
 @pytest.mark.anyio

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, Rejected
 from trainjob.lifecycle import launch
+from trainjob.retrying import KUBERNETES
 from trainjob.waiting import wait
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -99,15 +101,15 @@ def kubeconfig(
     return renewed
 
 
-def connected(kubeconfig: Path, asking: tuple[int, float]) -> KubernetesBackend:
-    timings = Timings(watch_read=2, sound=1, asking=asking)
+def connected(kubeconfig: Path, failures: int, seconds: float) -> KubernetesBackend:
+    timings = Timings(watch_read=2, sound=1, request_backoff=partial(KUBERNETES, failures=failures, seconds=seconds))
     return KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=timings)
 
 
 async def test_a_token_that_ends_is_read_again(
     kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
 ) -> None:
-    backend = connected(kubeconfig(tokens.new("first")), (5, 60))
+    backend = connected(kubeconfig(tokens.new("first")), 5, 60)
     ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
     ends: list[str] = []
 
@@ -131,7 +133,7 @@ async def test_a_token_that_ends_is_read_again(
 async def test_a_token_that_stays_bad_ends_clearly_and_soon(
     kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
 ) -> None:
-    backend = connected(kubeconfig(tokens.new("first")), (3, 3))
+    backend = connected(kubeconfig(tokens.new("first")), 3, 3)
     ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
     message = "credentials are refused, also after they were read again: log in again or renew the token"
 

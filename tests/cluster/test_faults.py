@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -25,6 +26,7 @@ from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import BackendUnavailable, SpecMismatch
 from trainjob.lifecycle import cancel, launch
+from trainjob.retrying import KUBERNETES
 from trainjob.waiting import follow, wait
 
 pytestmark = [
@@ -240,7 +242,9 @@ async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: W
 
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     unreachable = Credentials(host=f"https://127.0.0.1:{free_port()}", token="x")
-    backend = KubernetesBackend(unreachable, timings=Timings(connect=1, asking=(2, 1)))
+    backend = KubernetesBackend(
+        unreachable, timings=Timings(connect=1, request_backoff=partial(KUBERNETES, failures=2, seconds=1))
+    )
     with pytest.raises(BackendUnavailable):
         await backend.get("default", "a")
     assert "the API server cannot be reached, trying again" in caplog.text
@@ -259,7 +263,10 @@ async def test_the_kernel_finds_out_that_the_other_end_is_gone(wires: Wires) -> 
 
 async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: Wires) -> None:
     """Load balancers cut what is idle for a minute or less; a bookmark comes once a minute."""
-    async with wires.open(Timings(sound=1, waiting=(2, 2))) as (backend, proxy):
+    async with wires.open(Timings(sound=1, watch_backoff=partial(KUBERNETES, failures=2, seconds=2))) as (
+        backend,
+        proxy,
+    ):
         proxy.plan = lambda seen: Fault(Kind.BREAK, seconds=1.5) if seen.method == "WATCH" else None
         ref = await launch(backend, spec(env=simulate(run="8s")), "a", namespace=wires.namespace)
         assert (await ended(backend, ref)).uid == ref.uid
@@ -286,7 +293,13 @@ async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: W
         assert time.monotonic() - began >= 4
         assert max(busiest(proxy).values()) <= MOST_A_SECOND
 
-    timings = Timings(connect=3, read=3, watch_read=1, waiting=(3, 4), asking=(3, 4))
+    timings = Timings(
+        connect=3,
+        read=3,
+        watch_read=1,
+        watch_backoff=partial(KUBERNETES, failures=3, seconds=4),
+        request_backoff=partial(KUBERNETES, failures=3, seconds=4),
+    )
     await wires.each({**BEFORE, **GONE, "drop": AFTER["drop"]}, check, timings)
 
 

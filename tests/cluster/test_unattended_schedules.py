@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from typing import Self
 
 import anyio
@@ -30,13 +31,21 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import TrainJobError
 from trainjob.lifecycle import launch
 from trainjob.reaper import Reaped, reap
+from trainjob.retrying import KUBERNETES
 from trainjob.unattended import AFTER
 from trainjob.waiting import wait
 
 RUNS = campaigns.runs(200, 8)
 AT_ONCE = 16
 TIMINGS = Timings(
-    connect=2, read=1, watch_read=3, sound=1, poll=(0.2, 0.5), renew=0.5, waiting=(99, 99), asking=(99, 99)
+    connect=2,
+    read=1,
+    watch_read=3,
+    sound=1,
+    poll=(0.2, 0.5),
+    renew=0.5,
+    watch_backoff=partial(KUBERNETES, failures=99, seconds=99),
+    request_backoff=partial(KUBERNETES, failures=99, seconds=99),
 )
 GRACE, LOOK = 6.0, 1.5
 """The grace is longer than a request takes to fail and to be repeated, as `trainjob.reaper.GRACE` is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -16,8 +17,17 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.manifest import KEY, key_hash
+from trainjob.retrying import KUBERNETES
 
-FAST = Timings(connect=2, read=2, watch_read=3, sound=1, poll=(0.2, 0.5), waiting=(20, 60), asking=(20, 60))
+FAST = Timings(
+    connect=2,
+    read=2,
+    watch_read=3,
+    sound=1,
+    poll=(0.2, 0.5),
+    watch_backoff=partial(KUBERNETES, failures=20, seconds=60),
+    request_backoff=partial(KUBERNETES, failures=20, seconds=60),
+)
 
 
 @dataclass

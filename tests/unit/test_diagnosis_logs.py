@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden, ServerError, Unreachable
 from trainjob.backends.kubernetes.pods import gather
 from trainjob.diagnosis import diagnose
+from trainjob.retrying import Backoff
 from trainjob.status import Observation, Phase
 
 pytestmark = pytest.mark.anyio
@@ -24,8 +25,8 @@ PODS = 1000
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses before retries take a tenth of their time."""
-    pause = Patience.pause
-    monkeypatch.setattr(Patience, "pause", lambda patience, error=None: pause(patience, error) / 10)
+    pause = Backoff.pause
+    monkeypatch.setattr(Backoff, "pause", lambda backoff, asked=None: pause(backoff, asked) / 10)
 
 
 class Runs(ApiClient):

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+from trainjob import retrying
 from trainjob.backends.base import TrainJob
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request, Timings
@@ -27,7 +29,7 @@ from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 
 # An API server waits 10 s for a webhook by default, and 30 at most. Nothing is asked twice: an outage is to be seen.
-_TIMINGS = Timings(connect=5, read=35, asking=(1, 0))
+_TIMINGS = Timings(connect=5, read=35, request_backoff=partial(retrying.KUBERNETES_REQUEST, failures=1, seconds=0))
 _JOBSET = "jobset.x-k8s.io/v1alpha2"
 _FAILING = timedelta(minutes=30)  # without a run of the reaper that succeeds
 _SUPPORT = "trainer.kubeflow.org/support"

@@ -20,7 +20,7 @@ from trainjob import names
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.kubernetes import attendance, pods
 from trainjob.backends.kubernetes.attendance import Attendance, Waiter
-from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Patience, Request, Timings
+from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
 from trainjob.backends.kubernetes.compat import AdaptingClient
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import (
@@ -110,15 +110,15 @@ class KubernetesBackend:
         # Strict: a field that this cluster's Trainer does not have is an error, not something to drop in silence.
         params = {"fieldValidation": "Strict", "fieldManager": "trainjob", **({"dryRun": "All"} if dry_run else {})}
         request = Request("POST", _path(metadata["namespace"]), params, body={**trainjob, "metadata": metadata})
-        patience, lost = self._asking(), False
+        backoff, lost = self._client.timings.request_backoff(), False
         while True:
             try:
                 return await self._adapting.create(request)
             except Transient as error:
-                if patience.failed():
+                if backoff.failure():
                     raise BackendUnavailable(f"TrainJob {metadata['name']} could not be created: {error}") from error
                 lost = True
-                await anyio.sleep(patience.pause(error))
+                await anyio.sleep(backoff.pause(error.retry_after))
             except Conflict as error:
                 present = await self.get(metadata["namespace"], metadata["name"]) if lost else None
                 if present is not None and (present["metadata"].get("annotations") or {}).get(_REQUEST) == mark:
@@ -350,15 +350,12 @@ class KubernetesBackend:
         self._attendances.clear()
         await self._client.aclose()
 
-    def _asking(self) -> Patience:
-        return Patience(*self._client.timings.asking)
-
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat what can be repeated until it is answered, or the outage has lasted too long.
 
         An expired list is begun anew: its next page came too late.
         """
-        patience = self._asking()
+        backoff = self._client.timings.request_backoff()
         loop = asyncio.get_running_loop()
         slow = loop.call_later(
             _QUIET_SECONDS, _log.warning, "the API server has not answered for %.0f s", _QUIET_SECONDS
@@ -368,12 +365,12 @@ class KubernetesBackend:
                 try:
                     return await ask()
                 except (Expired, Transient) as error:
-                    if patience.failed():
+                    if backoff.failure():
                         raise BackendUnavailable(f"the API server gives no answer: {error}") from error
-                    if patience.count == 1 and isinstance(error, NoConnection):
+                    if backoff.count == 1 and isinstance(error, NoConnection):
                         _log.warning("the API server cannot be reached, trying again for a minute: %s", error)
                         slow.cancel()
-                    await anyio.sleep(patience.pause(error))
+                    await anyio.sleep(backoff.pause(error.retry_after))
         finally:
             slow.cancel()
 

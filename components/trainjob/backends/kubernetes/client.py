@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import random
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -20,6 +19,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from trainjob import retrying
 from trainjob.backends.kubernetes.credentials import Access, Credentials
 from trainjob.backends.kubernetes.errors import (
     ApiError,
@@ -31,6 +31,7 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.backends.kubernetes.lean_httpx import httpx
 from trainjob.errors import ConfigurationError
+from trainjob.retrying import Preset
 from trainjob.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -57,8 +58,6 @@ _KEEP_ALIVE = [
     ),
 ]
 
-_LONGEST_WAIT = 60.0  # for what Retry-After asks: the API server says 1 s, something between it and us may say a day
-
 
 @dataclass(frozen=True)
 class Timings:
@@ -79,9 +78,8 @@ class Timings:
             on a moment before is about to make them.
         renew: How often a process writes down that it still waits for its jobs. While that fails it is tried three
             times as often.
-        waiting: Budgets of an outage, failures in a row and seconds, while a job is waited for: an upgrade of a control
-            plane takes minutes.
-        asking: The same while somebody waits for an answer.
+        watch_backoff: Retries of a watch.
+        request_backoff: Retries of a single request.
     """
 
     connect: float = 8.0
@@ -93,8 +91,8 @@ class Timings:
     probe: float = 0.0
     settle: float = 3.0
     renew: float = 30.0
-    waiting: tuple[int, float] = (20, 900.0)
-    asking: tuple[int, float] = (5, 60.0)
+    watch_backoff: Preset = retrying.KUBERNETES_WATCH
+    request_backoff: Preset = retrying.KUBERNETES_REQUEST
 
 
 @dataclass(frozen=True)
@@ -400,39 +398,3 @@ def _is_dead(error: BaseException | None) -> bool:
 def _warning_text(header: str) -> str:
     """The text of a ``299 - "…"`` header (RFC 7234, 5.5)."""
     return header.partition('"')[2].rpartition('"')[0] or header
-
-
-@dataclass
-class Patience:
-    """The two budgets of an outage: given up only after both so many failures and so much time.
-
-    Attributes:
-        failures: Failures in a row.
-        seconds: Seconds since the first of them.
-    """
-
-    failures: int
-    seconds: float
-    count: int = 0
-    since: float = 0.0
-
-    def failed(self) -> bool:
-        """Note one more failure in a row; True once both budgets are used up."""
-        if self.count == 0:
-            self.since = time.monotonic()
-        self.count += 1
-        return self.count >= self.failures and time.monotonic() - self.since >= self.seconds
-
-    def succeeded(self) -> None:
-        """The outage is over."""
-        self.count = 0
-
-    def reached(self) -> None:
-        """The server has answered: it is tried as rarely as before, but the time until it is given up begins again."""
-        self.since = time.monotonic()
-
-    def pause(self, error: ApiError | None = None) -> float:
-        """Seconds until the next try: 0.8 s doubled up to 30 s with full jitter, not before ``Retry-After``."""
-        ceiling = min(30.0, 0.8 * 2 ** min(self.count - 1, 10)) if self.count else 0.8
-        floor = min(_LONGEST_WAIT, error.retry_after) if error is not None and error.retry_after else 0.0
-        return floor + random.uniform(0.05, ceiling)  # noqa: S311 - jitter

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainjob.backends.base import Snapshot, TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import Forbidden, Transient
 from trainjob.backends.kubernetes.reflector import Change, Outage, Reflector, Synced
 from trainjob.backends.kubernetes.related import RelatedObjects
@@ -361,17 +361,17 @@ class JobInformer:
 
     async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         """GET with growing pauses."""
-        patience = Patience(*self._client.timings.waiting)
+        backoff = self._client.timings.watch_backoff()
         pause, longest = _POLL_SECONDS
         while True:
             try:
                 latest = await self._confirm(ref)
             except BackendUnavailable as error:
-                if patience.failed():
+                if backoff.failure():
                     raise
                 _log.warning("%s", error)
             else:
-                patience.succeeded()
+                backoff.success()
                 yield Snapshot(latest)
                 if latest is None:
                     return

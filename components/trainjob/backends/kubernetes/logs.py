@@ -11,13 +11,15 @@ from typing import Any
 
 import anyio
 
-from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob import retrying
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, Transient
 from trainjob.backends.kubernetes.pod_informer import Listener, Pod
 from trainjob.backends.kubernetes.pods import KubeletLines, collection, list_pods
 from trainjob.kube_objects import name_of, rank_of, training_container
 from trainjob.logs import LogLine, Splitter, latest
 from trainjob.manifest import JobRef
+from trainjob.retrying import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class RankLogs:
         """What is there now, in the order of time; of each rank at most 4 MiB."""
         lines: list[LogLine] = []
         for pod in await self._pods():
-            async with aclosing(self._insistently(pod, Patience(failures=3, seconds=0), follow=False)) as read:
+            async with aclosing(self._insistently(pod, retrying.KUBERNETES_LOG(), follow=False)) as read:
                 lines += latest([line async for line in read])
         return sorted(lines, key=lambda line: line.time)
 
@@ -146,9 +148,9 @@ class RankLogs:
             left = end - loop.time()
             if (over and not reading) or left <= 0 or (self._woken and not over):
                 return
-            patience = max(0.05, min(left, 0.25)) if over else None if left == math.inf else left
+            timeout = max(0.05, min(left, 0.25)) if over else None if left == math.inf else left
             try:
-                line = await asyncio.wait_for(self._queue.get(), patience)
+                line = await asyncio.wait_for(self._queue.get(), timeout)
             except TimeoutError:
                 continue
             if line is None:
@@ -170,23 +172,23 @@ class RankLogs:
 
     async def _read(self, pod: Pod, queue: asyncio.Queue[LogLine | None]) -> None:
         """Move one pod's lines into the queue."""
-        async with aclosing(self._insistently(pod, Patience(failures=5, seconds=60), follow=True)) as lines:
+        async with aclosing(self._insistently(pod, retrying.KUBERNETES_REQUEST(), follow=True)) as lines:
             async for line in lines:
                 await queue.put(line)
 
-    async def _insistently(self, pod: Pod, patience: Patience, *, follow: bool) -> AsyncGenerator[LogLine]:
+    async def _insistently(self, pod: Pod, backoff: Backoff, *, follow: bool) -> AsyncGenerator[LogLine]:
         """One pod's lines, resuming where a connection broke."""
         while True:
             try:
                 async with aclosing(self._stream(pod, follow=follow)) as lines:
                     async for line in lines:
-                        patience.succeeded()
+                        backoff.success()
                         yield line
             except Transient as error:
-                if patience.failed():
+                if backoff.failure():
                     _log.warning("the log of %s cannot be read to its end: %s", name_of(pod), error)
                     return
-                await anyio.sleep(patience.pause(error))
+                await anyio.sleep(backoff.pause(error.retry_after))
             except ApiError:  # gone, or not begun: the next look at the pods decides
                 return
             else:

@@ -12,9 +12,9 @@ from typing import Any
 
 import anyio
 
-from trainjob import names
+from trainjob import names, retrying
 from trainjob.backends.base import TrainJob
-from trainjob.backends.kubernetes.client import ApiClient, Patience, Request
+from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.errors import ApiError, BadRequest, Forbidden, ObjectNotFound, Transient, Unreachable
 from trainjob.diagnosis import READ_LINES, Evidence, log_tails
 from trainjob.diagnosis.log_tails import Tail
@@ -187,7 +187,7 @@ class _Tails:
 
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]
-        patience = Patience(failures=2, seconds=_TAIL_SECONDS)
+        backoff = retrying.KUBERNETES_TAIL()
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
         lines, read = None, False
         # The kubelet of a node that was lost does not answer at all.
@@ -203,9 +203,8 @@ class _Tails:
                     await anyio.sleep(1.0)
                 except Transient as error:
                     failure = error
-                    if patience.failed():
-                        return error
-                    await anyio.sleep(min(2.0, patience.pause(error)))
+                    backoff.failure()
+                    await anyio.sleep(backoff.pause(error.retry_after))
         if not read:
             return failure
         if lines is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from trainjob.backends.kubernetes.client import PAGE, ApiClient, Patience, Request, decode_list
+from trainjob.backends.kubernetes.client import PAGE, ApiClient, Request, decode_list
 from trainjob.backends.kubernetes.errors import (
     ApiError,
     Expired,
@@ -82,8 +82,8 @@ class Reflector:
         self._timings = client.timings
         self._path = path
         self._selector = dict(selector)
-        self._patience = Patience(*client.timings.waiting)
-        self._doubt = Patience(*client.timings.asking)
+        self._outage = client.timings.watch_backoff()
+        self._refusals = client.timings.request_backoff()
         self._version = ""
         self.watching = False
         self.heard = time.monotonic()
@@ -102,8 +102,8 @@ class Reflector:
                 async for item in self._list():
                     uids.add(item["metadata"]["uid"])
                     yield Change(item)
-                self._patience.reached()
-                self._doubt.succeeded()
+                self._outage.answered()
+                self._refusals.success()
                 yield Synced(frozenset(uids))
                 relist_at = time.monotonic() + self._timings.relist * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
                 async with aclosing(self._watch(relist_at)) as changes:
@@ -112,24 +112,24 @@ class Reflector:
             except (Expired, Transient) as error:
                 for outage in self._outages(error):
                     yield outage
-                await anyio.sleep(self._patience.pause(error))
+                await anyio.sleep(self._outage.pause(error.retry_after))
             except (Unauthorized, ConfigurationError) as error:  # a token is renewed late, a plugin has its own outage
-                if not self._version or self._doubt.failed():
+                if not self._version or self._refusals.failure():
                     raise
                 yield Outage(f"the API server could not be asked, trying again: {error}")
-                await anyio.sleep(self._doubt.pause())
+                await anyio.sleep(self._refusals.pause())
 
     def _outages(self, error: ApiError) -> list[Outage]:
         """Record a failure. The first in a row is not reported: watches expire, and resource versions get old.
 
         That there is no connection to the server is reported at once.
         """
-        if self._patience.failed():
+        if self._outage.failure():
             raise BackendUnavailable(
-                f"the API server could not be reached {self._patience.count} times in a row, for "
-                f"{time.monotonic() - self._patience.since:.0f} s: {error}"
+                f"the API server could not be reached {self._outage.count} times in a row, for "
+                f"{self._outage.elapsed:.0f} s: {error}"
             ) from error
-        routine = self._patience.count == 1 and not isinstance(error, NoConnection)
+        routine = self._outage.count == 1 and not isinstance(error, NoConnection)
         return [] if routine else [Outage(f"API server unavailable, trying again: {error}")]
 
     async def _list(self) -> AsyncGenerator[Mapping[str, Any]]:
@@ -160,7 +160,7 @@ class Reflector:
                 async with aclosing(self._stream()) as changes:
                     async for change in changes:
                         heard = True
-                        self._patience.succeeded()
+                        self._outage.success()
                         if change is not None:
                             yield change
                         if time.monotonic() >= relist_at:
@@ -172,10 +172,10 @@ class Reflector:
                 return
             except Transient as error:
                 if time.monotonic() - began >= self._timings.sound:
-                    self._patience.succeeded()
+                    self._outage.success()
                 for outage in self._outages(error):
                     yield outage
-                await anyio.sleep(self._patience.pause(error))
+                await anyio.sleep(self._outage.pause(error.retry_after))
             unheard = 0 if heard else unheard + 1
 
     async def _stream(self) -> AsyncGenerator[Change | None]:
