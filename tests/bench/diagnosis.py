@@ -33,7 +33,7 @@ from trainjob import JobRef, Phase, TrainJobSpec
 from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import ApiClient, Request
 from trainjob.backends.kubernetes.credentials import Credentials
-from trainjob.backends.kubernetes.pods import MOST_TAILS
+from trainjob.backends.kubernetes.pods import MAX_TAILS
 from trainjob.diagnosis import READ_LINES, Evidence, diagnose
 from trainjob.lifecycle import launch
 from trainjob.status import Observation
@@ -113,7 +113,7 @@ def main(pods: int) -> None:
     with Cluster() as cluster, cluster.namespace() as namespace:
         evidence = anyio.run(look, cluster, namespace, pods)
     events = [*evidence.events, *[{"reason": "FailedMount", "involvedObject": {"kind": "Pod"}}] * EVENTS][:EVENTS]
-    logs = {pod["metadata"]["name"]: [LINE] * READ_LINES for pod in evidence.pods[:MOST_TAILS]}
+    logs = {pod["metadata"]["name"]: [LINE] * READ_LINES for pod in evidence.pods[:MAX_TAILS]}
     full = replace(evidence, events=events, logs=logs)
     began = time.monotonic()
     diagnose(full, Observation(Phase.FAILED))

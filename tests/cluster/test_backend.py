@@ -95,7 +95,7 @@ async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace
         "kind": "TrainJob",
         "spec": {"runtimeRef": {"name": "torch-distributed"}, "podTemplateOverrides": []},
     }
-    with pytest.raises(Rejected, match=r"spec\.podTemplateOverrides: is not served.* which has here: active"):
+    with pytest.raises(Rejected, match=r"spec\.podTemplateOverrides: is not supported.* whose fields here are: active"):
         await launch(backend, TrainJobSpec.parse(unknown), "a", namespace=namespace)
     assert await backend.find(namespace, {}) == []
 
@@ -109,7 +109,7 @@ async def test_refusals_of_the_api_server_are_not_retried(cluster: Access, names
         await launch(reader, spec(), "a", namespace=namespace)
     with pytest.raises(Rejected, match=r"[Tt]oo large") as too_large:  # for etcd
         await backend.create(_with_env(render(spec(), "a", 1, namespace), "BIG", "x" * 2_000_000))
-    with pytest.raises(Rejected, match=r"is 3\.3 MiB of JSON, and an API server takes 3"):
+    with pytest.raises(Rejected, match=r"is 3\.3 MiB of JSON, and an API server accepts 3"):
         await backend.create(_with_env(render(spec(), "a", 1, namespace), "BIG", "x" * 3_500_000))
     with pytest.raises(Rejected, match="PET_NNODES") as invalid:
         await backend.create(_with_env(render(spec(), "a", 1, namespace), "PET_NNODES"))

@@ -203,7 +203,7 @@ async def test_missing_permissions_are_logged_once(
     with anyio.move_on_after(9):
         await wait(narrow, ref, WaitOptions(fail_fast=True))
     said = [
-        record.message for record in caplog.records if "the right to list workloads.kueue.x-k8s.io" in record.message
+        record.message for record in caplog.records if "permission to list workloads.kueue.x-k8s.io" in record.message
     ]
     assert len(said) == 1
     await cancel(narrow, ref)

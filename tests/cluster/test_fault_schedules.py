@@ -33,7 +33,7 @@ TIMINGS = Timings(
     connect=3,
     read=3,
     watch_read=6,
-    sound=3,
+    healthy_after=3,
     poll=(0.2, 0.5),
     watch_backoff=partial(KUBERNETES, failures=10, seconds=40),
     request_backoff=partial(KUBERNETES, failures=6, seconds=40),

@@ -102,7 +102,9 @@ def kubeconfig(
 
 
 def connected(kubeconfig: Path, failures: int, seconds: float) -> KubernetesBackend:
-    timings = Timings(watch_read=2, sound=1, request_backoff=partial(KUBERNETES, failures=failures, seconds=seconds))
+    timings = Timings(
+        watch_read=2, healthy_after=1, request_backoff=partial(KUBERNETES, failures=failures, seconds=seconds)
+    )
     return KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=timings)
 
 
@@ -135,7 +137,7 @@ async def test_a_token_that_stays_bad_ends_clearly_and_soon(
 ) -> None:
     backend = connected(kubeconfig(tokens.new("first")), 3, 3)
     ref = await launch(backend, LONG, "a", namespace=tokens.namespace)
-    message = "credentials are refused, also after they were read again: log in again or renew the token"
+    message = "credentials are refused, also after they were reloaded: log in again or renew the token"
 
     async def waiting() -> None:
         with pytest.raises(BackendUnavailable, match=message):

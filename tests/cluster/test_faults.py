@@ -247,7 +247,7 @@ async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.Log
     )
     with pytest.raises(BackendUnavailable):
         await backend.get("default", "a")
-    assert "the API server cannot be reached, trying again" in caplog.text
+    assert "the API server cannot be reached, retrying" in caplog.text
     await backend.aclose()
 
 
@@ -263,7 +263,7 @@ async def test_the_kernel_finds_out_that_the_other_end_is_gone(wires: Wires) -> 
 
 async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: Wires) -> None:
     """Load balancers cut what is idle for a minute or less; a bookmark comes once a minute."""
-    async with wires.open(Timings(sound=1, watch_backoff=partial(KUBERNETES, failures=2, seconds=2))) as (
+    async with wires.open(Timings(healthy_after=1, watch_backoff=partial(KUBERNETES, failures=2, seconds=2))) as (
         backend,
         proxy,
     ):
@@ -358,4 +358,4 @@ async def test_stored_logs_are_whole_where_a_request_for_one_fails(
         assert len(proxy.injected) == 3
         assert "cannot be read" not in caplog.text
         assert await read(*[Fault(Kind.ANSWER, 500)] * 3) == []
-        assert "cannot be read to its end: 500 InternalError: injected 500" in caplog.text
+        assert "cannot be read completely: 500 InternalError: injected 500" in caplog.text

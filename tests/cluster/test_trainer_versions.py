@@ -220,7 +220,7 @@ async def test_what_cannot_be_honoured_is_refused_before_anything_is_created(
         named = [line.removeprefix("  - ").partition(": ")[0] for line in lines]
         deadline = ["spec.activeDeadlineSeconds"] if older.release == "2.1" else []
         assert named == [*deadline, f"{pod}.terminationGracePeriodSeconds"]
-        assert all("which has here: " in line for line in lines)
+        assert all("whose fields here are: " in line for line in lines)
         assert error.value.retry is RetryVerdict.CONFIGURATION
     assert await backend.find(namespace, {}) == []
 

@@ -213,7 +213,7 @@ async def test_jobs_of_a_process_without_permission_for_leases_are_kept(
         with caplog.at_level(logging.WARNING):
             async with waited_for(backend, ref):
                 await until(lambda: LABEL not in job(cluster, ref)["metadata"]["labels"])
-        assert "Leases are not allowed, so jobs that nobody waits for are kept" in caplog.text
+        assert "permission for Leases is missing, so unattended jobs are kept" in caplog.text
         await until_unattended()
         assert await reaped(other, namespace) == []
 

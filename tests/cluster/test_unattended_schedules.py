@@ -41,7 +41,7 @@ TIMINGS = Timings(
     connect=2,
     read=1,
     watch_read=3,
-    sound=1,
+    healthy_after=1,
     poll=(0.2, 0.5),
     renew=0.5,
     watch_backoff=partial(KUBERNETES, failures=99, seconds=99),

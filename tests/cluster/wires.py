@@ -23,7 +23,7 @@ FAST = Timings(
     connect=2,
     read=2,
     watch_read=3,
-    sound=1,
+    healthy_after=1,
     poll=(0.2, 0.5),
     watch_backoff=partial(KUBERNETES, failures=20, seconds=60),
     request_backoff=partial(KUBERNETES, failures=20, seconds=60),

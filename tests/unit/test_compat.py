@@ -176,10 +176,10 @@ def test_what_has_no_place_is_named_by_its_path(release: str, trainjob: dict[str
 def test_a_problem_says_what_is_served_and_what_to_do() -> None:
     problems = {each.path.rpartition(".")[2]: str(each) for each in adapt(GRACE, SERVED["2.1"])[1]}
     text = problems["terminationGracePeriodSeconds"]
-    assert "has here: affinity, containers, imagePullSecrets, initContainers, nodeSelector," in text
-    assert "put it into a training runtime of your own" in text
+    assert "fields here are: affinity, containers, imagePullSecrets, initContainers, nodeSelector," in text
+    assert "set it in a separate training runtime" in text
     (deadline,) = adapt(job({"activeDeadlineSeconds": 5}), SERVED["2.1"])[1]
-    assert "has here: annotations, initializer, labels, managedBy, podTemplateOverrides," in str(deadline)
+    assert "fields here are: annotations, initializer, labels, managedBy, podTemplateOverrides," in str(deadline)
     assert deadline.instead == "leave it out and wait with run_timeout, or upgrade Kubeflow Trainer"
 
 

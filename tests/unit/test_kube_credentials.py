@@ -53,5 +53,5 @@ def test_no_module_of_the_working_directory_is_imported(tmp_path: Path, monkeypa
 
 
 def test_an_empty_token_is_no_header(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="token is empty: look at what its exec plugin prints"):
+    with pytest.raises(ConfigurationError, match="token is empty: check the output of its exec plugin"):
         credentials(tmp_path, 100).load()

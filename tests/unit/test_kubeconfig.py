@@ -82,7 +82,7 @@ def test_it_is_read_as_by_the_package(
     given = Credentials(kubeconfig=write(directory / "kubeconfig", config(filled(user), filled(cluster))))
     ours = given.load()
     monkeypatch.setattr(credentials, "_needs_package", lambda _: True)
-    monkeypatch.setattr(Credentials, "_ask_package", lambda self: self.by_package(str(tmp_path)))
+    monkeypatch.setattr(Credentials, "_run_package", lambda self: self.by_package(str(tmp_path)))
     assert facts(ours) == facts(given.load())
     assert given.namespace() == "of-c"
 

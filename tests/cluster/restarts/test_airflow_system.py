@@ -37,7 +37,7 @@ CLEAR = {
     "no_connection": "connection 'nosuch' does not exist",
     "no_runtime": "there is no ClusterTrainingRuntime 'nosuch'",
     "forbidden": r'cannot create resource "trainjobs" in API group "trainer.kubeflow.org" in the namespace "{}"',
-    "ended_token": "the credentials are refused, also after they were read again",
+    "ended_token": "the credentials are refused, also after they were reloaded",
 }
 """What the log says, by task of the DAGs that cannot work; ``{}`` is the namespace."""
 
@@ -198,7 +198,7 @@ def test_many_at_once_and_a_while_without_the_api_server(runs: Runs, own_cluster
     killed = time.monotonic()
     try:
         for run in cut_off:
-            run.until_logged("API server unavailable, trying again")
+            run.until_logged("API server unavailable, retrying")
         wait_until("the outage is over", lambda: time.monotonic() > killed + OUTAGE, OUTAGE + 10)
     finally:
         own_cluster.start_component("kube-apiserver")

@@ -1,8 +1,8 @@
-"""Who waits for which jobs: one Lease for each process that waits, and what a reaper reads of them.
+"""Which process waits for which jobs: one Lease per process that waits, and the reading of Leases by a reaper.
 
-The Lease names the jobs, and not each job its Lease: then a waiter changes no job, which Trainer's webhook refuses
-where the job's runtime is gone, and two processes that wait for the same job do not disturb each other. All times are
-by the clock of the API server: what the clocks of waiters and reapers say does not matter.
+The Lease names the jobs, and the jobs do not name Leases. A waiter therefore changes no job, which Trainer's webhook
+refuses if the job's runtime is gone, and two processes that wait for the same job do not interfere. All times are by
+the API server's clock, so the clocks of waiters and reapers do not matter.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from trainjob.spec.trainjob import LONGEST_UNATTENDED
 _log = logging.getLogger(__name__)
 
 JOBS = RESERVED_PREFIX + "jobs"
-"""Annotation of a Lease: UID -> when this process left the job, null while it waits for it; as JSON."""
+"""Annotation of a Lease, as JSON: UID -> time at which the process stopped waiting for the job, null while it waits."""
 
-_SETTLE = 1.0  # seconds in which more jobs may come or go before the list of them is written
-_FORBIDDEN = 10  # times as rarely as Leases are renewed, they are tried again where they are not allowed
-_CLOSING = 2.0  # seconds for the request that removes a Lease
+_SETTLE = 1.0  # seconds to collect further changes before the list of jobs is written
+_FORBIDDEN = 10  # renewal intervals between two attempts while Leases are forbidden
+_CLOSING = 2.0  # seconds for the request that deletes a Lease
 
 
 class Attendance:
@@ -45,18 +45,18 @@ class Attendance:
 
     Args:
         client: The connection.
-        namespace: Of the jobs.
-        keep: Called with each job for which this process waits, if it may have no Lease: it must not be taken for
-            unattended.
+        namespace: Namespace of the jobs.
+        opt_out: Called with each job that this process waits for if Leases are forbidden: excludes the job from the
+            removal of unattended jobs.
     """
 
-    def __init__(self, client: ApiClient, namespace: str, keep: Callable[[JobRef], Awaitable[None]]) -> None:
+    def __init__(self, client: ApiClient, namespace: str, opt_out: Callable[[JobRef], Awaitable[None]]) -> None:
         self._client = client
         self._namespace = namespace
-        self._keep = keep
+        self._opt_out = opt_out
         self._waiters: Counter[JobRef] = Counter()
         self._left: dict[str, datetime] = {}
-        self._kept: set[JobRef] = set()
+        self._opted_out: set[JobRef] = set()
         self._name = ""
         self._written = ""
         self._forbidden = False
@@ -64,7 +64,7 @@ class Attendance:
         self._task: asyncio.Task[None] | None = None
 
     def attend(self, ref: JobRef) -> None:
-        """See `Backend.attend`."""
+        """Record that this process waits for the job, until `leave`."""
         self._waiters[ref] += 1
         self._left.pop(ref.uid, None)
         self._changed.set()
@@ -72,17 +72,17 @@ class Attendance:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def leave(self, ref: JobRef, *, ended: bool) -> None:
-        """See `Backend.leave`."""
+        """Take one `attend` back; with `ended`, because the job has ended."""
         self._waiters[ref] -= 1
         if not self._waiters[ref]:
             del self._waiters[ref]
-            self._kept.discard(ref)
+            self._opted_out.discard(ref)
             if not ended:
                 self._left[ref.uid] = self._client.now()
             self._changed.set()
 
     async def aclose(self) -> None:
-        """Stop renewing. The Lease stays as it is while a job that it names may still run: it says until when."""
+        """Stop renewing. The Lease remains while a job that it names may still run: it records the end of the wait."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -92,20 +92,20 @@ class Attendance:
     async def _run(self) -> None:
         renew = self._client.timings.renew
         while self._waiters or self._left or self._name:
-            if not self._waiters and not self._left:  # another may come while the Lease is removed
+            if not self._waiters and not self._left:  # another job may be added while the Lease is deleted
                 await self._remove()
                 continue
             self._changed.clear()
-            pause = renew if self._waiters else None  # the time at which it left a job is written once
+            pause = renew if self._waiters else None  # the time of `leave` is written once
             try:
                 await self._write()
             except Forbidden as error:
                 if not self._forbidden:
-                    _log.warning("Leases are not allowed, so jobs that nobody waits for are kept: %s", error)
+                    _log.warning("permission for Leases is missing, so unattended jobs are kept: %s", error)
                 self._forbidden = True
-                await self._keep_all()
+                await self._opt_out_all()
                 pause = _FORBIDDEN * renew
-            except TrainJobError as error:  # an outage: the watch of the jobs tells
+            except TrainJobError as error:  # an outage is reported by the watch of the jobs
                 _log.debug("the Lease is not renewed: %s", error)
                 pause = renew / 3
             with suppress(TimeoutError):
@@ -116,8 +116,8 @@ class Attendance:
     async def _remove(self) -> None:
         if self._name:
             with suppress(ApiError), anyio.move_on_after(_CLOSING):
-                await self._client.send(removing(self._namespace, self._name))
-            self._name = ""  # not if this was cancelled: `aclose` then removes it
+                await self._client.send(deletion(self._namespace, self._name))
+            self._name = ""  # not reached if cancelled: `aclose` then deletes the Lease
 
     async def _write(self) -> None:
         now = self._client.now()
@@ -126,7 +126,7 @@ class Attendance:
         text = json.dumps(jobs, separators=(",", ":"))
         renewed: dict[str, Any] = {"spec": {"renewTime": _text(now)}}
         if self._name:
-            # Nothing but the time, however many jobs there are.
+            # Only the time, for any number of jobs.
             changed = (
                 {"annotations": {JOBS: text}, "ownerReferences": self._owners()} if text != self._written else None
             )
@@ -135,7 +135,7 @@ class Attendance:
             request = Request("PATCH", path, body=body, content_type=MERGE_PATCH)
             try:
                 await self._client.send(request)
-            except ObjectNotFound:  # removed with the one job that it had, or by somebody
+            except ObjectNotFound:  # deleted with its only job, or by a person
                 self._name = ""
         if not self._name:
             name = f"trainjob-{secrets.token_hex(5)}"
@@ -162,31 +162,31 @@ class Attendance:
         }
 
     def _owners(self) -> list[dict[str, Any]]:
-        """The one job, with which Kubernetes removes the Lease; the Lease of a process with more is removed by it."""
+        """A single job, with which Kubernetes deletes the Lease; with several jobs the process deletes it."""
         if len(self._waiters) != 1 or self._left:
             return []
         (ref,) = self._waiters
         return [{"apiVersion": API_VERSION, "kind": KIND, "name": ref.name, "uid": ref.uid}]
 
-    async def _keep_all(self) -> None:
+    async def _opt_out_all(self) -> None:
         for ref in list(self._waiters):
-            if ref in self._kept:
+            if ref in self._opted_out:
                 continue
             try:
-                await self._keep(ref)
+                await self._opt_out(ref)
             except TrainJobError as error:
-                _log.warning("TrainJob %s may be taken for unattended: %s", ref, error)
-            self._kept.add(ref)
+                _log.warning("TrainJob %s may be treated as unattended: %s", ref, error)
+            self._opted_out.add(ref)
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """A process that waits for jobs, or did.
+    """A process that waits or waited for jobs.
 
     Attributes:
         lease: Name of its Lease.
-        renewed: When it last wrote that it does, by the clock of the API server.
-        jobs: UID of a job -> when it last waited for it.
+        renewed: Latest renewal of the Lease, by the API server's clock.
+        jobs: UID of a job -> time until which the process is known to have waited for it.
     """
 
     lease: str
@@ -195,10 +195,10 @@ class Waiter:
 
 
 async def waiters(client: ApiClient, namespace: str) -> list[Waiter]:
-    """See `KubernetesBackend.waiters`. A Lease that cannot be read names no job.
+    """The processes that wait or waited for jobs, according to their Leases. A malformed Lease names no job.
 
     Raises:
-        ApiError: the Leases cannot be listed.
+        ApiError: The Leases cannot be listed.
     """
     listed = await client.items(_path(namespace), {"labelSelector": f"{MANAGED_BY}=trainjob"})
     return [waiter for waiter in map(_waiter, listed) if waiter is not None]
@@ -216,8 +216,8 @@ def _waiter(lease: Mapping[str, Any]) -> Waiter | None:
     return Waiter(lease["metadata"]["name"], renewed, {uid: at for uid, at in times.items() if at is not None})
 
 
-def removing(namespace: str, lease: str) -> Request:
-    """The request that removes a Lease."""
+def deletion(namespace: str, lease: str) -> Request:
+    """The request that deletes a Lease."""
     return Request("DELETE", f"{_path(namespace)}/{lease}")
 
 

@@ -49,9 +49,9 @@ from trainjob.unattended import LABEL as UNATTENDED
 from trainjob.verdicts import RetryVerdict
 
 _REQUEST = RESERVED_PREFIX + "request"
-_LARGEST = 3 << 20  # bytes; beyond, a server hangs up in the middle of the request, which looks like an outage
+_MAX_JSON_BYTES = 3 << 20  # a server closes the connection during a larger request, which looks like an outage
 
-_QUIET_SECONDS = 8.0  # after which it is logged that a request is not answered
+_SLOW_SECONDS = 8.0  # a request without a reply for so long is logged
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +62,10 @@ class KubernetesBackend:
     """TrainJobs of one cluster.
 
     Args:
-        credentials: Where credentials come from; kubeconfig or service account if left out.
+        credentials: Source of the credentials; kubeconfig or service account by default.
         shared: Share one watch of jobs and one of pods among all waiters of a namespace (`JobInformer`, `PodInformer`).
-            For a single waiter, leave it out: the requests then name the job, and so can its Role.
-        timings: How long is waited for what.
+            Without it the requests name the single job, and so can its Role.
+        timings: Timeouts and intervals.
     """
 
     def __init__(
@@ -78,36 +78,35 @@ class KubernetesBackend:
         self._job_informers: dict[str, JobInformer] = {}
         self._pod_informers: dict[str, PodInformer] = {}
         self._attendances: dict[str, Attendance] = {}
-        self._told: dict[str, float] = {}  # UID -> when a job was told to end, until pods of it were seen since
+        self._stop_requested: dict[str, float] = {}  # UID -> time, until pods are seen after it
 
     @property
     def default_namespace(self) -> str:
-        """That of the kubeconfig's context or of the pod, else ``default``."""
+        """The namespace of the kubeconfig's context or of the pod, else ``default``."""
         return self.credentials.namespace() or "default"
 
     @property
     def home(self) -> None:
-        """See `Backend.home`."""
+        """None: the jobs are not on this machine."""
         return
 
     @property
     def cluster(self) -> KubernetesBackend:
-        """See `Backend.cluster`."""
+        """This backend."""
         return self
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
-        """See `Backend.create`. A reply that was lost is looked up."""
-        if (size := len(json.dumps(trainjob))) > _LARGEST:
+        """Create the TrainJob, as `Backend.create`. After a lost reply the job is looked up."""
+        if (size := len(json.dumps(trainjob))) > _MAX_JSON_BYTES:
             raise Rejected(
-                f"TrainJob {trainjob['metadata']['name']} is {size / 2**20:.1f} MiB of JSON, and an API server takes "
-                f"{_LARGEST >> 20}: bring what is so big as an input"
+                f"TrainJob {trainjob['metadata']['name']} is {size / 2**20:.1f} MiB of JSON, and an API server accepts "
+                f"{_MAX_JSON_BYTES >> 20} MiB: stage large data as an input"
             )
-        # Tells a launcher whose reply was lost that the job is the one that it has just made, and not one of the same
-        # work that ended before.
+        # After a lost reply, the annotation distinguishes the job of this request from an earlier job of the same name.
         mark = secrets.token_hex(8)
         annotations = {**(trainjob["metadata"].get("annotations") or {}), _REQUEST: mark}
         metadata = {**trainjob["metadata"], "annotations": annotations}
-        # Strict: a field that this cluster's Trainer does not have is an error, not something to drop in silence.
+        # Strict: a field that this cluster's Trainer does not have is an error; otherwise it is dropped silently.
         params = {"fieldValidation": "Strict", "fieldManager": "trainjob", **({"dryRun": "All"} if dry_run else {})}
         request = Request("POST", _path(metadata["namespace"]), params, body={**trainjob, "metadata": metadata})
         backoff, lost = self._client.timings.request_backoff(), False
@@ -128,41 +127,41 @@ class KubernetesBackend:
                 raise _refusal(error, trainjob) from error
 
     async def recover(self, ref: JobRef) -> None:
-        """See `Backend.recover`. The request that creates a job is all that it needs."""
+        """Do nothing: creating a job is a single request."""
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
-        """See `Backend.get`."""
+        """Return the job of that name, or None."""
         try:
-            return await self._insist(lambda: self._client.send(Request("GET", _path(namespace, name))))
+            return await self._retry(lambda: self._client.send(Request("GET", _path(namespace, name))))
         except ObjectNotFound as error:
             _refuse_without_trainer(error)
             return None
 
     async def find(self, namespace: str, labels: Mapping[str, str]) -> list[TrainJob]:
-        """See `Backend.find`."""
+        """Return all jobs of `namespace` that have all `labels`."""
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        return [*await self._insist(lambda: self._client.items(_path(namespace), {"labelSelector": selector}))]
+        return [*await self._retry(lambda: self._client.items(_path(namespace), {"labelSelector": selector}))]
 
     async def runtimes(self) -> list[str]:
-        """Names of the cluster's ClusterTrainingRuntimes, one page of them; asked once.
+        """Names of the cluster's ClusterTrainingRuntimes: one page, requested without retries.
 
         Raises:
-            ApiError: anything but a success.
+            ApiError: The request failed.
         """
         path = f"/apis/{API_VERSION}/clustertrainingruntimes"
         found = await self._client.send(Request("GET", path, {"limit": "500"}))
         return [runtime["metadata"]["name"] for runtime in found.get("items") or []]
 
     async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
-        """See `Backend.refs`. With a shared watch its list is asked, so that 10,000 names are no 10,000 requests."""
+        """Return the jobs of those names. A shared watch has them all, so 10,000 names are not 10,000 requests."""
         if self._shared:
-            return await self._hub(namespace).refs(names)
+            return await self._job_informer(namespace).refs(names)
         found = [await self.get(namespace, name) for name in names]
         return {ref.name: ref for ref in (JobRef.of(trainjob) for trainjob in found if trainjob is not None)}
 
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        """See `Backend.watch`."""
-        return self._hub(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
+        """Yield the job now and after each change, until it is gone."""
+        return self._job_informer(ref.namespace).subscribe(ref) if self._shared else self._watch_alone(ref)
 
     async def _watch_alone(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
         informer = self._new_job_informer(ref.namespace, f"metadata.name={ref.name}")
@@ -173,7 +172,7 @@ class KubernetesBackend:
         finally:
             await informer.aclose()
 
-    def _hub(self, namespace: str) -> JobInformer:
+    def _job_informer(self, namespace: str) -> JobInformer:
         if namespace not in self._job_informers:
             self._job_informers[namespace] = self._new_job_informer(namespace)
         return self._job_informers[namespace]
@@ -188,29 +187,29 @@ class KubernetesBackend:
         return found if found is not None and found["metadata"]["uid"] == ref.uid else None
 
     async def has_run(self, ref: JobRef) -> bool:
-        """See `Backend.has_run`."""
-        return await self._insist(lambda: RelatedObjects(self._client, ref.namespace).has_run(ref))
+        """Whether a rank of the job has ever been running, as far as pods and Events show."""
+        return await self._retry(lambda: RelatedObjects(self._client, ref.namespace).has_run(ref))
 
     async def evidence(self, ref: JobRef) -> Evidence:
-        """See `Backend.evidence`."""
+        """Collect pods, terminations, last log lines, Events and blockers of the job."""
         trainjob = await self._confirm(ref)
-        around = RelatedObjects(self._client, ref.namespace)
+        related = RelatedObjects(self._client, ref.namespace)
         unseen, visible = [], True
         try:
-            found = await self._insist(lambda: pods.list_pods(self._client, ref))
+            found = await self._retry(lambda: pods.list_pods(self._client, ref))
         except Forbidden as error:
             found, unseen, visible = [], [f"pods: {error.message}"], False
-        evidence = await self._insist(lambda: pods.gather(self._client, found, trainjob))
-        events = await self._insist(lambda: around.events(ref))
-        workloads = await self._insist(lambda: around.workloads(ref))
-        missing = await self._insist(lambda: around.missing(trainjob)) if trainjob is not None else []
-        unseen += [*evidence.unseen, *(f"{what}: {said}" for what, said in around.hidden.items())]
+        evidence = await self._retry(lambda: pods.gather(self._client, found, trainjob))
+        events = await self._retry(lambda: related.events(ref))
+        workloads = await self._retry(lambda: related.workloads(ref))
+        missing = await self._retry(lambda: related.missing(trainjob)) if trainjob is not None else []
+        unseen += [*evidence.unseen, *(f"{what}: {message}" for what, message in related.hidden.items())]
         workload = next(iter(workloads), None)
         seen = replace(evidence, events=events, workload=workload, missing=missing)
         return replace(seen, unseen=unseen, pods_visible=visible)
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """See `Backend.crashes`. One more watch, on the job's pods, or on those of all jobs of the namespace."""
+        """Yield crashes as they occur. Opens a watch of the job's pods, or shares one of the namespace's pods."""
         if not self._shared:
             return PodInformer(self._client, ref.namespace, ref.name).subscribe(ref)
         return self._pod_informer(ref.namespace).subscribe(ref)
@@ -229,14 +228,14 @@ class KubernetesBackend:
         since: str = "",
         tail: int | None = None,
     ) -> AsyncGenerator[LogLine]:
-        """See `Backend.logs`."""
+        """Yield the lines of the ranks, oldest first; with `follow` until the job has ended."""
         reader = RankLogs(self._client, ref, ranks, since, tail)
         if not follow:
-            for line in await self._insist(reader.stored):
+            for line in await self._retry(reader.stored):
                 yield line
             return
         listen = partial(self._pod_informer(ref.namespace).listening, ref) if self._shared else None
-        # No task group: a reader who has seen enough would leave it as an ExceptionGroup of GeneratorExit.
+        # No task group: a consumer that stops early would get an ExceptionGroup of GeneratorExit.
         watching = asyncio.create_task(self._until_finished(ref, reader.finish))
         try:
             async with aclosing(reader.follow(listen)) as lines:
@@ -257,88 +256,88 @@ class KubernetesBackend:
             finish()
 
     def attend(self, ref: JobRef) -> None:
-        """See `Backend.attend`. One Lease in each namespace, however many jobs this process waits for there."""
+        """Record that this process waits for the job: one Lease per namespace, for any number of jobs."""
         if ref.namespace not in self._attendances:
-            self._attendances[ref.namespace] = Attendance(self._client, ref.namespace, self._keep)
+            self._attendances[ref.namespace] = Attendance(self._client, ref.namespace, self._opt_out)
         self._attendances[ref.namespace].attend(ref)
 
     def leave(self, ref: JobRef, *, ended: bool) -> None:
-        """See `Backend.leave`."""
+        """Take one `attend` back."""
         self._attendances[ref.namespace].leave(ref, ended=ended)
 
-    async def _keep(self, ref: JobRef) -> None:
-        """Have a job kept for which nobody can be seen to wait."""
+    async def _opt_out(self, ref: JobRef) -> None:
+        """Remove the label by which a job without waiters is ended."""
         await self.patch(ref, {"metadata": {"labels": {UNATTENDED: None}}})
 
     async def waiters(self, namespace: str) -> list[Waiter]:
-        """The processes that wait for jobs of a namespace, or did, as far as Leases tell."""
-        return await self._insist(lambda: attendance.waiters(self._client, namespace))
+        """The processes that wait or waited for jobs of a namespace, according to their Leases."""
+        return await self._retry(lambda: attendance.waiters(self._client, namespace))
 
     async def forget(self, namespace: str, waiter: Waiter) -> None:
-        """Remove the Lease of a process that has ended."""
+        """Delete the Lease of a process that has ended."""
         with suppress(ObjectNotFound):
-            await self._insist(lambda: self._client.send(attendance.removing(namespace, waiter.lease)))
+            await self._retry(lambda: self._client.send(attendance.deletion(namespace, waiter.lease)))
 
     def now(self) -> datetime:
-        """The present by the clock of the API server."""
+        """The current time by the API server's clock."""
         return self._client.now()
 
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
-        """See `Backend.patch`. The UID goes along: the server refuses to change another job of the same name."""
+        """Merge `patch` and the UID into the object: the server refuses to change another job of the same name."""
         try:
-            await self._insist(lambda: self._client.send(_patching(ref, patch)))
+            await self._retry(lambda: self._client.send(_patching(ref, patch)))
         except ApiError as error:
             other_uid = isinstance(error, Invalid) and "metadata.uid" in error.message
             if other_uid or isinstance(error, ObjectNotFound | Conflict):
                 raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone") from error
             raise Rejected(f"TrainJob {ref} could not be changed: {error.message}") from error
         if patch.get("spec", {}).get("suspend"):
-            self._told[ref.uid] = time.monotonic()
+            self._stop_requested[ref.uid] = time.monotonic()
 
     async def cancel(self, ref: JobRef) -> None:
-        """See `Backend.cancel`. Nothing but its deletion ends a TrainJob, and its pods and their logs go with it."""
+        """Delete the job: nothing else ends a TrainJob. Its pods and their logs are deleted with it."""
         await self.delete(ref)
 
     async def delete(self, ref: JobRef) -> None:
-        """See `Backend.delete`."""
+        """Request the deletion of the job of this UID; do nothing if it is gone."""
         try:
-            await self._insist(lambda: self._client.send(_deleting(ref)))
+            await self._retry(lambda: self._client.send(_deleting(ref)))
         except (ObjectNotFound, Conflict):
             return
-        self._told[ref.uid] = time.monotonic()
+        self._stop_requested[ref.uid] = time.monotonic()
 
     async def stopped(self, ref: JobRef) -> bool:
-        """See `Backend.stopped`."""
+        """Whether no pod of the job is running or pending, and none can appear any more."""
         trainjob = await self.get(ref.namespace, ref.name)
         if trainjob is not None and trainjob["metadata"]["uid"] != ref.uid:
-            return True  # the pods are those of another job of this name
+            return True  # the pods belong to another job of this name
         suspended = trainjob is not None and trainjob["spec"].get("suspend")
         if trainjob is not None and not suspended and not observe(trainjob).phase.terminal:
             return False
-        found = await self._insist(lambda: pods.list_pods(self._client, ref))
+        found = await self._retry(lambda: pods.list_pods(self._client, ref))
         if any(pod["status"].get("phase") in ("Pending", "Running") for pod in found):
-            self._told.pop(ref.uid, None)  # once they are gone, so is what made them: Jobs end before their pods
+            self._stop_requested.pop(ref.uid, None)  # Jobs end before their pods, so no pods appear after these
             return False
-        return time.monotonic() >= self._told.get(ref.uid, 0) + self._client.timings.settle
+        return time.monotonic() >= self._stop_requested.get(ref.uid, 0) + self._client.timings.settle
 
     async def prepared_request(self, ref: JobRef, patch: Mapping[str, Any] | None) -> PreparedRequest | None:
-        """A `patch` of the job, or its deletion if None, that can be sent within milliseconds; None behind a proxy."""
+        """A `patch` of the job, or its deletion if None, ready to be sent within milliseconds; None behind a proxy."""
         return await self._prepared_request(_deleting(ref) if patch is None else _patching(ref, patch))
 
     async def prepared_pod_request(self, namespace: str, name: str) -> PreparedRequest | None:
-        """The same for a read of a pod, by the right to list pods."""
+        """The same for a read of a pod; requires permission to list pods."""
         return await self._prepared_request(Request("GET", pods.collection(namespace, "pods"), _named(name)))
 
     async def _prepared_request(self, request: Request) -> PreparedRequest | None:
         return None if (await self._client.access()).proxy is not None else PreparedRequest(self._client, request)
 
     async def owners_of_pod(self, namespace: str, name: str) -> list[Mapping[str, Any]]:
-        """``ownerReferences`` of a pod, by the right to list pods; none where it is not there."""
-        found = await self._insist(lambda: self._client.items(pods.collection(namespace, "pods"), _named(name)))
+        """``ownerReferences`` of a pod, empty if the pod does not exist; requires permission to list pods."""
+        found = await self._retry(lambda: self._client.items(pods.collection(namespace, "pods"), _named(name)))
         return [owner for pod in found for owner in pod["metadata"].get("ownerReferences") or []]
 
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
+        """Close all watches and connections; jobs are not touched."""
         kept: list[JobInformer | PodInformer | Attendance] = [
             *self._job_informers.values(),
             *self._pod_informers.values(),
@@ -350,25 +349,23 @@ class KubernetesBackend:
         self._attendances.clear()
         await self._client.aclose()
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what can be repeated until it is answered, or the outage has lasted too long.
+    async def _retry(self, request: Callable[[], Awaitable[T]]) -> T:
+        """The result of `request`, retried after transient errors until `Timings.request_backoff` is used up.
 
-        An expired list is begun anew: its next page came too late.
+        A list that expired before its last page is restarted.
         """
         backoff = self._client.timings.request_backoff()
         loop = asyncio.get_running_loop()
-        slow = loop.call_later(
-            _QUIET_SECONDS, _log.warning, "the API server has not answered for %.0f s", _QUIET_SECONDS
-        )
+        slow = loop.call_later(_SLOW_SECONDS, _log.warning, "the API server has not answered for %.0f s", _SLOW_SECONDS)
         try:
             while True:
                 try:
-                    return await ask()
+                    return await request()
                 except (Expired, Transient) as error:
                     if backoff.failure():
-                        raise BackendUnavailable(f"the API server gives no answer: {error}") from error
+                        raise BackendUnavailable(f"the API server is unavailable: {error}") from error
                     if backoff.count == 1 and isinstance(error, NoConnection):
-                        _log.warning("the API server cannot be reached, trying again for a minute: %s", error)
+                        _log.warning("the API server cannot be reached, retrying for a minute: %s", error)
                         slow.cancel()
                     await anyio.sleep(backoff.pause(error.retry_after))
         finally:
@@ -396,24 +393,24 @@ def _path(namespace: str, name: str | None = None) -> str:
 
 
 def _refuse_without_trainer(error: ObjectNotFound) -> None:
-    """A 404 without a name is about the path, not about the job."""
+    """Raise if the 404 is about the path: this cluster serves no TrainJobs."""
     if "could not find the requested resource" in error.message:
         raise ConfigurationError(f"this cluster has no {API_VERSION} TrainJobs: install Kubeflow Trainer 2.1 or newer")
 
 
-# What Trainer's webhook says of a runtime that `initializer` does not fit -> what can be done about it.
+# Message of Trainer's webhook about a runtime that does not fit `initializer` -> advice.
 _ADVICE = {
-    "-initializer job when trainJob is configured": "this runtime has no such initializer, so bring it in with a step "
-    "of its own before this one, or use a runtime that has",
-    "must have volumeMount with name - initializer": "mount a volume called initializer there by runtime_patches, as "
-    "docs/runtimes.md shows",
+    "-initializer job when trainJob is configured": "this runtime has no such initializer: stage the data in a "
+    "separate step before this one, or use a runtime with that initializer",
+    "must have volumeMount with name - initializer": "mount a volume called initializer there by runtime_patches (see "
+    "docs/runtimes.md)",
 }
-# The second: for a quota that the controller has not counted yet (k8s.io/apiserver, admission/plugin/resourcequota).
+# The second is about a quota not counted yet (k8s.io/apiserver, admission/plugin/resourcequota).
 _NO_QUOTA = ("exceeded quota", "status unknown for quota", "insufficient quota")
 
 
 def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
-    """Why a job was refused, as the error that says who has to act."""
+    """The error for a refused job; its class says who has to act."""
     name = f"TrainJob {trainjob['metadata']['namespace']}/{trainjob['metadata']['name']}"
     if isinstance(error, ObjectNotFound):
         try:
@@ -421,7 +418,7 @@ def _refusal(error: ApiError, trainjob: TrainJob) -> Exception:
         except ConfigurationError as missing:
             return missing
     runtime = trainjob["spec"]["runtimeRef"]
-    # Said by Trainer's webhook or by Kueue's, whichever answers first.
+    # From Trainer's webhook or Kueue's, whichever answers first.
     phrases = ("must be created before the TrainJob is created", f"runtime '{runtime['name']}' not found")
     if any(phrase in error.message for phrase in phrases):
         return RuntimeNotFound(f"{name}: there is no {runtime.get('kind', 'runtime')} {runtime['name']!r}")

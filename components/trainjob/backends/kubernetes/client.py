@@ -1,4 +1,4 @@
-"""The wire: requests as data, one small asynchronous client, one place where replies become objects or errors."""
+"""HTTP: requests as data, one small asynchronous client, one place that turns replies into objects or errors."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from trainjob.version import __version__
 _log = logging.getLogger(__name__)
 
 PAGE = 500
-"""Objects a page, as client-go has it: decoding one holds up the event loop for 10 ms at 3 KB an object."""
+"""Objects per page, as in client-go: decoding a page blocks the event loop for 10 ms at 3 KB per object."""
 
-_BROKEN = (httpx.HTTPError, OSError)  # ssl's errors are OSErrors, and httpx lets some of them through
+_CONNECTION_ERRORS = (httpx.HTTPError, OSError)  # ssl's errors are OSErrors, and httpx does not wrap all of them
 
 MERGE_PATCH = "application/merge-patch+json"
 
-# An API server that has just been started knows no roles yet and answers 403, for up to 0.3 s (seen with 1.36): so soon
-# after an outage, a refusal is believed only when it is repeated.
-_DOUBT = 10.0
-_SECOND_THOUGHTS = 2.0
+# An API server that has just started has loaded no roles yet and answers 403 for up to 0.3 s (observed with 1.36). So
+# soon after an outage, a 403 is confirmed by a second request.
+_AFTER_OUTAGE_SECONDS = 10.0
+_CONFIRM_403_SECONDS = 2.0
 
-# The kernel finds out within 8 s that the other end of a silent watch is gone, and asks for nothing of the server.
+# The kernel detects within 8 s that the other end of a silent watch is gone, without a request to the server.
 _KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -61,23 +61,22 @@ _KEEP_ALIVE = [
 
 @dataclass(frozen=True)
 class Timings:
-    """How long is waited for what, in seconds.
+    """Timeouts and intervals, in seconds.
 
     Attributes:
-        connect: For a connection, TLS included each time.
-        read: How long the server may be silent over a request.
-        watch_read: The same over a watch: a bookmark is due every 60 s (apiserver ``cacher.go``); a connection that is
-            silent for longer is dead.
-        sound: A watch that lasted for so long was none that failed, even if nothing came: load balancers cut what is
-            idle after a minute or less.
-        relist: How often a watched collection is listed all the same, 20 % more or less (kopf #585: silent streams).
-        poll: Shortest and longest pause between two lists where no watch is allowed.
-        probe: Within so long it is noticed that the server does not answer while a watch is silent, by small requests;
-            not at all if 0. It costs a second connection: for those who look at a terminal.
-        settle: How long a job that was told to end may still get pods, if none were there: a controller that saw it go
-            on a moment before is about to make them.
-        renew: How often a process writes down that it still waits for its jobs. While that fails it is tried three
-            times as often.
+        connect: Timeout of a connection attempt, and again of its TLS handshake.
+        read: Longest silence of the server during a request.
+        watch_read: The same during a watch: a bookmark is due every 60 s (apiserver ``cacher.go``), so a connection
+            that is silent for longer is dead.
+        healthy_after: A watch open at least this long counts as healthy, even without events: load balancers close
+            idle connections after a minute or less.
+        relist: Interval at which a watched collection is listed again, plus or minus 20 % (kopf #585: silent streams).
+        poll: Shortest and longest pause between two lists where watches are forbidden.
+        probe: Time within which an unresponsive server is detected while a watch is silent, by small requests; 0 sends
+            none. Costs a second connection, so it is meant for terminals.
+        settle: Time for which a suspended or deleted job without pods may still get some: a controller that has not
+            seen the change yet may be creating them.
+        renew: Interval at which a process records that it still waits for its jobs; a third of it after a failure.
         watch_backoff: Retries of a watch.
         request_backoff: Retries of a single request.
     """
@@ -85,7 +84,7 @@ class Timings:
     connect: float = 8.0
     read: float = 30.0
     watch_read: float = 75.0
-    sound: float = 5.0
+    healthy_after: float = 5.0
     relist: float = 600.0
     poll: tuple[float, float] = (10.0, 30.0)
     probe: float = 0.0
@@ -101,12 +100,13 @@ class Request:
 
     Attributes:
         method: GET, POST, PATCH or DELETE.
-        path: Below the server's URL.
-        params: Query.
+        path: Path below the server's URL.
+        params: Query parameters.
         body: JSON to send.
-        content_type: Of `body`.
-        read_seconds: How long the server may be silent; `Timings.read` if None.
-        last: Nothing like it will be asked soon, so that the connection is not kept: a process that waits has one.
+        content_type: Media type of `body`.
+        read_seconds: Longest silence of the server; `Timings.read` if None.
+        last: Close the connection after the reply, since no similar request follows soon: a waiting process then keeps
+            one connection only.
         accept: Media type of the reply.
     """
 
@@ -121,11 +121,11 @@ class Request:
 
 
 class ApiClient:
-    """Sends requests with credentials that are always fresh. Belongs to one event loop.
+    """Sends requests with current credentials. Belongs to one event loop.
 
     Args:
-        credentials: Where they come from.
-        timings: How long is waited for what.
+        credentials: Source of the credentials.
+        timings: Timeouts and intervals.
     """
 
     def __init__(self, credentials: Credentials, timings: Timings | None = None) -> None:
@@ -134,47 +134,47 @@ class ApiClient:
         self._access: Access | None = None
         self._http: httpx.AsyncClient | None = None
         self._token_file: Path | None = None
-        self._token_stamp = 0
-        self._failed_at = -_DOUBT
+        self._token_mtime = 0
+        self._failed_at = -_AFTER_OUTAGE_SECONDS
         self._lock = anyio.Lock()
-        self._heard: tuple[str, float] | None = None
+        self._server_date: tuple[str, float] | None = None  # with the monotonic time of its arrival
 
     def now(self) -> datetime:
-        """The present by the clock of the API server, to a second; by this machine's before the first reply."""
-        present = datetime.now(UTC)
-        if self._heard is None:
-            return present
-        date, at = self._heard
+        """The current time by the API server's clock, to the second; by the local clock before the first reply."""
+        local = datetime.now(UTC)
+        if self._server_date is None:
+            return local
+        date, at = self._server_date
         try:
             return parsedate_to_datetime(date).astimezone(UTC) + timedelta(seconds=time.monotonic() - at)
         except ValueError:
-            return present
+            return local
 
     async def send(self, request: Request, decode: Callable[[bytes], Any] = msgspec.json.decode) -> dict[str, Any]:
-        """The reply's JSON object; `decode` tells what of it.
+        """The JSON object of the reply, as `decode` returns it.
 
         Raises:
-            ApiError: anything but a success.
+            ApiError: The request failed.
         """
         async with self.stream(request) as response:
             try:
-                # Not `aread`: httpx's reply is part of a cycle, and would keep a page until the next full collection.
+                # Not `aread`: httpx's response is in a reference cycle and would keep a page until a full collection.
                 loaded = decode(b"".join([data async for data in response.aiter_bytes()]))
-            except _BROKEN as error:
+            except _CONNECTION_ERRORS as error:
                 raise _unreachable(request, error) from error
-            except ValueError as error:  # something in between has shortened it, or written a page of its own
-                raise ServerError(0, "", f"{request.method} {request.path}: the reply is no JSON ({error})") from error
+            except ValueError as error:  # truncated, or written by a proxy
+                raise ServerError(0, "", f"{request.method} {request.path}: the reply is not JSON ({error})") from error
             if not isinstance(loaded, dict):
-                raise ServerError(0, "", f"{request.method} {request.path}: the reply is no JSON object")
+                raise ServerError(0, "", f"{request.method} {request.path}: the reply is not a JSON object")
             return loaded
 
     async def items(
         self, path: str, params: Mapping[str, str], *, page: int = PAGE, last: bool = False
     ) -> list[dict[str, Any]]:
-        """All objects of a collection, `page` at a time; `last` as in `Request`.
+        """All objects of a collection, requested `page` at a time; `last` as in `Request`.
 
         Raises:
-            ApiError: anything but a success.
+            ApiError: A request failed.
         """
         found: list[dict[str, Any]] = []
         token = ""
@@ -189,14 +189,14 @@ class ApiClient:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[httpx.Response]:
-        """The open reply, once it is known to be a success. 401 is answered by reading the credentials again, once."""
+        """The open reply of a successful request; after a 401 it is sent once more, with reloaded credentials."""
         response, access = await self._open(request)
         if response.status_code == 401:
             await response.aclose()
             response, _ = await self._open(request, refused=access)
-        if response.status_code == 403 and time.monotonic() - self._failed_at < _DOUBT:
+        if response.status_code == 403 and time.monotonic() - self._failed_at < _AFTER_OUTAGE_SECONDS:
             await response.aclose()
-            await anyio.sleep(_SECOND_THOUGHTS)
+            await anyio.sleep(_CONFIRM_403_SECONDS)
             response, _ = await self._open(request)
         try:
             if response.status_code >= 400:
@@ -208,10 +208,10 @@ class ApiClient:
             await response.aclose()
 
     async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
-        """The reply line by line, as it comes. What stands behind the last line's end is given if it may be `unended`.
+        """The reply line by line, as it arrives. With `unended`, a last line without its line end is included.
 
         Raises:
-            ApiError: no success, or the connection broke.
+            ApiError: The request failed, or the connection broke.
         """
         async with self.stream(request) as response:
             rest = b""
@@ -222,14 +222,14 @@ class ApiClient:
                         yield line
                 if unended and rest:
                     yield rest
-            except _BROKEN as error:
+            except _CONNECTION_ERRORS as error:
                 raise _unreachable(request, error) from error
 
     async def pieces(self, request: Request) -> AsyncGenerator[tuple[bytes, bool]]:
-        """The reply's lines as they come, each with whether it has ended; of a progress bar, what has come of its line.
+        """The reply's lines as they arrive, each with whether it is complete; a progress bar's line comes in parts.
 
         Raises:
-            ApiError: no success, or the connection broke.
+            ApiError: The request failed, or the connection broke.
         """
         async with self.stream(request) as response:
             rest = b""
@@ -238,16 +238,16 @@ class ApiClient:
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
                         yield line, True
-                    if b"\r" in rest:  # up to the last state that is certain to be whole
+                    if b"\r" in rest:  # up to the last state that is certainly complete
                         state, _, rest = rest.rpartition(b"\r")
                         yield state + b"\r", False
                 if rest:
                     yield rest, True
-            except _BROKEN as error:
+            except _CONNECTION_ERRORS as error:
                 raise _unreachable(request, error) from error
 
     async def access(self) -> Access:
-        """Where the server is, and by which credentials it is asked now."""
+        """The server's address and the current credentials."""
         _, access = await self._connect(None)
         return access
 
@@ -276,30 +276,29 @@ class ApiClient:
         )
         try:
             response = await http.send(built, stream=True)
-        except _BROKEN as error:
+        except _CONNECTION_ERRORS as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ConfigurationError(
-                    f"{access.host} cannot be trusted: {error}; check its certificate authority"
+                    f"the certificate of {access.host} is not trusted: {error}; check the certificate authority"
                 ) from error
             self._failed_at = time.monotonic()
             raise _unreachable(request, error) from error
         if date := response.headers.get("date"):
-            self._heard = (date, time.monotonic())
+            self._server_date = (date, time.monotonic())
         if response.status_code >= 500:
             self._failed_at = time.monotonic()
         return response, access
 
     async def _connect(self, refused: Access | None) -> tuple[httpx.AsyncClient, Access]:
-        """The connection, after the credentials were read again if they were `refused` or their file has changed.
+        """The connection; the credentials are reloaded if they are those `refused`, or if their file has changed.
 
-        Where many requests are refused at once, the first one has them read again for all: that can take an exec
-        plugin seconds.
+        If many requests are refused at once, the first one reloads them for all: an exec plugin can take seconds.
         """
         async with self._lock:
-            if self._http is None or self._access in (None, refused) or self._stamp() != self._token_stamp:
+            if self._http is None or self._access in (None, refused) or self._mtime() != self._token_mtime:
                 access = await anyio.to_thread.run_sync(self._credentials.load)
                 self._token_file = await anyio.to_thread.run_sync(self._credentials.token_file)
-                self._token_stamp = self._stamp()
+                self._token_mtime = self._mtime()
                 if self._http is None or self._access is None or access.identity != self._access.identity:
                     old, self._http = self._http, _http(access)
                     if old is not None:
@@ -307,7 +306,7 @@ class ApiClient:
                 self._access = access
             return self._http, self._access
 
-    def _stamp(self) -> int:
+    def _mtime(self) -> int:
         try:
             return self._token_file.stat().st_mtime_ns if self._token_file else 0
         except OSError:
@@ -321,8 +320,8 @@ class ApiClient:
 
 
 def _http(access: Access) -> httpx.AsyncClient:
-    # No limit on connections: each log stream and watch holds one, and a pool that is full makes the next one wait
-    # for ever. No keep-alive limit either: TLS handshakes cost more than idle sockets.
+    # No limit on connections: each log stream and each watch holds one, and a full pool would block the next one for
+    # ever. Idle connections are kept: TLS handshakes cost more than idle sockets.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=60)
     transport = httpx.AsyncHTTPTransport(
         verify=access.verify, proxy=access.proxy, trust_env=False, limits=limits, socket_options=_KEEP_ALIVE
@@ -342,8 +341,8 @@ _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_list(reply: bytes) -> dict[str, Any]:
-    """What `ApiClient.send` takes for a LIST; without `managedFields`, half of a pod, which nobody here reads."""
-    # Nothing of it is garbage before it is whole, and looking for some takes four times as long as all the rest.
+    """Decode a LIST for `ApiClient.send`, without `managedFields`: they are half of a pod and unused here."""
+    # The garbage collector finds nothing before the page is complete, and takes four times as long as the decoding.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -365,7 +364,7 @@ def _part(name: str, raw: msgspec.Raw) -> object:
 async def _error(response: httpx.Response) -> ApiError:
     try:
         text = (await response.aread()).decode("utf-8", "replace")
-    except _BROKEN:
+    except _CONNECTION_ERRORS:
         text = ""
     try:
         body: object = json.loads(text)
@@ -373,7 +372,7 @@ async def _error(response: httpx.Response) -> ApiError:
         body = text
     error = error_of(response.status_code, body, response.headers.get("retry-after"))
     if isinstance(error, Unauthorized):
-        advice = "the credentials are refused, also after they were read again: log in again or renew the token"
+        advice = "the credentials are refused, also after they were reloaded: log in again or renew the token"
         return Unauthorized(error.status, error.reason, f"{advice} ({error.message})")
     return error
 
@@ -387,7 +386,7 @@ def _unreachable(request: Request, error: Exception) -> Unreachable:
 
 
 def _is_dead(error: BaseException | None) -> bool:
-    """Whether TCP has found out that the other end does not answer any more (ETIMEDOUT of a keep-alive probe)."""
+    """Whether TCP has detected that the other end is gone (ETIMEDOUT of a keep-alive probe)."""
     while error is not None:
         if isinstance(error, TimeoutError) and error.errno:
             return True

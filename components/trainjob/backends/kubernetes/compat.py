@@ -1,10 +1,10 @@
-"""TrainJobs in the shape that a cluster's Trainer serves.
+"""Schema compatibility: TrainJobs adapted to the fields that a cluster's Trainer supports.
 
 `trainjob.manifest` writes for Trainer 2.3. Older releases lack some of its fields, and 2.1 has `podTemplateOverrides`,
-`labels` and `annotations` in place of `runtimePatches`. Which release a cluster has is not asked beforehand, because a
-launch is one request. Only where the server refuses unknown fields is its schema read, the object adapted and sent
-again, and the schema remembered for the next launch. What has no place in the schema is an error before anything is
-created; nothing is dropped in silence.
+`labels` and `annotations` in place of `runtimePatches`. A launch is one request, so the release is not determined
+first. If the server refuses unknown fields, the client reads its schema, adapts the object, sends it again and
+remembers the schema for the next launch. A field without a place in the schema is an error before the job is created;
+no field is dropped silently.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ _NEW_IN_KUEUE_0_17 = "preemptionGates"  # a field of Workload.spec
 _PATCHED_POD = "runtimePatches.trainingRuntimeSpec.template.spec.replicatedJobs.template.spec.template.spec"
 _NEW_IN_TRAINER_2_3 = "terminationGracePeriodSeconds"  # a field of such a pod
 
-_INSTEAD = {
+_ADVICE = {
     "spec.activeDeadlineSeconds": "leave it out and wait with run_timeout, or upgrade Kubeflow Trainer",
-    "spec.runtimePatches": "leave it out, put it into a training runtime of your own, or upgrade Kubeflow Trainer",
-    "": "leave it out, write what is served, or have a Kubeflow Trainer that serves it",
+    "spec.runtimePatches": "leave it out, set it in a separate training runtime, or upgrade Kubeflow Trainer",
+    "": "leave it out, use a supported field, or use a Kubeflow Trainer that supports it",
 }
 
 
 @dataclass(frozen=True)
 class SchemaCompatibility:
-    """What a cluster serves.
+    """What a cluster supports.
 
     Attributes:
         spec: Schema of a TrainJob's spec.
-        kueue_patches: Whether there is a Kueue that starts jobs by `runtimePatches`: 0.17 (kueue#10127) and newer.
+        kueue_patches: Whether the cluster's Kueue starts jobs by `runtimePatches`: 0.17 (kueue#10127) and newer.
     """
 
     spec: Schema
     kueue_patches: bool = False
 
 
-def adapt(trainjob: TrainJob, served: SchemaCompatibility) -> tuple[dict[str, Any], list[Problem]]:
-    """A TrainJob of Trainer 2.3 as `served` has it, and what has no place there, by its path in `trainjob`."""
+def adapt(trainjob: TrainJob, supported: SchemaCompatibility) -> tuple[dict[str, Any], list[Problem]]:
+    """A TrainJob of Trainer 2.3 adapted to `supported`, and its unsupported fields by their path in `trainjob`."""
     spec: dict[str, Any] = copy.deepcopy(dict(trainjob["spec"]))
     problems: list[Problem] = []
     patches: list[Any] = []
-    if not has_patches(served.spec):
+    if not has_patches(supported.spec):
         patches = spec.pop("runtimePatches", None) or []
         queue = mapping(trainjob, "metadata", "labels").get(QUEUE_LABEL)
-        if queue and served.kueue_patches:
+        if queue and supported.kueue_patches:
             problems.append(_never_admitted(queue))
-    problems += _unknown(spec, served.spec, "spec")
-    problems += _as_overrides(patches, spec, _fields(served.spec))
+    problems += _unknown(spec, supported.spec, "spec")
+    problems += _as_overrides(patches, spec, _fields(supported.spec))
     return {**trainjob, "spec": spec}, problems
 
 
 def _as_overrides(patches: list[Any], spec: dict[str, Any], fields: Schema) -> Iterator[Problem]:
-    """Write `runtimePatches` into `spec` as Trainer 2.1 has it; whatever is left of them is a problem.
+    """Convert `runtimePatches` to the fields of Trainer 2.1 in `spec`; the rest of them are problems.
 
-    Both are strategic merge patches of the same pod templates, applied in the order of the list. Who wrote a patch, and
-    when, has no place in 2.1 and no effect on the job in any release.
+    Both are strategic merge patches of the same pod templates, applied in the order of the list. The manager and time
+    of a patch have no field in 2.1 and no effect on the job in any release.
     """
     template = ("trainingRuntimeSpec", "template")
     override = mapping(fields, "podTemplateOverrides", "items")
@@ -88,33 +88,33 @@ def _as_overrides(patches: list[Any], spec: dict[str, Any], fields: Schema) -> I
                 at = f"{where}.trainingRuntimeSpec.template.spec.replicatedJobs[{j}].template.spec.template"
                 yield from _unknown(pod, override, at)
                 overrides.append({**pod, "targetJobs": [{"name": name}]})
-        yield from _left(patch, where, override)
+        yield from _leftovers(patch, where, override)
     if overrides:
         spec["podTemplateOverrides"] = [*(spec.get("podTemplateOverrides") or []), *overrides]
 
 
 def _take(value: Any, *path: str) -> Any:
-    """What is under `path`, which is then no more there."""
+    """Remove the value at `path` and return it."""
     *parents, last = path
     for name in parents:
         value = value.get(name) if isinstance(value, dict) else None
     return value.pop(last, None) if isinstance(value, dict) else None
 
 
-def _left(value: Any, path: str, override: Schema) -> Iterator[Problem]:
-    """A problem for each text, number and switch in `value`."""
+def _leftovers(value: Any, path: str, override: Schema) -> Iterator[Problem]:
+    """A problem for each string, number and boolean in `value`."""
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield from _left(part, f"{path}.{name}", override)
+            yield from _leftovers(part, f"{path}.{name}", override)
     elif isinstance(value, list):
         for i, part in enumerate(value):
-            yield from _left(part, f"{path}[{i}]", override)
+            yield from _leftovers(part, f"{path}[{i}]", override)
     elif value is not None:
         yield _problem(path, override, "in podTemplateOverrides")
 
 
 def _unknown(value: Any, schema: Schema, path: str) -> Iterator[Problem]:
-    """A problem for each field in `value` that `schema` has no place for. The server checks types and limits."""
+    """A problem for each field in `value` that `schema` lacks. The server checks types and limits."""
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return
     if isinstance(value, Mapping):
@@ -137,26 +137,26 @@ def _fields(schema: Schema) -> Schema:
 
 
 def _problem(path: str, schema: Schema, where: str) -> Problem:
-    served = ", ".join(sorted(_fields(schema))) or "nothing"
-    message = f"is not served by this cluster's Kubeflow Trainer, which has {where}: {served}"
-    return Problem(path, message, next(text for start, text in _INSTEAD.items() if path.startswith(start)))
+    supported = ", ".join(sorted(_fields(schema))) or "none"
+    message = f"is not supported by this cluster's Kubeflow Trainer, whose fields {where} are: {supported}"
+    return Problem(path, message, next(text for start, text in _ADVICE.items() if path.startswith(start)))
 
 
 def _never_admitted(queue: object) -> Problem:
     return Problem(
         f"metadata.labels.{QUEUE_LABEL}",
         f"the job would wait in queue {queue} for ever: this cluster's Kueue starts a TrainJob through "
-        "spec.runtimePatches, which its Kubeflow Trainer does not serve",
-        "upgrade Kubeflow Trainer to 2.2, or keep to Kueue 0.16; without the label the job runs unqueued",
+        "spec.runtimePatches, which its Kubeflow Trainer does not support",
+        "upgrade Kubeflow Trainer to 2.2, or use Kueue 0.16; without the label the job runs without a queue",
     )
 
 
 async def spec_schema(client: ApiClient, api_version: str, kind: str) -> Schema:
-    """The schema that a cluster serves of a kind's spec.
+    """The schema of a kind's spec in this cluster.
 
     Raises:
-        ObjectNotFound: there is no such kind.
-        ApiError: See `ApiClient.send`.
+        ObjectNotFound: The cluster has no such kind.
+        ApiError: The request failed.
     """
     document = await client.send(Request("GET", f"/openapi/v3/apis/{api_version}"))
     for schema in mapping(document, "components", "schemas").values():
@@ -167,12 +167,12 @@ async def spec_schema(client: ApiClient, api_version: str, kind: str) -> Schema:
 
 
 def has_patches(spec: Schema) -> bool:
-    """Whether TrainJobs of that schema have `runtimePatches`: those of Trainer 2.2 and newer."""
+    """Whether TrainJobs of this schema have `runtimePatches`, as in Trainer 2.2 and newer."""
     return "runtimePatches" in _fields(spec)
 
 
 def release_of(spec: Schema) -> str:
-    """The release of Trainer whose TrainJobs have that schema: 2.1, 2.2, or 2.3 for any newer one; empty if older."""
+    """The release of Trainer with this schema: 2.1, 2.2, or 2.3 for 2.3 and newer; empty if older than 2.1."""
     if "podTemplateOverrides" in _fields(spec):
         return "2.1"
     if not has_patches(spec):
@@ -185,10 +185,10 @@ def release_of(spec: Schema) -> str:
 
 
 async def kueue_needs_patches(client: ApiClient) -> bool:
-    """Whether there is a Kueue that starts TrainJobs by `runtimePatches` alone.
+    """Whether the cluster has a Kueue that starts TrainJobs only by `runtimePatches`.
 
     Raises:
-        ApiError: See `ApiClient.send`.
+        ApiError: A request failed.
     """
     try:
         return _NEW_IN_KUEUE_0_17 in _fields(await spec_schema(client, _KUEUE_API, "Workload"))
@@ -197,27 +197,27 @@ async def kueue_needs_patches(client: ApiClient) -> bool:
 
 
 class AdaptingClient:
-    """Creates TrainJobs in the shape that the cluster serves, and remembers that shape.
+    """Creates TrainJobs adapted to the cluster's schema, and remembers the schema.
 
     Args:
-        client: Of the cluster.
+        client: The connection.
     """
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._served: SchemaCompatibility | None = None
+        self._supported: SchemaCompatibility | None = None
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Send a POST whose body is a TrainJob of Trainer 2.3: one request wherever the shape is the last known one.
+        """Send a POST whose body is a TrainJob of Trainer 2.3: one request while the remembered schema is current.
 
         Raises:
-            Rejected: The cluster has no place for some of it; nothing was created.
-            ApiError: See `ApiClient.send`.
+            Rejected: The cluster does not support some of its fields; no job was created.
+            ApiError: The request failed.
         """
         trainjob = _with_probe(request.body)
-        # What is remembered may be from before an upgrade, so that only the author's own shape is refused for good.
-        for served in [self._served, None] if self._served is not None else [None]:
-            body, problems = (trainjob, []) if served is None else adapt(trainjob, served)
+        # The remembered schema may predate an upgrade, so that only a refusal of the unchanged object is final.
+        for supported in [self._supported, None] if self._supported is not None else [None]:
+            body, problems = (trainjob, []) if supported is None else adapt(trainjob, supported)
             if problems:
                 continue
             try:
@@ -227,16 +227,16 @@ class AdaptingClient:
                     raise
                 refusal = error
             else:
-                self._served = served
+                self._supported = supported
                 return created
         name = f"TrainJob {trainjob['metadata']['namespace']}/{trainjob['metadata']['name']}"
-        self._served = await self._ask(name, refusal)
-        body, problems = adapt(trainjob, self._served)
+        self._supported = await self._read_schema(name, refusal)
+        body, problems = adapt(trainjob, self._supported)
         if problems:
-            raise Rejected(f"{name} cannot run here as asked for:" + "".join(f"\n  - {each}" for each in problems))
+            raise Rejected(f"{name} cannot run on this cluster:" + "".join(f"\n  - {each}" for each in problems))
         return await self._client.send(replace(request, body=body))
 
-    async def _ask(self, name: str, refusal: ApiError) -> SchemaCompatibility:
+    async def _read_schema(self, name: str, refusal: ApiError) -> SchemaCompatibility:
         try:
             spec = await spec_schema(self._client, API_VERSION, KIND)
             return SchemaCompatibility(spec, not has_patches(spec) and await kueue_needs_patches(self._client))
@@ -244,13 +244,13 @@ class AdaptingClient:
             raise
         except ApiError as error:
             raise Rejected(
-                f"{name} was refused: {refusal.message}. What is served instead cannot be read ({error}): "
+                f"{name} was refused: {refusal.message}. The supported fields cannot be read ({error}): "
                 "leave those fields out, or bind the ClusterRole system:discovery"
             ) from error
 
 
 def _with_probe(trainjob: TrainJob) -> TrainJob:
-    """A queued job with an empty list of patches, so that a Trainer without them says so: Kueue may depend on them."""
+    """A queued job with an empty `runtimePatches`, which Kueue may need: a Trainer without the field refuses it."""
     if QUEUE_LABEL not in mapping(trainjob, "metadata", "labels"):
         return trainjob
     return {**trainjob, "spec": {"runtimePatches": [], **trainjob["spec"]}}

@@ -1,6 +1,6 @@
-"""How to reach an API server: a kubeconfig, or the service account of the pod.
+"""Address and credentials of an API server, from a kubeconfig or the pod's service account.
 
-The ``kubernetes`` package is imported only for exec plugins and auth providers, by another process.
+The ``kubernetes`` package is imported only for exec plugins and auth providers, in another process.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from trainjob.backends.kubernetes.kubeconfig import KubeConfig
 from trainjob.errors import ConfigurationError, missing
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_TRIES = 5
+_ATTEMPTS = 5
 
 _T = TypeVar("_T")
 
 
-class _HalfWritten(ConfigurationError):
-    """A certificate, key or token is not whole: perhaps another thread or program is just writing it."""
+class _Incomplete(ConfigurationError):
+    """A certificate, key or token is incomplete: another thread or program may be writing it."""
 
 
-def _when_written(read: Callable[[], _T]) -> _T:
-    for _ in range(_TRIES):
-        with suppress(_HalfWritten):
+def _retry_incomplete(read: Callable[[], _T]) -> _T:
+    for _ in range(_ATTEMPTS):
+        with suppress(_Incomplete):
             return read()
     return read()
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a kubeconfig or a pod says; certificates and key as PEM, empty where there are none."""
+    """Settings of a kubeconfig or a pod; certificates and key as PEM, empty if not set."""
 
     host: str
     authorization: str = field(repr=False, default="")
@@ -57,15 +57,15 @@ class _Found:
 
 @dataclass(frozen=True)
 class Access:
-    """What a connection needs.
+    """Settings of a connection.
 
     Attributes:
-        host: URL of the API server, with a path if it is behind one.
-        verify: TLS settings, the client certificate included.
-        authorization: Value of the header; empty where the certificate says who we are.
+        host: URL of the API server, including a path if it has one.
+        verify: TLS settings, including the client certificate.
+        authorization: Value of the header; empty if the client certificate authenticates.
         proxy: URL of a proxy; None for a direct connection.
-        server_name: Name to expect in the server's certificate, if not the host's.
-        identity: Equal for accesses that can share a connection.
+        server_name: Expected name in the server's certificate, if not the host name.
+        identity: Equal for settings that can share a connection.
     """
 
     host: str
@@ -78,18 +78,18 @@ class Access:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Where credentials come from. Nothing is read before `load`.
+    """Source of credentials. No file is read before `load`.
 
     Attributes:
-        kubeconfig: Path; the files of ``KUBECONFIG``, merged as kubectl does, or ``~/.kube/config`` if None.
-        kubeconfig_text: A kubeconfig itself, as YAML or JSON, instead of a path.
+        kubeconfig: Path; None for the files of ``KUBECONFIG``, merged as by kubectl, or ``~/.kube/config``.
+        kubeconfig_text: The kubeconfig as YAML or JSON, instead of a path.
         context: Context of the kubeconfig; its current one if None.
-        in_cluster: True for the service account of this pod, whatever kubeconfig there is; where it is None, that is
-            what is taken in a pod without ``KUBECONFIG``.
+        in_cluster: True: use the service account of this pod, and no kubeconfig. None: the same in a pod, unless a
+            kubeconfig, a context or ``KUBECONFIG`` is given.
         host: URL of an API server, instead of a kubeconfig.
         token: Bearer token for `host`.
         ca_file: CA certificates for `host`.
-        verify: False switches the verification of the server's certificate off, as the caller's own decision.
+        verify: False disables the verification of the server's certificate, at the caller's risk.
     """
 
     kubeconfig: str | None = None
@@ -102,12 +102,12 @@ class Credentials:
     verify: bool = True
 
     def load(self) -> Access:
-        """Read everything afresh: files, and the output of an exec plugin. Blocks.
+        """Read all files again, and run the exec plugin. Blocks.
 
         Raises:
-            ConfigurationError: nothing is configured, or it cannot be read.
+            ConfigurationError: No cluster is configured, or its settings cannot be read.
         """
-        return _when_written(self._load)
+        return _retry_incomplete(self._load)
 
     def _load(self) -> Access:
         cluster: dict[str, Any] = {}
@@ -121,42 +121,42 @@ class Credentials:
             found = _of_pod()
         else:
             cluster, user = self._chosen()
-            found = self._ask_package() if _needs_package(user) else _of_user(cluster, user)
+            found = self._run_package() if _needs_package(user) else _of_user(cluster, user)
         try:
             return _access(found, self.verify, cluster.get("proxy-url"), cluster.get("tls-server-name"))
         except ssl.SSLError as error:
-            raise _HalfWritten(f"certificate or key cannot be read: {error}") from error
+            raise _Incomplete(f"certificate or key cannot be read: {error}") from error
 
-    def _ask_package(self) -> _Found:
-        """Have another process run an exec plugin or auth provider by the ``kubernetes`` package.
+    def _run_package(self) -> _Found:
+        """Run an exec plugin or auth provider by the ``kubernetes`` package, in another process.
 
-        Importing it takes 35 MB and 0.6 s. The plugin inherits standard input and error: it may ask for a password.
+        The import takes 35 MB and 0.6 s. The plugin inherits standard input and error: it may ask for a password.
         """
-        with tempfile.TemporaryFile("w+") as request:  # not an argument: a kubeconfig's text has secrets
+        with tempfile.TemporaryFile("w+") as request:  # not an argument: a kubeconfig contains secrets
             json.dump(asdict(self), request)
             request.flush()
             request.seek(0)
-            # -P: the working directory, which may be another user's, is not searched for modules.
+            # -P: do not import from the working directory, which may belong to another user.
             command = [sys.executable, "-P", "-m", __name__, str(request.fileno())]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, pass_fds=[request.fileno()])
         try:
             answer = json.loads(done.stdout)
         except ValueError:
             raise ConfigurationError(
-                f"a kubeconfig could not be read: {command} ended with {done.returncode}"
+                f"the kubeconfig could not be read: {command} exited with code {done.returncode}"
             ) from None
         if "error" in answer:
             raise ConfigurationError(answer["error"])
         return _Found(**answer)
 
     def by_package(self, directory: str) -> _Found:
-        """What the ``kubernetes`` package finds, which writes files into `directory`.
+        """The settings that the ``kubernetes`` package reads; it writes files into `directory`.
 
         Raises:
-            ConfigurationError: it is missing, there is no kubeconfig, or one that it does not understand.
+            ConfigurationError: The package is missing, or it finds no valid kubeconfig.
         """
         try:
-            from kubernetes import config  # noqa: PLC0415 - see `_ask_package`
+            from kubernetes import config  # noqa: PLC0415 - heavy, and needed in the other process only
             from kubernetes.client import Configuration  # noqa: PLC0415 - as above
         except ImportError as error:
             what = "an exec plugin or auth provider of the kubeconfig"
@@ -171,11 +171,11 @@ class Credentials:
                 config.load_kube_config(self.kubeconfig, **options)
         except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError, KeyError) as error:
             raise _no_cluster(str(error)) from error
-        authority, certificate, key = map(_whole, (found.ssl_ca_cert, found.cert_file, found.key_file))
+        authority, certificate, key = map(_read_pem, (found.ssl_ca_cert, found.cert_file, found.key_file))
         return _Found(found.host, _authorization(found), authority, certificate, key, found.verify_ssl)
 
     def source(self) -> str:
-        """Where they come from, in words; no secret is in it."""
+        """The source in words, without secrets."""
         if self.host:
             return f"given for {self.host}"
         if self._is_in_cluster():
@@ -186,7 +186,7 @@ class Credentials:
         return f"kubeconfig {where}, context {self.context or self._read().current_context or None}"
 
     def token_file(self) -> Path | None:
-        """The file that the token is read from, where that is known; it may be replaced at any time."""
+        """The file that holds the token, None if unknown; it may be replaced at any time."""
         if self.host:
             return None
         if self._is_in_cluster():
@@ -196,25 +196,25 @@ class Credentials:
         return Path(path) if path else None
 
     def namespace(self) -> str | None:
-        """The namespace of the context or of the pod, if it says one."""
+        """The namespace of the context or of the pod, None if not set."""
         if self.host:
             return None
         if self._is_in_cluster():
             try:
                 return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or None
-            except OSError:  # no pod, or one without a service account: `load` says so
+            except OSError:  # no pod, or no service account: `load` reports it
                 return None
         return self._context(self._read()).get("namespace")
 
     def _is_in_cluster(self) -> bool:
-        """In a pod, and no kubeconfig was pointed at."""
+        """Whether to use the service account of this pod."""
         if self.in_cluster is not None:
             return self.in_cluster
         given = self.kubeconfig or self.kubeconfig_text or self.context or os.environ.get("KUBECONFIG")
         return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not given
 
     def _read(self) -> KubeConfig:
-        """The kubeconfig; an empty one where it cannot be read, which `load` reports."""
+        """The kubeconfig; an empty one if it cannot be read, which `load` reports."""
         try:
             return self._kubeconfig()
         except ConfigurationError:
@@ -232,7 +232,7 @@ class Credentials:
         """Cluster and user of the context.
 
         Raises:
-            ConfigurationError: there is no kubeconfig, or none of that context, cluster or user.
+            ConfigurationError: There is no kubeconfig, or it lacks the context, cluster or user.
         """
         try:
             config = self._kubeconfig()
@@ -255,19 +255,19 @@ def _entry(entries: dict[str, dict[str, Any]], name: object, kind: str, source: 
 
 
 def _needs_package(user: dict[str, Any]) -> bool:
-    """An exec plugin or auth provider decides; it does not where there is a token, as in the ``kubernetes`` package."""
+    """Whether an exec plugin or auth provider is needed. A token takes precedence, as in the ``kubernetes`` package."""
     return bool(user.get("auth-provider") or (user.get("exec") and not (user.get("token") or user.get("tokenFile"))))
 
 
 def _of_user(cluster: dict[str, Any], user: dict[str, Any]) -> _Found:
-    """What the fields of a kubeconfig say (kubernetes.io, "kubeconfig (v1)"): data count before files."""
+    """Settings of a kubeconfig's fields (kubernetes.io, "kubeconfig (v1)"); data take precedence over files."""
     if not cluster.get("server"):
         raise _no_cluster("the kubeconfig's cluster has no server")
     host = str(cluster["server"]).rstrip("/")
     pems = [(cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")]
     try:
         authority, certificate, key = (
-            _complete(kubeconfig.data_or_file(entry, name), f"{name} of the kubeconfig")
+            _checked_pem(kubeconfig.data_or_file(entry, name), f"{name} of the kubeconfig")
             if host.startswith("https")
             else ""
             for entry, name in pems
@@ -276,7 +276,7 @@ def _of_user(cluster: dict[str, Any], user: dict[str, Any]) -> _Found:
         if not token and user.get("tokenFile"):
             token = Path(user["tokenFile"]).read_text().strip()
             if not token:
-                raise _HalfWritten(f"the kubeconfig's tokenFile {user['tokenFile']} is empty")
+                raise _Incomplete(f"the kubeconfig's tokenFile {user['tokenFile']} is empty")
     except OSError as error:
         raise _no_cluster(str(error)) from error
     authorization = f"Bearer {token}" if token else ""
@@ -293,25 +293,25 @@ def _no_cluster(why: str) -> ConfigurationError:
 
 
 def _of_pod() -> _Found:
-    """What every pod has (kubernetes.io, "Accessing the Kubernetes API from a Pod")."""
+    """Settings of the pod's service account (kubernetes.io, "Accessing the Kubernetes API from a Pod")."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
     try:
         token, authority = (_content(_SERVICE_ACCOUNT / name).strip() for name in ("token", "ca.crt"))
     except OSError as error:
-        raise _no_cluster(f"this is no pod with a service account ({error})") from error
+        raise _no_cluster(f"this is not a pod with a service account ({error})") from error
     if not (host and port and token and authority):
-        raise _no_cluster("this is no pod with a service account")
+        raise _no_cluster("this is not a pod with a service account")
     return _Found(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", f"Bearer {token}", authority)
 
 
 def _authorization(found: Any) -> str:
     token = ""
-    for identifier in ("authorization", "BearerToken"):  # up to 36; from 37 on
+    for identifier in ("authorization", "BearerToken"):  # kubernetes up to 36; from 37 on
         token = token or found.get_api_key_with_prefix(identifier) or ""
     if token and " " not in token:
         token = f"Bearer {token}"
     if token.strip() == "Bearer":
-        raise _HalfWritten("the kubeconfig's token is empty: look at what its exec plugin prints, or at its tokenFile")
+        raise _Incomplete("the kubeconfig's token is empty: check the output of its exec plugin, or its tokenFile")
     return str(token or (found.get_basic_auth_token() if found.username else ""))
 
 
@@ -319,13 +319,13 @@ def _access(found: _Found, verify: bool, proxy_url: str | None, server_name: str
     verify = verify and found.verify
     if verify:
         context = ssl.create_default_context(cadata=found.authority or None)
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # cluster CAs often lack the key usage that 3.13 insists on
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # cluster CAs often lack the key usage that 3.13 requires
     else:
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if found.certificate:
-        with tempfile.NamedTemporaryFile("w", prefix="trainjob-") as file:  # ssl takes nothing else
+        with tempfile.NamedTemporaryFile("w", prefix="trainjob-") as file:  # ssl reads them from files only
             file.write(f"{found.certificate}\n{found.key}")
             file.flush()
             context.load_cert_chain(file.name)
@@ -335,34 +335,34 @@ def _access(found: _Found, verify: bool, proxy_url: str | None, server_name: str
 
 
 def _content(path: str | Path | None) -> str:
-    """Text of a file without comments in other letters, which ssl does not take."""
+    """Text of a file without non-ASCII characters, as in comments: ssl refuses them."""
     return Path(path).read_bytes().decode("ascii", "ignore") if path else ""
 
 
-def _whole(path: str | None) -> str:
-    return _complete(Path(path).read_bytes(), path) if path else ""
+def _read_pem(path: str | None) -> str:
+    return _checked_pem(Path(path).read_bytes(), path) if path else ""
 
 
-def _complete(content: bytes, name: str) -> str:
-    """PEM without comments in other letters, which ssl does not take."""
+def _checked_pem(content: bytes, name: str) -> str:
+    """PEM without non-ASCII characters, as in comments: ssl refuses them."""
     text = content.decode("ascii", "ignore")
     if content and not text.rstrip().endswith("-----"):
-        raise _HalfWritten(f"certificate or key cannot be read: {name} has no end")
+        raise _Incomplete(f"certificate or key cannot be read: {name} is incomplete")
     return text
 
 
 def _proxy(host: str) -> str | None:
-    """The proxy of the environment, unless ``no_proxy`` covers the host (which the kubernetes package overlooks)."""
+    """The proxy of the environment, unless ``no_proxy`` has the host, which the kubernetes package ignores."""
     parts = urlsplit(host)
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def _main(request: int) -> None:
-    """Answer `Credentials._ask_package`."""
+    """Write the reply to `Credentials._run_package` to standard output."""
     with os.fdopen(request) as file, tempfile.TemporaryDirectory(prefix="trainjob-") as directory:
         try:
             given = Credentials(**json.load(file))
-            answer = asdict(_when_written(lambda: given.by_package(directory)))
+            answer = asdict(_retry_incomplete(lambda: given.by_package(directory)))
         except ConfigurationError as error:
             answer = {"error": str(error)}
     json.dump(answer, sys.stdout)

@@ -1,20 +1,20 @@
-"""What an API server can answer, as exceptions.
+"""Replies of an API server as exceptions.
 
 ::
 
     ApiError                 status, reason and message of the server
       x BadRequest           400
-      x Unauthorized         401: credentials were read again, and are still refused
+      x Unauthorized         401: the credentials were reloaded and are still refused
       x Forbidden            403
       x ObjectNotFound       404
       x Conflict             409
-      x Expired              410: the resource version is older than the server's memory
+      x Expired              410: the server no longer holds the resource version
       x TooLarge             413
       x Invalid              422
-      x Transient            worth another try
+      x Transient            may succeed when retried
         + TooManyRequests    429
         + ServerError        5xx
-        + Unreachable        no reply at all
+        + Unreachable        no reply
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainjob import retrying
 from trainjob.errors import TrainJobError
 from trainjob.verdicts import RetryVerdict
 
-_SHOWN = 1000  # characters of a server's message; a rejected patch can quote a whole pod
+_SHOWN = 1000  # characters of a server's message; that of a rejected patch can quote a complete pod
 
 
 class ApiError(TrainJobError):
@@ -80,7 +80,7 @@ class Invalid(ApiError):
 
 
 class Transient(ApiError):
-    """Worth another try."""
+    """May succeed when retried."""
 
     retry = RetryVerdict.INFRASTRUCTURE
 
@@ -94,11 +94,11 @@ class ServerError(Transient):
 
 
 class Unreachable(Transient):
-    """No reply: connection refused, cut, or silent for too long."""
+    """No reply: the connection was refused, broke, or was silent for too long."""
 
 
 class NoConnection(Unreachable):
-    """No connection to the server, or the other end of one does not exist any more: not the usual end of a watch."""
+    """No connection can be opened, or the other end of one is gone; a watch does not normally end so."""
 
 
 _BY_STATUS: Mapping[int, type[ApiError]] = {
@@ -119,15 +119,15 @@ def error_of(status: int, body: object, header: str | None = None) -> ApiError:
 
     Args:
         status: HTTP status, or the ``code`` of a Status object inside a watch.
-        body: Its JSON; anything but a Status object is quoted only in part, since a proxy may have written it.
-        header: ``Retry-After``.
+        body: JSON or text of the reply. Text is quoted only in part, since a proxy may have written it.
+        header: Value of ``Retry-After``.
     """
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) and body.get("kind") == "Status" else {}
     message = str(fields.get("message") or (body if isinstance(body, str) else "") or "no message")
     asked = retrying.seconds(header)
     if asked is None:
         asked = (fields.get("details") or {}).get("retryAfterSeconds")
-    if "etcdserver: request is too large" in message:  # which the API server passes on as 500
+    if "etcdserver: request is too large" in message:  # the API server forwards it as 500
         status = 413
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     return kind(status, str(fields.get("reason") or ""), message.strip()[:_SHOWN], asked)

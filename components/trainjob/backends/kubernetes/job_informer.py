@@ -1,9 +1,9 @@
-"""One watch for any number of waiters: one connection per cluster and namespace, whatever happens below it.
+"""One watch of TrainJobs shared by any number of waiters: one connection per cluster and namespace.
 
-A waiter costs a slot in a dictionary. Of each job only what a waiter looks at is kept, and a waiter is woken only when
-that changed. Level-triggered: a waiter that comes late, or was slow, sees the present state and no history.
+A waiter costs one entry in a dictionary. Only the fields that a waiter needs are kept of a job, and a waiter wakes only
+when they change. Level-triggered: a late or slow waiter gets the current state and no history.
 
-Beside the watch, what is in the way of jobs that do not get on is looked up from time to time, for all in one go.
+Beside the watch, the blockers of jobs without progress are looked up from time to time, for all of them together.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from trainjob.unattended import LABEL as UNATTENDED
 
 _log = logging.getLogger(__name__)
 
-_LINGER_SECONDS = 30.0  # a informer without waiters goes on for so long, since the next one often comes soon
-_SLICE = 100  # events handled and waiters woken in one turn of the event loop: each takes 0.1 ms of it
+_LINGER_SECONDS = 30.0  # the watch stays open for so long without waiters, since the next one often follows soon
+_SLICE = 100  # events handled and waiters woken in one turn of the event loop, at 0.1 ms each
 
-# Looking around costs three lists of 250 objects a page: with 60 ms of pause for each waiter that is less than a
-# request in 5 s, however many there are.
-_LOOK_SECONDS = (3.0, 60.0)
-_LOOK_SECONDS_EACH = 0.06
-_LOOK_SECONDS_AT_A_TERMINAL = 8.0
+# A look-up of blockers costs three lists of 250 objects a page. With a pause of 60 ms per waiter that is less than one
+# request in 5 s for any number of waiters.
+_BLOCKER_SECONDS = (3.0, 60.0)
+_BLOCKER_SECONDS_PER_WAITER = 0.06
+_BLOCKER_SECONDS_AT_TERMINAL = 8.0
 
 _POLL_SECONDS = (2.0, 30.0)
 
 Confirm = Callable[[JobRef], Awaitable[TrainJob | None]]
-"""GET by name: the job, or None if it or its UID is gone."""
+"""GET by name: the job, or None if no job of this name and UID exists."""
 
 
 def projection(item: Mapping[str, Any]) -> TrainJob:
-    """What a waiter looks at, 0.7 KB: a function embedded in a spec can be 100 KB. What jobs share is there once."""
+    """The fields that a waiter needs, 0.7 KB: a function embedded in a spec can have 100 KB. Equal parts are shared."""
     metadata = item["metadata"]
     labels = metadata.get("labels") or {}
     kept = {
@@ -80,19 +80,19 @@ def _labels(attempt: str | None, queue: str | None, unattended: str | None) -> d
 
 
 class _Waiter:
-    """One waiting job: its latest snapshot, and whether it has been looked at."""
+    """One waiter of a job: the latest snapshot, and whether it is unread."""
 
-    __slots__ = ("_woken", "fresh", "ref", "snapshot")
+    __slots__ = ("_woken", "ref", "snapshot", "unread")
 
     def __init__(self, ref: JobRef) -> None:
         self.ref = ref
         self.snapshot: Snapshot | TrainJobError | None = None
-        self.fresh = False
+        self.unread = False
         self._woken: asyncio.Future[None] | None = None  # an asyncio.Event would cost 0.8 KB
 
     def put(self, snapshot: Snapshot | TrainJobError) -> None:
         self.snapshot = snapshot
-        self.fresh = True
+        self.unread = True
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -107,11 +107,10 @@ class JobInformer:
 
     Args:
         client: The connection.
-        path: Of the namespace's TrainJobs.
-        selector: Which of them: ``fieldSelector`` for one; none for all, since one that was made by other means than
-            ours can be waited for, too.
-        confirm: Asks the server about one job; never is a job gone because the watch says so.
-        related: Knows what is in the way of jobs.
+        path: Path of the namespace's TrainJobs.
+        selector: ``fieldSelector`` of a single job, or empty: jobs that other tools created can be waited for, too.
+        confirm: Asks the server about one job: a DELETED event alone is not trusted.
+        related: Looks up the blockers of jobs.
     """
 
     def __init__(
@@ -137,20 +136,20 @@ class JobInformer:
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def subscribe(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        """The job now, and again whenever it changed, until it is gone."""
+        """The job now and after each change, until it is gone."""
         waiter = _Waiter(ref)
         self._waiters.setdefault(ref.uid, []).append(waiter)
         try:
             self._ensure_running()
             if ref.uid in self._known:
                 waiter.put(self._snapshot(self._known[ref.uid]))
-            elif self._synced.is_set():  # the job is younger than the list, or older than its end
-                self._ask(waiter)
+            elif self._synced.is_set():  # created after the list, or deleted before it
+                self._start_confirming(waiter)
             while True:
-                while not waiter.fresh:
+                while not waiter.unread:
                     await waiter.changed()
-                waiter.fresh, snapshot = False, waiter.snapshot
-                if isinstance(snapshot, Forbidden):  # a Role that names its jobs allows no list
+                waiter.unread, snapshot = False, waiter.snapshot
+                if isinstance(snapshot, Forbidden):  # a Role with resourceNames does not permit LIST
                     async with aclosing(self._poll(ref)) as snapshots:
                         async for found in snapshots:
                             yield found
@@ -167,7 +166,7 @@ class JobInformer:
                 del self._waiters[ref.uid]
 
     async def refs(self, names: Collection[str]) -> dict[str, JobRef]:
-        """The jobs of those names, by name, as of the latest change that was seen."""
+        """The jobs of those names, by name, as of the latest change received."""
         task = self._ensure_running()
         synced = asyncio.create_task(self._synced.wait())
         await asyncio.wait({task, synced}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,15 +182,15 @@ class JobInformer:
             self._synced.clear()
             self._error = None
             self._reflector = Reflector(self._client, self._path, self._selector)
-            work = [self._run(), self._look_around(), *([self._probe()] if self._client.timings.probe else [])]
+            work = [self._run(), self._look_up_blockers(), *([self._probe()] if self._client.timings.probe else [])]
             self._tasks = [asyncio.create_task(each) for each in work]
         return self._tasks[0]
 
     async def aclose(self) -> None:
-        """End the watch."""
+        """Close the watch."""
         tasks = (*self._tasks, *self._confirming)
         _cancel(tasks)
-        await asyncio.gather(*tasks, return_exceptions=True)  # each has a connection to let go of
+        await asyncio.gather(*tasks, return_exceptions=True)  # each has a connection to close
 
     async def _run(self) -> None:
         idle_since, handled = 0.0, 0
@@ -211,33 +210,33 @@ class JobInformer:
                             idle_since = loop.time()
                         elif loop.time() - idle_since > _LINGER_SECONDS:
                             break
-                idle = not self._waiters  # one may have come while the connection was being closed
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody must wait for it for ever
+                idle = not self._waiters  # one may have subscribed while the connection was closing
+        except Exception as error:  # noqa: BLE001 - after any error, no waiter may wait for ever
             if not isinstance(error, TrainJobError):
-                _log.exception("the watch of %s has ended", self._path)
+                _log.exception("the watch of %s failed", self._path)
             if isinstance(error, BackendUnavailable | ConfigurationError | Forbidden):
                 self._error = error
             else:
                 self._error = BackendUnavailable(f"{type(error).__name__}: {error}")
-            for waiter in self._all():
+            for waiter in self._all_waiters():
                 waiter.put(self._error)
         finally:
             self._known.clear()
             self._synced.clear()
             _cancel(self._tasks[1:])
 
-    def _all(self) -> list[_Waiter]:
+    def _all_waiters(self) -> list[_Waiter]:
         return [waiter for waiters in self._waiters.values() for waiter in waiters]
 
     async def _handle(self, event: Change | Synced | Outage) -> None:
         if isinstance(event, Change):
             self._change(event)
         elif isinstance(event, Outage):
-            for i, waiter in enumerate(self._all(), 1):
+            for i, waiter in enumerate(self._all_waiters(), 1):
                 latest = waiter.snapshot.trainjob if isinstance(waiter.snapshot, Snapshot) else None
                 if latest is not None:
                     waiter.put(self._snapshot(latest, event.notice))
-                elif i == 1:  # nothing is known of the job yet, to which the notice could be added
+                elif i == 1:  # no snapshot yet that could carry the notice
                     _log.warning("%s", event.notice)
                 if i % _SLICE == 0:
                     await asyncio.sleep(0)
@@ -245,9 +244,9 @@ class JobInformer:
             for uid in self._known.keys() - event.uids:
                 del self._known[uid]
             self._synced.set()
-            for waiter in self._all():
+            for waiter in self._all_waiters():
                 if waiter.ref.uid not in event.uids:
-                    self._ask(waiter)
+                    self._start_confirming(waiter)
 
     def _change(self, change: Change) -> None:
         uid = change.item["metadata"]["uid"]
@@ -256,9 +255,9 @@ class JobInformer:
             self._known.pop(uid, None)
             self._blockers.pop(uid, None)
             for waiter in waiters:
-                # Its last state first: a job that ended and was deleted at once has ended, not vanished.
+                # Its last state first: a job deleted as soon as it ended is reported as ended, not as missing.
                 waiter.put(Snapshot(projection(change.item)))
-                self._ask(waiter)
+                self._start_confirming(waiter)
             return
         latest = projection(change.item)
         if self._known.get(uid) != latest:
@@ -272,36 +271,36 @@ class JobInformer:
         _, blocker = self._blockers.get(trainjob["metadata"]["uid"], (None, None))
         return Snapshot(trainjob, notice, blocker)
 
-    def _ask(self, waiter: _Waiter) -> None:
+    def _start_confirming(self, waiter: _Waiter) -> None:
         task = asyncio.create_task(self._confirmed(waiter))
         self._confirming.add(task)
         task.add_done_callback(self._confirming.discard)
 
     async def _confirmed(self, waiter: _Waiter) -> None:
-        # What was put before has to be looked at first; an event in each waiter would be for this one moment.
-        while waiter.fresh:  # noqa: ASYNC110
+        # The waiter reads the previous snapshot first. An event per waiter would serve this moment only.
+        while waiter.unread:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         try:
             found = await self._confirm(waiter.ref)
-        except BackendUnavailable:  # the watch meets the same outage: it gives up for all, or lists and asks again
+        except BackendUnavailable:  # the watch meets the same outage: it fails for all, or lists and confirms again
             return
         except TrainJobError as error:
             waiter.put(error)
             return
         known = self._known.get(waiter.ref.uid)
-        if known is not None:  # the watch brought it meanwhile, which makes the reply the older news
+        if known is not None:  # the watch has received it meanwhile, so the reply is older
             waiter.put(self._snapshot(known))
         else:
             waiter.put(Snapshot(projection(found) if found is not None else None))
 
-    async def _look_around(self) -> None:
-        """Find out what is in the way of jobs that do not get on; the less often the longer nothing changes."""
-        least, most = _LOOK_SECONDS
+    async def _look_up_blockers(self) -> None:
+        """Look up the blockers of jobs without progress; less often while nothing changes."""
+        least, most = _BLOCKER_SECONDS
         if self._client.timings.probe:
-            most = _LOOK_SECONDS_AT_A_TERMINAL
+            most = _BLOCKER_SECONDS_AT_TERMINAL
         pause, before = least, dict[JobRef, Phase]()
         while True:
-            await asyncio.sleep(max(pause, len(self._waiters) * _LOOK_SECONDS_EACH))
+            await asyncio.sleep(max(pause, len(self._waiters) * _BLOCKER_SECONDS_PER_WAITER))
             phases = await self._idle()
             pause = min(most, pause * 1.5) if phases == before else least
             before = phases
@@ -310,10 +309,10 @@ class JobInformer:
                 continue
             try:
                 found = await self._related.blockers(waiting)
-            except Transient:  # the watch meets the same outage, and tells
+            except Transient:  # the watch meets the same outage and reports it
                 continue
             except TrainJobError as error:
-                _log.warning("why jobs of %s wait cannot be seen: %s", self._path, error)
+                _log.warning("the blockers of waiting jobs in %s cannot be read: %s", self._path, error)
                 return
             for ref in waiting:
                 phase = phases[ref]
@@ -326,11 +325,11 @@ class JobInformer:
                         waiter.put(self._snapshot(self._known[ref.uid]))
 
     async def _probe(self) -> None:
-        """Report within seconds that the server does not answer: a watch of a quiet job is silent for a minute."""
+        """Report an unresponsive server within seconds: the watch of a quiet job is silent for a minute."""
         seconds, silent = self._client.timings.probe, False
         while True:
             await asyncio.sleep(seconds / 2)
-            if not silent and time.monotonic() - self._reflector.heard < seconds / 2:
+            if not silent and time.monotonic() - self._reflector.last_reply < seconds / 2:
                 continue
             error: Exception | None = None
             try:
@@ -338,7 +337,7 @@ class JobInformer:
                     await self._client.send(Request("GET", "/version"))
             except (TimeoutError, Transient) as failure:
                 error = failure
-            except TrainJobError:  # it answers, whatever it says
+            except TrainJobError:  # an error reply is a reply
                 pass
             if (error is not None) is not silent:
                 silent = error is not None
@@ -349,9 +348,9 @@ class JobInformer:
                 await self._handle(Outage(notice))
 
     async def _idle(self) -> dict[JobRef, Phase]:
-        """The jobs that are waited for and do not get on."""
+        """The jobs with waiters that make no progress."""
         found = {}
-        for i, waiter in enumerate(self._all(), 1):
+        for i, waiter in enumerate(self._all_waiters(), 1):
             trainjob = self._known.get(waiter.ref.uid)
             if trainjob is not None and (phase := observe(trainjob).phase).idle:
                 found[waiter.ref] = phase
@@ -360,7 +359,7 @@ class JobInformer:
         return found
 
     async def _poll(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        """GET with growing pauses."""
+        """GET with growing pauses, where LIST is forbidden."""
         backoff = self._client.timings.watch_backoff()
         pause, longest = _POLL_SECONDS
         while True:

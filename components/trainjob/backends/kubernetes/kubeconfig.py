@@ -1,4 +1,4 @@
-"""Kubeconfig files, merged as kubectl merges them."""
+"""Kubeconfig files, merged as by kubectl."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import yaml
 from trainjob.errors import ConfigurationError
 
 _PATHS = {"clusters": ("certificate-authority",), "users": ("client-certificate", "client-key", "tokenFile")}
-"""Fields that name a file, relative to the directory of their kubeconfig."""
+"""Fields with a path, relative to the directory of their kubeconfig."""
 
 
 @dataclass(frozen=True)
 class KubeConfig:
-    """What the files say together: of two entries with one name the first counts.
+    """The merged content of kubeconfig files: of two entries with the same name the first applies.
 
     Attributes:
-        current_context: Empty if no file sets one.
-        contexts: By name, as are the others.
-        clusters: With absolute paths, where the kubeconfig is a file.
-        users: With absolute paths, too.
+        current_context: Name of the current context; empty if no file sets one.
+        contexts: Contexts by name.
+        clusters: Clusters by name; paths are absolute if the kubeconfig is a file.
+        users: Users by name; paths as in `clusters`.
     """
 
     current_context: str = ""
@@ -38,16 +38,16 @@ class KubeConfig:
         """Read YAML or JSON.
 
         Raises:
-            ConfigurationError: it is neither, or not a mapping.
+            ConfigurationError: The text is neither, or not a mapping.
         """
-        return cls._parse(text, "the text that was given as a kubeconfig", None)
+        return cls._parse(text, "the text given as kubeconfig", None)
 
     @classmethod
     def of_files(cls, paths: Sequence[Path]) -> KubeConfig:
-        """Read and merge files; as kubectl does, those of several that do not exist are passed over.
+        """Read and merge files; missing ones are skipped, as by kubectl.
 
         Raises:
-            ConfigurationError: none exists, or one cannot be read.
+            ConfigurationError: No file exists, or one cannot be read.
         """
         merged = None
         for path in paths:
@@ -57,7 +57,7 @@ class KubeConfig:
                 continue
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigurationError(f"the kubeconfig {path} cannot be read: {error}") from error
-            merged = read if merged is None else merged._then(read)
+            merged = read if merged is None else merged._merged_with(read)
         if merged is None:
             raise ConfigurationError(f"there is no kubeconfig at {', '.join(map(str, paths))}")
         return merged
@@ -67,7 +67,7 @@ class KubeConfig:
         try:
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            where = getattr(error, "problem_mark", None)  # the text of the error quotes the file, tokens too
+            where = getattr(error, "problem_mark", None)  # the error's text quotes the file, including tokens
             line = f" (line {where.line + 1})" if where is not None else ""
             raise ConfigurationError(f"{name} is neither YAML nor JSON{line}") from None
         if not isinstance(content, dict):
@@ -78,7 +78,7 @@ class KubeConfig:
                 entry.update({each: str(directory / entry[each]) for each in fields if entry.get(each)})
         return cls(str(content.get("current-context") or ""), **entries)
 
-    def _then(self, later: KubeConfig) -> KubeConfig:
+    def _merged_with(self, later: KubeConfig) -> KubeConfig:
         return KubeConfig(
             self.current_context or later.current_context,
             later.contexts | self.contexts,
@@ -88,7 +88,7 @@ class KubeConfig:
 
 
 def _by_name(entries: object, kind: str) -> dict[str, dict[str, Any]]:
-    """The entries of a list such as ``users``: name -> what stands under ``user``."""
+    """The entries of a list such as ``users``: name -> value of ``user``."""
     found: dict[str, dict[str, Any]] = {}
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and isinstance(entry.get(kind) or {}, dict):
@@ -103,11 +103,11 @@ def paths(given: str | None) -> list[Path]:
 
 
 def data_or_file(entry: dict[str, Any], name: str) -> bytes:
-    """The content of ``<name>-data``, which counts before the file that `name` names; empty if there is neither.
+    """The content of ``<name>-data``, else of the file in `name`; empty if neither is set.
 
     Raises:
-        ConfigurationError: the data are not base64.
-        OSError: the file cannot be read.
+        ConfigurationError: The data are not base64.
+        OSError: The file cannot be read.
     """
     if data := entry.get(f"{name}-data"):
         try:

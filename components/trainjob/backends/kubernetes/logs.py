@@ -1,4 +1,4 @@
-"""Following what the ranks of a job write."""
+"""Logs of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from trainjob.retrying import Backoff
 
 _log = logging.getLogger(__name__)
 
-_LOG_READ_SECONDS = 300.0  # a rank may be silent; a dead connection is noticed by then
-_LOOK_SECONDS = 2.0  # for pods that are new, and before a log that has ended is asked for again
-_SILENCE_SECONDS = 5.0  # after the end of a job: then a log has been read to its end, or its node is lost
+_LOG_READ_SECONDS = 300.0  # a rank may be silent; after so long the connection is taken for dead
+_POLL_SECONDS = 2.0  # interval of looking for new pods, and pause before a log that has ended is requested again
+_DRAIN_SECONDS = 5.0  # silence after the end of a job: all logs are complete by then, or a node is lost
 
 Listening = AbstractAsyncContextManager[Listener]
 
 
 class RankLogs:
-    """Follows the logs of all pods of a job at once, new ones and restarted ones included.
+    """Follows the logs of all pods of a job at the same time, including new and restarted ones.
 
     Args:
         client: The connection.
         ref: The job.
         ranks: Ranks to read; all if empty.
         since: Time of the last line that was read before.
-        tail: Lines of each rank to begin with; all if None.
+        tail: Number of existing lines of each rank to begin with; all if None.
     """
 
     def __init__(self, client: ApiClient, ref: JobRef, ranks: Sequence[str], since: str, tail: int | None) -> None:
@@ -49,47 +49,47 @@ class RankLogs:
         self._tail = tail
         self._last: dict[str, str] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
-        self._unanswered: dict[str, str] = {}  # pod -> rank, of logs that were asked for and of which nothing has come
-        # Bounded: a reader waits for its consumer, so memory does not grow with what the ranks write. None: look again.
-        # There is none before the first rank runs: it takes as much memory as all the rest of a job that waits.
+        self._unanswered: dict[str, str] = {}  # pod -> rank, of logs that were requested and have sent nothing
+        # Bounded: readers wait for the consumer, so memory does not grow with the logs. None wakes the consumer to look
+        # for pods. Created when the first rank runs, since it takes as much memory as the rest of a waiting job.
         self._queue: asyncio.Queue[LogLine | None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._woken = self._finished = False
-        self._heard: dict[str, Pod] = {}
+        self._with_output: dict[str, Pod] = {}
 
     async def stored(self) -> list[LogLine]:
-        """What is there now, in the order of time; of each rank at most 4 MiB."""
+        """The existing lines, ordered by time; at most 4 MiB of each rank."""
         lines: list[LogLine] = []
         for pod in await self._pods():
-            async with aclosing(self._insistently(pod, retrying.KUBERNETES_LOG(), follow=False)) as read:
+            async with aclosing(self._resumed(pod, retrying.KUBERNETES_LOG(), follow=False)) as read:
                 lines += latest([line async for line in read])
         return sorted(lines, key=lambda line: line.time)
 
     def finish(self) -> None:
-        """The job has ended: `follow` ends, too, once everything was read."""
+        """Report that the job has ended: `follow` ends after the last line."""
         self._finished = True
         self._wake()
 
     async def follow(self, listen: Callable[[Callable[[], None]], Listening] | None = None) -> AsyncGenerator[LogLine]:
-        """Lines as they are written, until `finish` is called and everything was read.
+        """Lines as they are written, until `finish` was called and all lines were read.
 
         Args:
-            listen: Takes a callback for changes of the job's pods (`PodInformer.listening`).
-                Without it they are listed every 2 s, which is too much for many jobs.
+            listen: Registers a callback for changes of the job's pods (`PodInformer.listening`).
+                Without it the pods are listed every 2 s, which is too often for many jobs.
 
         Raises:
-            TrainJobError: That of the listener.
+            TrainJobError: The listener failed.
         """
         try:
             async with listen(self._wake) if listen else nullcontext() as listener:
                 while True:
                     self._woken, over = False, self._finished
-                    told = listener if listener is not None and (listener.current or not over) else None
-                    for pod in self._told(told) if told is not None else await self._pods_or_none():
+                    informed = listener if listener is not None and (listener.current or not over) else None
+                    for pod in self._changed(informed) if informed is not None else await self._pods_or_none():
                         reader = self._readers.get(name_of(pod))
-                        if _has_output(pod) and (reader is None or (reader.done() and _goes_on(pod))):
+                        if _has_output(pod) and (reader is None or (reader.done() and _may_restart(pod))):
                             self._start_reader(pod)
-                    seconds = _SILENCE_SECONDS if over else _LOOK_SECONDS if listener is None else math.inf
+                    seconds = _DRAIN_SECONDS if over else _POLL_SECONDS if listener is None else math.inf
                     async with aclosing(self._drain(seconds, over)) as lines:
                         async for line in lines:
                             yield line
@@ -104,35 +104,35 @@ class RankLogs:
                 reader.cancel()
 
     def _missing(self) -> str:
-        """The ranks whose log was not answered; empty if there are none."""
+        """The ranks whose log sent nothing, for a message; empty if there are none."""
         reading = [name for name, task in self._readers.items() if not task.done()]
         ranks = sorted({self._unanswered[name] for name in reading if name in self._unanswered})
         return ", ".join(ranks[:8]) + (" and more" if len(ranks) > 8 else "")
 
-    def _told(self, listener: Listener) -> list[Pod]:
-        """The pods that have been heard of."""
+    def _changed(self, listener: Listener) -> list[Pod]:
+        """All pods with output, after the changes that `listener` has received."""
         for uid, pod in listener.take().items():
             if _has_output(pod) and (not self._ranks or rank_of(pod) in self._ranks):
-                self._heard[uid] = pod
-        return [*self._heard.values()]
+                self._with_output[uid] = pod
+        return [*self._with_output.values()]
 
     def _start_reader(self, pod: Pod) -> None:
         loop = asyncio.get_running_loop()
         self._queue = self._queue or asyncio.Queue(maxsize=1000)
         reader = self._readers[name_of(pod)] = asyncio.create_task(self._read(pod, self._queue))
-        # A container that is started again has a new log, and that it has ended may be told after its log's end.
-        reader.add_done_callback(lambda _: loop.call_later(_LOOK_SECONDS, self._wake))
+        # A restarted container has a new log. The end of a container may be reported after the end of its log.
+        reader.add_done_callback(lambda _: loop.call_later(_POLL_SECONDS, self._wake))
 
     def _wake(self) -> None:
         self._woken = True
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         if self._queue is not None:
-            with suppress(asyncio.QueueFull):  # it is being read
+            with suppress(asyncio.QueueFull):  # the consumer is awake already
                 self._queue.put_nowait(None)
 
     async def _drain(self, seconds: float, over: bool) -> AsyncGenerator[LogLine]:
-        """Lines until there is reason to look again, at most for so long; to the last one once the job is over."""
+        """Lines until it is time to look for pods, for at most `seconds`; all that remain once the job is over."""
         loop = asyncio.get_running_loop()
         if self._queue is None:
             self._idle = loop.create_future()
@@ -141,7 +141,7 @@ class RankLogs:
             return
         end = loop.time() + seconds
         while True:
-            while not self._queue.empty():  # without a timer for each line, which takes as long as all the rest
+            while not self._queue.empty():  # without a timer per line, which takes as long as the rest
                 if (line := self._queue.get_nowait()) is not None:
                     yield line
             reading = any(not reader.done() for reader in self._readers.values())
@@ -171,13 +171,13 @@ class RankLogs:
             return []
 
     async def _read(self, pod: Pod, queue: asyncio.Queue[LogLine | None]) -> None:
-        """Move one pod's lines into the queue."""
-        async with aclosing(self._insistently(pod, retrying.KUBERNETES_REQUEST(), follow=True)) as lines:
+        """Put one pod's lines into the queue."""
+        async with aclosing(self._resumed(pod, retrying.KUBERNETES_REQUEST(), follow=True)) as lines:
             async for line in lines:
                 await queue.put(line)
 
-    async def _insistently(self, pod: Pod, backoff: Backoff, *, follow: bool) -> AsyncGenerator[LogLine]:
-        """One pod's lines, resuming where a connection broke."""
+    async def _resumed(self, pod: Pod, backoff: Backoff, *, follow: bool) -> AsyncGenerator[LogLine]:
+        """One pod's lines, resumed after the last one when a connection breaks."""
         while True:
             try:
                 async with aclosing(self._stream(pod, follow=follow)) as lines:
@@ -186,10 +186,10 @@ class RankLogs:
                         yield line
             except Transient as error:
                 if backoff.failure():
-                    _log.warning("the log of %s cannot be read to its end: %s", name_of(pod), error)
+                    _log.warning("the log of pod %s cannot be read completely: %s", name_of(pod), error)
                     return
                 await anyio.sleep(backoff.pause(error.retry_after))
-            except ApiError:  # gone, or not begun: the next look at the pods decides
+            except ApiError:  # pod gone, or container not started: decided when the pods are next looked at
                 return
             else:
                 return
@@ -199,13 +199,13 @@ class RankLogs:
         rank, uid = rank_of(pod), metadata["uid"]
         params = {"container": training_container(pod), "timestamps": "true"}
         last = max(self._last.get(uid, ""), self._since)
-        if last:  # whole seconds only; what comes twice is left out below
+        if last:  # whole seconds only; duplicates are dropped below
             params["sinceTime"] = last[:19] + "Z"
         elif self._tail is not None:
             params["tailLines"] = str(self._tail)
         if not follow:
             params["limitBytes"] = str(4 << 20)
-        elif _running(pod):  # a kubelet sends what it follows line by line, at ten times the work for us
+        elif _running(pod):  # a followed log arrives line by line, which costs ten times the CPU
             params["follow"] = "true"
         path = f"{collection(metadata['namespace'], 'pods')}/{metadata['name']}/log"
         request = Request("GET", path, params, read_seconds=_LOG_READ_SECONDS)
@@ -216,7 +216,7 @@ class RankLogs:
                 self._unanswered.pop(name_of(pod), None)
                 for line in latest(kubelet.take(piece, ended=ended)):
                     if line.time > last:
-                        if not line.transient:  # where the connection breaks, the line is asked for again
+                        if not line.transient:  # a line cut by a broken connection is requested again
                             self._last[uid] = line.time
                         yield line
 
@@ -229,6 +229,6 @@ def _running(pod: Pod) -> bool:
     return (pod.get("status") or {}).get("phase") == "Running"
 
 
-def _goes_on(pod: Pod) -> bool:
-    """Whether a container of it that has ended is started again."""
+def _may_restart(pod: Pod) -> bool:
+    """Whether a container of the pod that has ended may be restarted."""
     return _running(pod) and "deletionTimestamp" not in pod["metadata"]

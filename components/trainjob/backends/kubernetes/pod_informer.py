@@ -1,4 +1,4 @@
-"""Pods of jobs and the crashes of their containers, by one watch of pods, for one job or for all of a namespace."""
+"""Pods of jobs and crashes of their containers, from one watch of pods for one job or a namespace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from trainjob.backends.kubernetes.client import ApiClient
 from trainjob.backends.kubernetes.errors import Transient
-from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, essence, gather
+from trainjob.backends.kubernetes.pods import JOBSET_NAME, collection, crashes_of, gather, log_fields
 from trainjob.backends.kubernetes.reflector import Change, Reflector, Synced
 from trainjob.backends.kubernetes.related import RelatedObjects
 from trainjob.diagnosis import Evidence
@@ -22,63 +22,63 @@ from trainjob.manifest import JobRef
 
 _log = logging.getLogger(__name__)
 
-# Ranks that lose their peer end within a fraction of a second of it, and a kubelet looks at its containers once in a
-# second: the first to be told of may be a victim. So long is waited for the others before one is called the first.
-_TOGETHER_SECONDS = 0.8
+# Ranks that lose their peer end within a fraction of a second of it, and a kubelet checks its containers once per
+# second: the first crash reported need not be the root cause. Crashes within this time are reported together.
+_GROUP_SECONDS = 0.8
 
-_SLICE = 100  # pods handled in one turn of the event loop: each takes 0.1 ms of it
+_SLICE = 100  # pods handled in one turn of the event loop, at 0.1 ms each
 
 Pod = Mapping[str, Any]
 
 
 class Listener:
-    """One who listens to a job's pods: of each that changed since the last look, its latest state.
+    """Collects the changes of a job's pods: the latest state of each that changed since the last `take`.
 
     Attributes:
-        error: Why no more will come.
+        error: Why no more changes follow; None while they do.
     """
 
-    __slots__ = ("_crashed", "_fresh", "_reflector", "_wake", "error")
+    __slots__ = ("_changed", "_crashed", "_reflector", "_wake", "error")
 
     def __init__(self, reflector: Reflector, wake: Callable[[], None], *, crashed: bool) -> None:
         self._reflector = reflector
         self._wake = wake
         self._crashed = crashed
-        self._fresh: dict[str, Pod] = {}
+        self._changed: dict[str, Pod] = {}
         self.error: TrainJobError | None = None
 
     def put(self, pod: Pod) -> None:
-        """A pod is there, or has changed."""
+        """Add a pod that exists or has changed."""
         if not self._crashed or crashes_of(pod):
-            self._fresh[pod["metadata"]["uid"]] = pod
+            self._changed[pod["metadata"]["uid"]] = pod
             self._wake()
 
     def fail(self, error: TrainJobError) -> None:
-        """No more will come."""
+        """Report that no more changes follow."""
         self.error = error
         self._wake()
 
     @property
     def current(self) -> bool:
-        """Whether the pods are those of this moment, as far as is known, and not of the last list."""
+        """Whether a watch is open, so that the pods are newer than the latest list."""
         return self._reflector.watching
 
     def take(self) -> dict[str, Pod]:
-        """What is new, by UID."""
-        fresh, self._fresh = self._fresh, {}
-        return fresh
+        """Return the changed pods by UID, and forget them."""
+        changed, self._changed = self._changed, {}
+        return changed
 
 
 class PodInformer:
-    """One watch of pods for all who listen, open while somebody does.
+    """One watch of pods shared by all listeners, open while there are any.
 
-    It knows all pods of the namespace's JobSets, so that who comes later costs no request: of each what its log needs,
-    1.5 KB, and the whole of those that crashed.
+    It knows all pods of the namespace's JobSets, so that a further listener costs no request. Of a pod it keeps the
+    fields that reading the log needs, 1.5 KB, and the complete pod if it crashed.
 
     Args:
         client: The connection.
-        namespace: Of the jobs.
-        job: The only job to be listened to; any if empty.
+        namespace: Namespace of the jobs.
+        job: Name of the only job to watch; all if empty.
     """
 
     def __init__(self, client: ApiClient, namespace: str, job: str = "") -> None:
@@ -92,10 +92,10 @@ class PodInformer:
         self._task: asyncio.Task[None] | None = None
 
     async def subscribe(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """The crashes of a job, those that its pods still tell of first; what happens together comes together.
+        """The crashes of a job, first those already recorded in its pods; crashes close in time come together.
 
         Raises:
-            TrainJobError: pods may not be seen, or an outage outlasted its budgets.
+            TrainJobError: Pods may not be listed, or an outage used up its retries.
         """
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()  # an asyncio.Event would cost 0.8 KB
@@ -111,7 +111,7 @@ class PodInformer:
                 woken = loop.create_future()
                 found = listener.take()
                 if any(crashes_of(pod) - seen for pod in found.values()):
-                    await asyncio.sleep(_TOGETHER_SECONDS)
+                    await asyncio.sleep(_GROUP_SECONDS)
                     found |= listener.take()
                     fresh = {uid: crashes_of(pod) - seen for uid, pod in found.items()}
                     seen |= set().union(*fresh.values())
@@ -122,23 +122,23 @@ class PodInformer:
         evidence = await gather(self._client, crashed, None)
         if not any(crash.killed for crash in crashes_in(crashed)):
             return evidence
-        try:  # Only Events tell that the kubelet killed a container, because of a probe or a hook.
+        try:  # Only Events show that the kubelet killed a container after a failed probe or hook.
             events = await self._related.events(ref)
         except Transient as error:
             return replace(evidence, unseen=[*evidence.unseen, f"events: {error.message}"])
-        hidden = [f"{what}: {said}" for what, said in self._related.hidden.items()]
+        hidden = [f"{what}: {message}" for what, message in self._related.hidden.items()]
         return replace(evidence, events=events, unseen=[*evidence.unseen, *hidden])
 
     @asynccontextmanager
     async def listening(
         self, ref: JobRef, wake: Callable[[], None], *, crashed: bool = False
     ) -> AsyncIterator[Listener]:
-        """Hear of the job's pods: of those that are there, then of each that changes.
+        """Listen to the job's pods: first those that exist, then each that changes.
 
         Args:
             ref: The job.
-            wake: Says when to look.
-            crashed: Hear only of what tells of a crash. A pod that is deleted soon tells of none any more.
+            wake: Called at each change.
+            crashed: Listen only to pods with a crash. A pod that is deleted soon shows none any more.
         """
         if self._task is None or self._task.done():
             self._reflector = Reflector(self._client, self._path, self._selector)
@@ -158,11 +158,11 @@ class PodInformer:
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """End the watch."""
+        """Close the watch."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait({task})  # it has a connection to let go of
+            await asyncio.wait({task})  # it has a connection to close
 
     async def _run(self) -> None:
         try:
@@ -177,16 +177,16 @@ class PodInformer:
                     handled += 1
                     if handled % _SLICE == 0:
                         await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody must listen to nothing for ever
+        except Exception as error:  # noqa: BLE001 - after any error, no listener may wait for ever
             if not isinstance(error, TrainJobError):
-                _log.exception("the watch of %s has ended", self._path)
+                _log.exception("the watch of %s failed", self._path)
                 error = BackendUnavailable(f"{type(error).__name__}: {error}")
             for listener in [each for listeners in self._listeners.values() for each in listeners]:
                 listener.fail(error)
 
     def _change(self, pod: Pod, *, deleted: bool) -> None:
         job, uid = pod["metadata"]["labels"][JOBSET_NAME], pod["metadata"]["uid"]
-        known = pod if crashes_of(pod) else essence(pod)
+        known = pod if crashes_of(pod) else log_fields(pod)
         for listener in self._listeners.get(job, ()):
             listener.put(known)
         self._known[job][uid] = known

@@ -1,4 +1,4 @@
-"""The pods of a TrainJob: which there are, what they wrote, and what is known when one of them failed."""
+"""The pods of a TrainJob: their list, their logs, and the evidence of a failure."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from trainjob.logs import MAX_LINE, LogLine, Splitter, latest
 from trainjob.manifest import JobRef
 
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
-MOST_TAILS = 64
-"""Log tails that are read at most in one look: thousands more would say nothing new."""
+MAX_TAILS = 64
+"""Largest number of log tails read for one diagnosis: thousands more would add nothing."""
 
-_PODS = 5000  # of a job in one list: 5 KB each
-_TAIL_SECONDS = 5.0  # for which a log is asked for again that a busy node does not give: it is half of the explanation
-_REMOVED_SECONDS = 30.0  # the same where a busy kubelet has removed a run, and does not know of the next one's end yet
-_REMOVED = b"unable to retrieve container logs for"  # the kubelet's answer, as a success, where a run was removed
-_TAILS = 16  # log tails that are read at the same time: kubelets of lost nodes let each wait for half a minute
+_PODS = 5000  # pods per page, 5 KB each
+_TAIL_SECONDS = 5.0  # for retries of a log that a busy node does not return: the log is half of the explanation
+_REMOVED_SECONDS = 30.0  # the same if a busy kubelet has removed a run and has not noticed the next one's end yet
+_REMOVED = b"unable to retrieve container logs for"  # the kubelet's reply, with status 200, about a removed run
+_TAILS = 16  # log tails read at the same time: a request to the kubelet of a lost node waits for half a minute
 
 
 class RunRemoved(Transient):
-    """A run of a container is not there any more; the pod may not say so yet."""
+    """The log of a container's run was removed, which the pod's status may not show yet."""
 
 
 def collection(namespace: str, kind: str) -> str:
-    """Path of a core/v1 collection."""
+    """The path of a core/v1 collection."""
     return f"/api/v1/namespaces/{names.namespace(namespace)}/{kind}"
 
 
 async def list_pods(client: ApiClient, ref: JobRef) -> list[dict[str, Any]]:
-    """The job's pods; by the JobSet's label, since a TrainJob's own labels do not reach them."""
+    """The job's pods, by the JobSet's label: the labels of the TrainJob are not copied to pods."""
     selector = {"labelSelector": f"{JOBSET_NAME}={ref.name}"}
     return await client.items(collection(ref.namespace, "pods"), selector, page=_PODS)
 
@@ -57,8 +57,8 @@ _LABELS = (
 )
 
 
-def essence(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """What is needed to read its log; a whole pod is 10 KB."""
+def log_fields(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a pod that reading its log needs; a complete pod has 10 KB."""
     metadata = {name: value for name, value in pod["metadata"].items() if name in _NAMES}
     labels = {name: sys.intern(value) for name, value in pod["metadata"]["labels"].items() if name in _LABELS}
     return {
@@ -71,17 +71,17 @@ def essence(pod: Mapping[str, Any]) -> dict[str, Any]:
 async def tail_of(
     client: ApiClient, pod: Mapping[str, Any], container: str, lines: int, *, previous: bool = False
 ) -> list[LogLine]:
-    """The last lines of a container of a pod; of its run before the latest restart, if `previous`.
+    """The last lines of a pod's container; with `previous`, of its run before the latest restart.
 
     Raises:
-        RunRemoved: The node has removed that run.
+        RunRemoved: The node has removed the log of that run.
     """
     metadata = pod["metadata"]
     params = {
         "container": container,
         "tailLines": str(lines),
-        # A line of the kubelet's is one of the container runtime's, which are never longer. What is over the limit is
-        # cut off at the end, which is what matters.
+        # A line of the kubelet is a line of the container runtime, which is never longer than MAX_LINE. The limit must
+        # not be reached: the kubelet cuts at the end, which matters most.
         "limitBytes": str(lines * (MAX_LINE + 64)),
         "timestamps": "true",
         **({"previous": "true"} if previous else {}),
@@ -98,18 +98,18 @@ async def tail_of(
 
 
 class KubeletLines:
-    """Lines of a log from what a kubelet sends: the parts of a long line joined, with the time of the first one.
+    """Assembles log lines from a kubelet's reply: the parts of a long line are joined, with the time of the first.
 
     Args:
-        splitter: Makes lines for the reader of them.
+        splitter: Creates the lines.
     """
 
     def __init__(self, splitter: Splitter) -> None:
         self._splitter = splitter
-        self._time: str | None = None  # of the line that has begun and not ended; empty where it is none of the log
+        self._time: str | None = None  # of an incomplete line; empty for a line that is not of the log
 
     def take(self, piece: bytes, *, ended: bool) -> Iterator[LogLine]:
-        """Lines after the next piece of a line. A line that begins without a time is the kubelet's own message."""
+        """The lines completed by the next piece. A line without a leading time is a message of the kubelet."""
         if self._time is None:
             time, _, piece = piece.partition(b" ") if piece[:1].isdigit() else (b"", b"", piece)
             self._time = time.decode("ascii", "replace")
@@ -126,19 +126,19 @@ class KubeletLines:
 
 
 async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob: TrainJob | None) -> Evidence:
-    """What is known about pods that were `found`, with the log tails of those that ended badly.
+    """Evidence of the pods `found`, with the log tails of those that failed.
 
-    Tails are read of those that seem to have failed first, and of more until one says why it failed by itself: ranks
-    that lose their peer end in the same second, and say so.
+    Tails are read first of the pods that seem to have failed first, and of more pods until a tail shows a failure other
+    than a lost peer: ranks that lose their peer end in the same second, and log the loss.
 
-    Pods that fell silent first come first. The times in their statuses are whole seconds, and ranks that lose their
-    peer end in the same one (Gloo: 0.1 s later), after they have said so.
+    Pods that wrote their last line first come first. The times in their statuses are whole seconds, and ranks that lose
+    their peer end in the same second (Gloo: 0.1 s later), after they have logged the loss.
     """
     reader = _Tails(client, {name_of(pod): pod for pod in found})
     crashes = crashes_in(found)
     codes = Counter(crash.exit_code for crash in crashes)
-    crashes.sort(key=lambda crash: codes[crash.exit_code])  # in the same second, who ended otherwise than most
-    while len(reader.asked) < MOST_TAILS and not reader.vain:
+    crashes.sort(key=lambda crash: codes[crash.exit_code])  # in the same second, rare exit codes first
+    while len(reader.requested) < MAX_TAILS and not reader.hopeless:
         ordered = in_order(crashes, reader.tails)
         known = [reader.tails[crash.pod] for crash in ordered if crash.pod in reader.tails]
         if known and not (known[0].lost_peer or known[0].terminated):
@@ -146,51 +146,51 @@ async def gather(client: ApiClient, found: Sequence[Mapping[str, Any]], trainjob
         lost = {address for tail in reader.tails.values() for address in tail.peers}
         suspects: dict[str, Crash] = {}
         for crash in sorted(ordered, key=lambda crash: crash.address not in lost):
-            if crash.pod not in reader.asked:
+            if crash.pod not in reader.requested:
                 suspects.setdefault(crash.pod, crash)
         if not suspects:
             break
         await reader.read(list(suspects.values())[:_TAILS])
-    silent = sorted(found, key=lambda pod: reader.silent.get(name_of(pod), "~"))
-    return Evidence(trainjob, silent, reader.logs, unseen=reader.unseen)
+    ordered_pods = sorted(found, key=lambda pod: reader.last_written.get(name_of(pod), "~"))
+    return Evidence(trainjob, ordered_pods, reader.logs, unseen=reader.unseen)
 
 
 class _Tails:
     """Reads the ends of logs.
 
     Attributes:
-        asked: Names of the pods whose log was asked for.
+        requested: Names of the pods whose log was requested.
         logs: Pod -> last lines.
-        tails: Pod -> what they say.
-        silent: Pod -> time of its last line.
-        unseen: What could not be read.
-        vain: There is no point in asking for more.
+        tails: Pod -> meaning of the last lines.
+        last_written: Pod -> time of its last line.
+        unseen: Logs that could not be read, with the reason.
+        hopeless: Further requests would fail as well.
     """
 
     def __init__(self, client: ApiClient, pods: Mapping[str, Mapping[str, Any]]) -> None:
         self._client = client
         self._pods = pods
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
         self.logs: dict[str, list[str]] = {}
         self.tails: dict[str, Tail] = {}
-        self.silent: dict[str, str] = {}
+        self.last_written: dict[str, str] = {}
         self.unseen: list[str] = []
-        self.vain = False
+        self.hopeless = False
 
     async def read(self, crashes: Sequence[Crash]) -> None:
         """Read the logs of the crashed containers, at the same time."""
-        self.asked |= {crash.pod for crash in crashes}
+        self.requested |= {crash.pod for crash in crashes}
         failures = [failure for failure in await asyncio.gather(*map(self._read, crashes)) if failure is not None]
-        self.vain = len(failures) == len(crashes) or any(isinstance(failure, Forbidden) for failure in failures)
-        said = [f"logs: {failure.message}" for failure in failures]
-        self.unseen = list(dict.fromkeys([*self.unseen, *said]))
+        self.hopeless = len(failures) == len(crashes) or any(isinstance(failure, Forbidden) for failure in failures)
+        messages = [f"logs: {failure.message}" for failure in failures]
+        self.unseen = list(dict.fromkeys([*self.unseen, *messages]))
 
     async def _read(self, crash: Crash) -> ApiError | None:
         pod = self._pods[crash.pod]
         backoff = retrying.KUBERNETES_TAIL()
         failure: ApiError = Unreachable(0, "", f"{crash.pod}: no answer within {_TAIL_SECONDS:.0f} s")
         lines, read = None, False
-        # The kubelet of a node that was lost does not answer at all.
+        # The kubelet of a lost node does not answer at all.
         began = anyio.current_time()
         with anyio.move_on_after(_TAIL_SECONDS) as scope:
             while not read:
@@ -211,60 +211,60 @@ class _Tails:
             return None
         self.logs[crash.pod] = [line.text for line in lines]
         self.tails[crash.pod] = log_tails.read(self.logs[crash.pod])
-        self.silent[crash.pod] = lines[-1].time if lines else ""
+        self.last_written[crash.pod] = lines[-1].time if lines else ""
         return None
 
     async def _lines(self, pod: Mapping[str, Any], crash: Crash) -> list[LogLine] | None:
-        """The last lines of the run that crashed; None where no run of the container has a log."""
+        """The last lines of the run that crashed; None if no run of the container has a log."""
         container = crash.container or training_container(pod)
         latest, first = _run(pod, container)
         lines: list[LogLine] | None = None
         later: list[LogLine] = []
         removed: Transient | None = None
         again = False
-        # Its log was that of the latest run when the pod was seen, and may by now be that of the run before.
+        # The run's log was the latest one when the pod was read, and may be the previous one by now.
         turns = [not latest, latest]
         while turns:
             previous = turns.pop(0)
             try:
                 found = await tail_of(self._client, pod, container, READ_LINES, previous=previous)
-            except (BadRequest, ObjectNotFound):  # there is no such run, or its pod is gone already
+            except (BadRequest, ObjectNotFound):  # no such run, or the pod is gone
                 continue
             except RunRemoved as error:
-                if previous != latest or first:  # it was the first run, and there is one before the latest by now
+                if previous != latest or first:  # it was the first run, and is the previous one by now
                     removed = error
                 if previous == latest and lines is not None and not again:
-                    # What had written nothing was the next run, and has ended since: that is why this one is gone.
+                    # The empty log was that of the next run, which has ended since; so this run was removed.
                     turns, again = [not latest], True
                 continue
-            # Whole seconds, by the same clock: what was written later is of a later run.
+            # Whole seconds of the same clock: lines with a later time belong to a later run.
             lines = [line for line in found if line.time[:19] <= (crash.finished[:19] or line.time[:19])]
             if lines:
                 return lines
             later = found if previous or latest else later
-        # Its own is gone (a kubelet keeps only the run that ended last, and shows the end of the one before for 10 s or
-        # more): what a later run wrote, which has ended, too, is the best there is. One that went on when the pod was
-        # seen has ended as well where that one is gone, and the kubelet is about to say so.
+        # The run's own log is gone: a kubelet keeps only the log of the last run that ended, and shows the end of the
+        # run before for 10 s or more. The best replacement is the log of a later run that has ended. A run that was
+        # active when the pod was read has ended as well if that log is gone; the kubelet is about to report it.
         if removed is not None and not later:
             raise removed
         return later or lines
 
 
 def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Bad ends of a pod and its containers: which one, and what tells its runs apart.
+    """Failures of a pod and its containers: the container, and what distinguishes its runs.
 
-    Containers that ended because the pod was deleted, as when its job is suspended, are none: they were told to.
+    Containers terminated because the pod was deleted, as when its job is suspended, have not failed.
     """
     found = [crash for crash in pod_crashes(pod) if not crash.stopped]
     return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
 
 
 def disruption(reply: bytes) -> str:
-    """Why the cluster is ending the only pod of a list, e.g. ``EvictionByEvictionAPI``; empty if it is not.
+    """Why the cluster terminates the only pod of a list, e.g. ``EvictionByEvictionAPI``; empty if it does not.
 
     Reasons are those of the condition ``DisruptionTarget`` (Kubernetes 1.26): eviction, as by a drain, a taint,
-    preemption, and what a kubelet ends by itself. It is set before the pod is deleted. A pod that a person deletes, or
-    that goes with its owner, has none.
+    preemption, and termination by the kubelet. The condition is set before the pod is deleted. A pod that a person
+    deletes, or that is deleted with its owner, has none.
     """
     for pod in json.loads(reply).get("items") or []:
         for condition in (pod.get("status") or {}).get("conditions") or []:
@@ -274,7 +274,7 @@ def disruption(reply: bytes) -> str:
 
 
 def _run(pod: Mapping[str, Any], container: str) -> tuple[bool, bool]:
-    """Whether the run of a container that ended badly or is stopped is its latest one, and whether its first."""
+    """Whether the run of a container that failed or was stopped is its latest one, and whether its first."""
     status = pod.get("status") or {}
     every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     state = next((each.get("state") or {} for each in every if each.get("name") == container), {})

@@ -1,4 +1,4 @@
-"""Requests that are ready to go, each over a separate open connection: for a process with milliseconds left."""
+"""Ready-made requests, each with a separate open connection: for a process with milliseconds left."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from trainjob.version import __version__
 
 _READ = 4096  # bytes
 _DRY_RUNS = 3
-_BUSY_SECONDS = 1.0  # for a request that keeps the connection open; they are small
+_BUSY_SECONDS = 1.0  # longest wait for a request that keeps the connection open; these are small
 
 
 class PreparedRequest:
-    """A request to one object.
+    """A ready-made request to one object.
 
-    `ApiClient` takes some ten thousand instructions of Python to send one, in another thread, and on a busy machine a
-    tenth of a second. Here its bytes are there, and whoever is interrupted by a signal sends them himself.
+    `ApiClient` runs some ten thousand Python instructions to send a request, in another thread, and takes a tenth of a
+    second on a busy machine. Here the bytes exist in advance, and a signal handler sends them itself.
 
     Args:
-        client: Where credentials come from.
-        request: What to send.
+        client: Source of the credentials.
+        request: The request to send.
 
     Attributes:
-        took: Seconds that dry runs of a PATCH take, webhooks included: the shortest of the last ones, since a busy
-            moment proves nothing. None before the first, if the server refuses them, and for other methods.
-        forbidden: Whether the credentials do not allow the last request that kept the connection open.
+        took: Seconds that dry runs of a PATCH take, including webhooks: the shortest of the latest ones, since one slow
+            run proves nothing. None before the first, if the server refuses them, and for other methods.
+        forbidden: Whether the server answered 403 to the latest request that kept the connection open.
     """
 
     def __init__(self, client: ApiClient, request: Request) -> None:
@@ -51,16 +51,16 @@ class PreparedRequest:
         self._bytes = b""
         self._lock = Lock()
         self._sent: HTTPConnection | None = None
-        self._answer = b""
+        self._reply = b""
 
     async def warm(self) -> None:
-        """Open the connection, or keep it open by a request; with the credentials as they are now.
+        """Open the connection, or keep it open by a request, with the current credentials.
 
-        A PATCH is sent as a dry run, which takes as long as the PATCH itself would. A GET is sent as it is. For a
-        DELETE the object is read.
+        A PATCH is sent as a dry run, which takes as long as the PATCH itself. A GET is sent unchanged. For a DELETE the
+        object is read.
 
         Raises:
-            OSError, HTTPException: it cannot be done; `send` answers False then.
+            OSError, HTTPException: The request failed; `send` returns False then.
         """
         access = await self._client.access()
         await anyio.to_thread.run_sync(self._warm, access)
@@ -70,22 +70,22 @@ class PreparedRequest:
         headers = {"Host": url.netloc, "User-Agent": f"trainjob/{__version__}", "Accept": "application/json"}
         if access.authorization:
             headers["Authorization"] = access.authorization
-        rehearsal = Request("GET", self._request.path) if self._request.method == "DELETE" else self._request
+        harmless = Request("GET", self._request.path) if self._request.method == "DELETE" else self._request
         if self._request.method == "PATCH":
-            rehearsal = replace(self._request, params={**self._request.params, "dryRun": "All"})
+            harmless = replace(self._request, params={**self._request.params, "dryRun": "All"})
         with self._lock:
             self._bytes = _bytes(self._request, url.path, headers)
             for again in (True, False):
                 try:
                     self._connection = self._connection or _connect(access, self._client.timings.connect)
-                    self._rehearse(self._connection, rehearsal, url.path, headers)
+                    self._keep_open(self._connection, harmless, url.path, headers)
                     return
-                except (OSError, HTTPException):  # the server has closed what was idle
+                except (OSError, HTTPException):  # the server has closed the idle connection
                     self._close()
                     if not again:
                         raise
 
-    def _rehearse(self, connection: HTTPConnection, request: Request, prefix: str, headers: dict[str, str]) -> None:
+    def _keep_open(self, connection: HTTPConnection, request: Request, prefix: str, headers: dict[str, str]) -> None:
         body = None
         if request.method == "PATCH":
             body, headers = json.dumps(request.body), {**headers, "Content-Type": request.content_type}
@@ -99,21 +99,21 @@ class PreparedRequest:
             self.took = min(self._dry_runs)
 
     def send(self) -> bool:
-        """Send the request and wait for the answer, from any thread and from a signal's handler.
+        """Send the request and wait for the reply, from any thread or a signal handler.
 
         Returns:
-            False if it could not be sent, or was refused: to be asked again in the usual way.
+            False if the request could not be sent or was refused; the caller then sends it by `ApiClient`.
         """
         return self._write(_BUSY_SECONDS) and self._done(time.monotonic() + self._client.timings.connect)
 
     def read(self, seconds: float) -> bytes | None:
-        """Send the request and return the content of the answer; for signal handlers.
+        """Send the request and return the body of the reply; for signal handlers.
 
         Args:
-            seconds: How long to wait for it.
+            seconds: Timeout of the reply.
 
         Returns:
-            None if there is none in time, or the request was refused.
+            None if no reply arrives in time, or the request was refused.
         """
         until = time.monotonic() + seconds
         if not self._write(seconds):
@@ -130,15 +130,15 @@ class PreparedRequest:
             return None
 
     def send_or(self, other: PreparedRequest, seconds: float) -> PreparedRequest | None:
-        """Send the request, and `other` as well unless the answer comes in time; for signal handlers.
+        """Send the request, and `other` as well unless the reply arrives in time; for signal handlers.
 
-        The API server cancels a request whose connection closes before it was answered, so a process that may end at
-        any moment cannot wait for an answer that takes long. If dry runs take longer than `seconds`, `other` is sent at
-        once, and this request only if `other` is refused.
+        The API server cancels a request whose connection closes before the reply, so a process that may end at any
+        moment cannot wait for a slow reply. If dry runs take longer than `seconds`, `other` is sent at once, and this
+        request only if `other` is refused.
 
         Args:
-            other: What to send instead.
-            seconds: How long the answer is waited for before `other` is sent.
+            other: The alternative request.
+            seconds: Timeout of the reply, after which `other` is sent.
 
         Returns:
             The request that was carried out, `other` if both may have been; None if neither was.
@@ -154,10 +154,10 @@ class PreparedRequest:
         return self if sent and self._done(began + self._client.timings.connect) else None
 
     def _write(self, seconds: float) -> bool:
-        """Send the request, without waiting for the answer.
+        """Send the request without waiting for the reply.
 
         Args:
-            seconds: How long to wait for a `warm` that is under way.
+            seconds: Longest wait for a running `warm`.
 
         Returns:
             False if there is no open connection.
@@ -165,11 +165,11 @@ class PreparedRequest:
         if not self._lock.acquire(timeout=seconds):
             return False
         try:
-            connection, self._connection = self._connection, None  # its answer is read up to the status only
+            connection, self._connection = self._connection, None  # only the status of its reply is read
             if connection is None or connection.sock is None:
                 return False
             self._forget()
-            self._answer, self._sent = b"", connection
+            self._reply, self._sent = b"", connection
             connection.sock.sendall(self._bytes)
             connection.sock.setblocking(False)
         except OSError:
@@ -180,7 +180,7 @@ class PreparedRequest:
             self._lock.release()
 
     def _done(self, until: float) -> bool:
-        """Whether the request that `_write` has sent was carried out, by an answer that came before `until`."""
+        """Whether a reply before `until` confirms that the request sent by `_write` was carried out."""
         opened = self._sent.sock if self._sent is not None else None
         if opened is None:
             return False
@@ -191,21 +191,21 @@ class PreparedRequest:
             if left <= 0:
                 return False
             poll.poll(1000 * left)
-        return 0 < status < 300 or status == 404  # it is gone
+        return 0 < status < 300 or status == 404  # 404: the object is gone
 
     def _status(self, opened: socket.socket) -> int | None:
-        """The status of the answer; None as long as there is none, 0 if there will be none."""
+        """The status of the reply; None until it arrives, 0 if none will arrive."""
         try:
-            while b"\r\n" not in self._answer:
+            while b"\r\n" not in self._reply:
                 received = opened.recv(_READ)
                 if not received:
                     return 0
-                self._answer += received
+                self._reply += received
         except (BlockingIOError, ssl.SSLWantReadError):
             return None
         except OSError:
             return 0
-        words = self._answer.split(maxsplit=2)
+        words = self._reply.split(maxsplit=2)
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
     def close(self) -> None:

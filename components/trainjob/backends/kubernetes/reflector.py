@@ -1,7 +1,7 @@
-"""One collection kept up to date by LIST and WATCH, through everything that an API server and a network do.
+"""One collection kept up to date by LIST and WATCH, through outages of the API server and the network.
 
-The rules and numbers are those of client-go's reflector and of the API server's watch cache (facts: peers 3.1):
-a bookmark is due every 60 s, events are remembered for 75 s at least, a resumed watch is priced as one small request.
+Rules and numbers are those of client-go's reflector and of the API server's watch cache: a bookmark is due every 60 s,
+events are kept for at least 75 s, a resumed watch costs the server as much as one small request.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from trainjob.backends.kubernetes.errors import (
 )
 from trainjob.errors import BackendUnavailable, ConfigurationError
 
-_UNHEARD = 2
-"""After so many watches that brought nothing, not even a bookmark, a list says what is the matter."""
+_MAX_SILENT_WATCHES = 2
+"""Consecutive watches without an event or a bookmark, after which the collection is listed again."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to one object.
+    """A change of one object.
 
     Attributes:
-        item: The object as it is now, or as it was last.
-        deleted: It is gone.
+        item: The object's current state, or its last one.
+        deleted: The object was deleted.
     """
 
     item: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Synced:
-    """A LIST is complete: what was not in it was not there at that time.
+    """A LIST is complete: objects that it lacks did not exist at that time.
 
     Attributes:
         uids: UIDs of all objects in it.
@@ -59,7 +59,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Outage:
-    """The server cannot be reached or answers with errors; it is tried again."""
+    """The server cannot be reached or answers with errors; requests are retried."""
 
     notice: str
 
@@ -69,12 +69,12 @@ class Reflector:
 
     Args:
         client: The connection.
-        path: Of the collection.
+        path: Path of the collection.
         selector: ``labelSelector`` or ``fieldSelector``.
 
     Attributes:
-        watching: Whether there is a watch, and what is known not only what was listed some time ago.
-        heard: Time of the latest reply, by the monotonic clock.
+        watching: Whether a watch is open, so that what is known is newer than the latest list.
+        last_reply: Monotonic time of the latest reply.
     """
 
     def __init__(self, client: ApiClient, path: str, selector: Mapping[str, str]) -> None:
@@ -86,15 +86,15 @@ class Reflector:
         self._refusals = client.timings.request_backoff()
         self._version = ""
         self.watching = False
-        self.heard = time.monotonic()
+        self.last_reply = time.monotonic()
 
     async def events(self) -> AsyncGenerator[Change | Synced | Outage]:
-        """Everything that happens, for ever.
+        """All changes, without end.
 
         Raises:
-            BackendUnavailable: an outage outlasted both budgets.
-            ApiError: the server refuses LIST for good, or credentials for longer than a renewal can take.
-            ConfigurationError: there are no credentials.
+            BackendUnavailable: An outage used up `Timings.watch_backoff`.
+            ApiError: The server forbids LIST, or refuses the credentials for longer than a renewal can take.
+            ConfigurationError: There are no credentials.
         """
         while True:
             try:
@@ -113,16 +113,19 @@ class Reflector:
                 for outage in self._outages(error):
                     yield outage
                 await anyio.sleep(self._outage.pause(error.retry_after))
-            except (Unauthorized, ConfigurationError) as error:  # a token is renewed late, a plugin has its own outage
+            except (
+                Unauthorized,
+                ConfigurationError,
+            ) as error:  # a late renewal of a token, an outage of a plugin
                 if not self._version or self._refusals.failure():
                     raise
-                yield Outage(f"the API server could not be asked, trying again: {error}")
+                yield Outage(f"authentication to the API server failed, retrying: {error}")
                 await anyio.sleep(self._refusals.pause())
 
     def _outages(self, error: ApiError) -> list[Outage]:
-        """Record a failure. The first in a row is not reported: watches expire, and resource versions get old.
+        """Record a failure. The first in a row is not reported: watches and versions expire in normal operation.
 
-        That there is no connection to the server is reported at once.
+        A connection that cannot be opened is reported at once.
         """
         if self._outage.failure():
             raise BackendUnavailable(
@@ -130,15 +133,15 @@ class Reflector:
                 f"{self._outage.elapsed:.0f} s: {error}"
             ) from error
         routine = self._outage.count == 1 and not isinstance(error, NoConnection)
-        return [] if routine else [Outage(f"API server unavailable, trying again: {error}")]
+        return [] if routine else [Outage(f"API server unavailable, retrying: {error}")]
 
     async def _list(self) -> AsyncGenerator[Mapping[str, Any]]:
-        """LIST; afterwards `_version` is where to watch from. No page outlives its last item: each may be many MB."""
+        """LIST, and set `_version`, from which to watch. A page is freed after its last item: it may have many MB."""
         token = ""
         while True:
             params = {**self._selector, "limit": str(PAGE), **({"continue": token} if token else {})}
             answer = await self._client.send(Request("GET", self._path, params), decode_list)
-            self.heard = time.monotonic()
+            self.last_reply = time.monotonic()
             for item in answer.pop("items"):
                 yield item
             metadata = answer["metadata"]
@@ -148,39 +151,39 @@ class Reflector:
                 return
 
     async def _watch(self, relist_at: float) -> AsyncGenerator[Change | Outage]:
-        """Changes since `_version`; a broken connection is resumed where it broke, which costs the server little.
+        """Changes since `_version`. A broken watch is resumed at the last version, which costs the server little.
 
-        Ends when it is time to list again: now and then, and where watches bring nothing. Where only lists get through,
-        lists alone have to do.
+        Ends when the collection has to be listed again: at `relist_at`, after silent watches, or because watches are
+        forbidden.
         """
-        unheard = 0
-        while unheard < _UNHEARD and time.monotonic() < relist_at:
-            began, heard = time.monotonic(), False
+        silent_watches = 0
+        while silent_watches < _MAX_SILENT_WATCHES and time.monotonic() < relist_at:
+            began, received = time.monotonic(), False
             try:
                 async with aclosing(self._stream()) as changes:
                     async for change in changes:
-                        heard = True
+                        received = True
                         self._outage.success()
                         if change is not None:
                             yield change
                         if time.monotonic() >= relist_at:
                             return
-                if not heard and time.monotonic() - began < self._timings.sound:
-                    raise ServerError(0, "", "the watch ended as soon as it had begun")
-            except Forbidden:  # list is allowed, watch is not
+                if not received and time.monotonic() - began < self._timings.healthy_after:
+                    raise ServerError(0, "", "the watch was closed as soon as it was open")
+            except Forbidden:  # listing is permitted, watching is not
                 await anyio.sleep(random.uniform(*self._timings.poll))  # noqa: S311 - jitter
                 return
             except Transient as error:
-                if time.monotonic() - began >= self._timings.sound:
+                if time.monotonic() - began >= self._timings.healthy_after:
                     self._outage.success()
                 for outage in self._outages(error):
                     yield outage
                 await anyio.sleep(self._outage.pause(error.retry_after))
-            unheard = 0 if heard else unheard + 1
+            silent_watches = 0 if received else silent_watches + 1
 
     async def _stream(self) -> AsyncGenerator[Change | None]:
         """One WATCH connection; None for a bookmark."""
-        seconds = random.uniform(300, 600)  # noqa: S311 - client-go's, so that not all reconnect together
+        seconds = random.uniform(300, 600)  # noqa: S311 - as in client-go, so that clients do not reconnect together
         params = {
             **self._selector,
             "watch": "true",
@@ -193,19 +196,19 @@ class Reflector:
         try:
             async with aclosing(self._client.lines(request)) as lines:
                 async for line in lines:
-                    yield self._heard(line)
+                    yield self._parse(line)
         finally:
             self.watching = False
 
-    def _heard(self, line: bytes) -> Change | None:
-        """What a line of a watch says; None for a bookmark."""
-        self.heard = time.monotonic()
+    def _parse(self, line: bytes) -> Change | None:
+        """The change in a line of a watch; None for a bookmark."""
+        self.last_reply = time.monotonic()
         try:
             event = json.loads(line)
             kind, item = event["type"], event["object"]
             version = (item.get("metadata") or {}).get("resourceVersion")
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ServerError(0, "", f"a watch line that is no event: {line[:80]!r}") from None
+            raise ServerError(0, "", f"the watch sent a line that is not an event: {line[:80]!r}") from None
         if kind == "ERROR":
             raise error_of(int(item.get("code") or 500), item)
         self._version = version or self._version

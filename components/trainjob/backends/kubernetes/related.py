@@ -1,4 +1,4 @@
-"""What stands in the way of jobs that wait: looked up in few requests, for one job or for all of a namespace."""
+"""Objects related to waiting jobs, and the blockers in them: few requests for one job or all of a namespace."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from trainjob.manifest import JobRef
 from trainjob.spec import API_VERSION
 from trainjob.status import Blocker, Phase, observe
 
-_UNBEGUN = (Phase.SUSPENDED, Phase.QUEUED, Phase.NOT_STARTED)  # phases in which a job still needs its runtime
+_NEEDS_RUNTIME = (Phase.SUSPENDED, Phase.QUEUED, Phase.NOT_STARTED)
 
 _log = logging.getLogger(__name__)
 
-_KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # since Kueue 0.14; before
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # v1beta2 since Kueue 0.14
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 
-# Events of every job. What matters is not always a Warning: Preempted, Pulling and Killing for a probe are none.
+# Events of every job. Relevant Events are not always Warnings: Preempted, Pulling and Killing for a probe are Normal.
 _ROUTINE = ("Scheduled", "Created", "Started", "SuccessfulCreate", "SuccessfulDelete", "Completed")
 _ROUTINE_MESSAGE = "Stopping container "  # of Killing
 
 
 @dataclass
 class RelatedObjects:
-    """Asks for what is around the jobs of one namespace. What may not be seen is said once, and then left alone.
+    """Reads the objects related to the jobs of one namespace.
+
+    A resource that may not be listed is logged once and not requested again.
 
     Attributes:
         client: The connection.
-        namespace: Of the jobs.
-        hidden: What may not be seen -> what the server said to that.
+        namespace: Namespace of the jobs.
+        hidden: Resource that may not be read -> the server's message.
     """
 
     client: ApiClient
@@ -45,10 +47,10 @@ class RelatedObjects:
     hidden: dict[str, str] = field(default_factory=dict)
 
     async def blockers(self, waiting: Mapping[JobRef, TrainJob]) -> dict[str, Blocker]:
-        """By UID, what blocks those of the `waiting` jobs that cannot start: three lists, and one GET per runtime.
+        """The blockers of the `waiting` jobs by UID: three lists, and one GET per runtime.
 
         Raises:
-            Transient: the server could not answer.
+            Transient: The server is unavailable.
         """
         only = next(iter(waiting)) if len(waiting) == 1 else None
         phases = {ref: observe(trainjob).phase for ref, trainjob in waiting.items()}
@@ -68,14 +70,14 @@ class RelatedObjects:
                     seen = None if "pods" in self.hidden else pods[ref.name]
                     finding = blockers.first(blockers.around(seen, events[ref.name]))
                     found[ref.uid] = finding.blocker if finding else None
-        gone = {name: await self._is_gone(*name) for name in {_runtime(each) for each in waiting.values()}}
+        missing = {name: await self._is_missing(*name) for name in {_runtime(each) for each in waiting.values()}}
         for ref, trainjob in waiting.items():
-            if gone[_runtime(trainjob)]:
+            if missing[_runtime(trainjob)]:
                 found[ref.uid] = blockers.of_missing_runtime(" ".join(_runtime(trainjob))).blocker
         return {ref.uid: blocker for ref in waiting if (blocker := found.get(ref.uid)) is not None}
 
     async def events(self, ref: JobRef) -> list[dict[str, Any]]:
-        """What was noted about one job and all that belongs to it, routine left out."""
+        """The Events of one job and all objects that belong to it, without routine ones."""
         events = await self._events(",".join(f"reason!={reason}" for reason in _ROUTINE))
         return [
             event
@@ -84,7 +86,7 @@ class RelatedObjects:
         ]
 
     async def has_run(self, ref: JobRef) -> bool:
-        """Whether a rank of a job has been running at any time, as far as pods and Events still tell."""
+        """Whether a rank of a job has ever been running, as far as pods and Events still show."""
         pods = await self._list(
             "pods", collection(self.namespace, "pods"), {"labelSelector": f"{JOBSET_NAME}={ref.name}"}
         )
@@ -94,12 +96,12 @@ class RelatedObjects:
         return any(_owner(event, {ref.name}) == ref.name and _trains(event, ref) for event in started)
 
     async def missing(self, trainjob: Mapping[str, Any]) -> list[str]:
-        """The job's runtime, if it is not there any more and the job still needs it to start."""
+        """The job's runtime, if it was deleted and the job still needs it to start."""
         name = _runtime(trainjob)
-        return [" ".join(name)] if await self._is_gone(*name) else []
+        return [" ".join(name)] if await self._is_missing(*name) else []
 
-    async def _is_gone(self, kind: str, name: str) -> bool:
-        """Whether a runtime does not exist; False where it may not be read."""
+    async def _is_missing(self, kind: str, name: str) -> bool:
+        """Whether a runtime does not exist; False if it may not be read."""
         what = f"{kind.lower()}s"
         if not name or what in self.hidden:
             return False
@@ -113,7 +115,7 @@ class RelatedObjects:
         return False
 
     async def workloads(self, ref: JobRef | None = None) -> list[dict[str, Any]]:
-        """Kueue's Workloads, or that of one job; none where there is no Kueue."""
+        """Kueue's Workloads, or that of one job; empty in a cluster without Kueue."""
         params = {"labelSelector": f"{_JOB_UID}={ref.uid}" if ref else _JOB_UID}
         for version in _KUEUE_VERSIONS:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self.namespace}/workloads"
@@ -142,29 +144,31 @@ class RelatedObjects:
             return await self.client.items(path, params, last=True)
         except Forbidden as error:
             self.hidden[what] = error.message
-            _log.warning("why jobs wait cannot be seen without the right to list %s: %s", what, error.message)
+            _log.warning(
+                "blockers of waiting jobs may stay unknown: permission to list %s is missing: %s", what, error.message
+            )
             return []
 
 
 def _runtime(trainjob: TrainJob) -> tuple[str, str]:
     """Kind and name of the runtime that a job needs to start; empty if it has started."""
-    if observe(trainjob).phase not in _UNBEGUN:
+    if observe(trainjob).phase not in _NEEDS_RUNTIME:
         return "", ""
     runtime = mapping(trainjob, "spec", "runtimeRef")
     return str(runtime.get("kind") or "ClusterTrainingRuntime"), str(runtime.get("name") or "")
 
 
 def _trains(event: Mapping[str, Any], ref: JobRef) -> bool:
-    """Whether an Event is about a container that trains, and not about one of an initializer."""
+    """Whether an Event is about a training container rather than an initializer."""
     about = mapping(event, "involvedObject")
     step = str(about.get("name")).removeprefix(f"{ref.name}-")
     return not step.startswith(INITIALIZERS) and str(about.get("fieldPath")).startswith("spec.containers{")
 
 
 def _owner(event: Mapping[str, Any], names: Collection[str]) -> str:
-    """Which of the jobs an Event is about: what belongs to a job is called by its name, ``-`` and more.
+    """The job that an Event is about: objects of a job are named by its name, ``-`` and a suffix.
 
-    A name is never used twice, so that no older job's Events can be meant.
+    A name is never used twice, so the Event cannot be that of an earlier job.
     """
     name = str((event.get("involvedObject") or {}).get("name") or "")
     while name and name not in names:
