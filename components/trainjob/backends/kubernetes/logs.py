@@ -85,7 +85,7 @@ class RankLogs:
                 while True:
                     self._woken, over = False, self._finished
                     informed = listener if listener is not None and (listener.current or not over) else None
-                    for pod in self._changed(informed) if informed is not None else await self._pods_or_none():
+                    for pod in self._pods_with_output(informed) if informed is not None else await self._pods_or_none():
                         reader = self._readers.get(name_of(pod))
                         if _has_output(pod) and (reader is None or (reader.done() and _may_restart(pod))):
                             self._start_reader(pod)
@@ -109,7 +109,7 @@ class RankLogs:
         ranks = sorted({self._unanswered[name] for name in reading if name in self._unanswered})
         return ", ".join(ranks[:8]) + (" and more" if len(ranks) > 8 else "")
 
-    def _changed(self, listener: Listener) -> list[Pod]:
+    def _pods_with_output(self, listener: Listener) -> list[Pod]:
         """All pods with output, after the changes that `listener` has received."""
         for uid, pod in listener.take().items():
             if _has_output(pod) and (not self._ranks or rank_of(pod) in self._ranks):
