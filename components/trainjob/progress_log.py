@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from trainjob.logs import LogLine
     from trainjob.status import Observation
 
-# At most so many lines of the ranks in so many seconds: writing them blocks the event loop that all triggers of an
-# Airflow triggerer share, and a task log of gigabytes helps nobody (apache/airflow#73044: logs filled its memory).
+# Limit of the ranks' lines, and its interval: writing lines blocks the event loop that all triggers of an Airflow
+# triggerer share, and logs of gigabytes fill its memory (apache/airflow#73044).
 MAX_LINES, MAX_LINES_SECONDS = 2000, 10.0
 PROGRESS_SECONDS = 5.0
 """Between two lines about progress; the job's status has what is left out."""

@@ -122,7 +122,7 @@ def global_options(command: Decorated) -> Decorated:
         metavar="NAME",
         expose_value=False,
         callback=_note,
-        help="Use the jobs of this namespace.",
+        help="Use this namespace.",
     )
     return where(in_namespace(command))
 
@@ -188,7 +188,7 @@ def _collected(command: Callable[..., int]) -> Callable[..., int]:
 
 
 live_options = _apply(
-    click.option("--queue-timeout", type=duration, help="Fail if the job is not admitted within, e.g., 30m."),
+    click.option("--queue-timeout", type=duration, help="Fail if the job is not admitted within this time, e.g. 30m."),
     click.option("--start-timeout", type=duration, help="Fail if no rank is running this long after admission."),
     click.option("--run-timeout", type=duration, help="Fail if the job has not ended this long after admission."),
     click.option("--fail-fast", is_flag=True, help="Fail at once if only a person can unblock the job."),

@@ -408,7 +408,7 @@ def render(
     help="Write the digest of an image into the objects that run NAME:TAG; may be repeated.",
 )
 @click.option("--storage-config", metavar="NAME", help="Name the ConfigMap with the settings of storage and registry.")
-@click.option("--storage-secret", metavar="NAME", help="Name the Secret with their credentials.")
+@click.option("--storage-secret", metavar="NAME", help="Name the Secret with the credentials of storage and registry.")
 @click.option(
     "--trainer",
     type=click.Choice(["2.1", "2.2", "2.3"]),

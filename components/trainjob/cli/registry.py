@@ -29,7 +29,8 @@ def registry() -> None:
 
 
 def _options(command: Callable[..., int]) -> Callable[..., int]:
-    where = "Use this registry: mlflow+sqlite:////abs.db, mlflow+https://host or kubeflow+https://host."
+    uris = "mlflow+sqlite:////abs.db, mlflow+https://host or kubeflow+https://host"
+    where = f"Use this registry instead of TRAINJOB_REGISTRY: {uris}."
     return json_option(click.option("--registry", "uri", metavar="URI", help=where)(click.pass_obj(command)))
 
 
@@ -174,7 +175,9 @@ def register(
 )
 @click.option("--output", default="model", show_default=True, metavar="NAME", help="Export this output of the job.")
 @click.option("--source", help="Read the model here, if the output is a path in the pods of a cluster.")
-@click.option("--export-id", help="Identify the export, to export an output again; by job and output if left out.")
+@click.option(
+    "--export-id", help="Give another id to export the same output again; the default id is that of job and output."
+)
 @click.option("--alias", help="Give the version this alias, e.g. champion.")
 @_rule
 @click.option(
