@@ -108,10 +108,10 @@ class RunningJob:
         return self.ref
 
     def wait(self, ref: JobRef, options: WaitOptions, log: Log, *, logs: bool, seconds: float | None) -> TrainJobResult:
-        """See `trainjob.waiting.wait`; with what happens and the ranks' lines told to `log`, for at most `seconds`.
+        """Wait for the end of the job for at most `seconds`; log changes, crashes and, with `logs`, the ranks' lines.
 
         Raises:
-            DeadlineReached: `seconds` are over.
+            DeadlineReached: `seconds` have passed.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
         from trainjob import waiting

@@ -56,7 +56,7 @@ def test_marked_by_a_person(them: Both) -> None:
             it.mark(state)
             marked[it.namespace] = time.time()
     wait_until("the jobs are gone", lambda: not any(it.jobs for it in both), 60)
-    took = {it.namespace: gone(it) - marked[it.namespace] for it in both}
+    took = {it.namespace: cancelled_at(it) - marked[it.namespace] for it in both}
     assert max(took.values()) < 30, took
     for state in ("failed", "success"):
         assert [it.state for it in them[state]] == [state, state]
@@ -71,7 +71,7 @@ def is_acknowledged(it: Training) -> bool:
         return all(DELIVERED in job["metadata"]["annotations"] for job in client.list())
 
 
-def gone(it: Training) -> float:
+def cancelled_at(it: Training) -> float:
     """Time at which the job was cancelled."""
     with it.client() as client:
         ends = [now.finished for job in client.list() if (now := observe(job)).phase is Phase.CANCELLED]
@@ -166,6 +166,6 @@ def test_execution_timeout(them: Both, airflow: Airflow) -> None:
         # deferred task enforces the deadline; when Airflow then resumes the task is not tested.
         began = datetime.fromisoformat(it.task["start_date"])
         fired = it.logged_at("Trigger fired event")
-        over = fired or datetime.fromtimestamp(gone(it), UTC)
+        over = fired or datetime.fromtimestamp(cancelled_at(it), UTC)
         assert 15 - 1 <= (over - began).total_seconds() < 15 + 30
     assert [bool(it.logged_at("Trigger fired event")) for it in them["late"]] == [False, True]
