@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """What is written to: the standard library's loggers, and Airflow's own, which are structlog's."""
+    """A logger of the standard library, or of Airflow, which uses structlog."""
 
     def info(self, event: str, /, *args: Any) -> Any:
-        """Something happened."""
+        """Log an event."""
 
     def warning(self, event: str, /, *args: Any) -> Any:
-        """Something bad happened."""
+        """Log a warning."""
 
 
 _REPLY_SECONDS = 1.0  # of the 5 s that a killed task has left
@@ -52,7 +52,7 @@ def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJob
 
 
 def progress_logger(log: Log) -> ProgressLogger:
-    """Logs what happens to a job, and its ranks' lines, in `log`, that of a task."""
+    """Create a logger that writes a job's progress and its ranks' log lines to `log`, the log of a task."""
     from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger
 
     sink = LogSink(partial(log.info, "%s"), partial(log.warning, "%s"))
@@ -116,10 +116,12 @@ class RunningJob:
         """
         from trainjob import waiting
 
-        say, backend = progress_logger(log), self.client.backend
-        on_log = say.line if logs else None
+        progress, backend = progress_logger(log), self.client.backend
+        on_log = progress.line if logs else None
         end = self._waiting = self.client.start(
-            lambda: waiting.wait(backend, ref, options, on_change=say.change, on_log=on_log, on_crash=say.crash)
+            lambda: waiting.wait(
+                backend, ref, options, on_change=progress.change, on_log=on_log, on_crash=progress.crash
+            )
         )
         if self._killed:
             end.cancel()
@@ -127,11 +129,11 @@ class RunningJob:
             return end.result(seconds)
         except TimeoutError:
             if end.done():
-                raise  # the backend's own
+                raise  # a TimeoutError of the backend
             end.cancel()
             raise DeadlineReached from None
         finally:
-            say.end()
+            progress.end()
 
     def has_ended(self) -> bool:
         """Whether the job has ended or was deleted."""
