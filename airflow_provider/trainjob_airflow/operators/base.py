@@ -15,7 +15,6 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from trainjob import WaitOptions
 from trainjob_airflow import assets, lineage, links
 from trainjob_airflow.arguments import Seconds, check_place, check_switches, check_texts
 from trainjob_airflow.compat import TaskDeferralError, TaskDeferralTimeout
@@ -80,6 +79,8 @@ class TrainJobTask(StrictTemplates):
         **kwargs: Any,
     ) -> None:
         given = dict(locals())
+        from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
+
         super().__init__(**kwargs)
         self.namespace = namespace
         self.trainjob_conn_id = trainjob_conn_id

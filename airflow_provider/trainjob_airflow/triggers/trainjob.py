@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from trainjob import WaitOptions
 from trainjob_airflow.events import pack
 from trainjob_airflow.hooks.trainjob import TrainJobHook
 from trainjob_airflow.identity import states_of
@@ -79,6 +78,8 @@ class TrainJobTrigger(BaseTrigger):
         target: dict[str, Any] | None = None,
         **wait_options: Any,
     ) -> None:
+        from trainjob import WaitOptions  # here, so that an import of this module does not import `trainjob`
+
         super().__init__()  # type: ignore[no-untyped-call]
         self.trainjob_conn_id = trainjob_conn_id
         self.namespace = namespace
@@ -149,25 +150,27 @@ class TrainJobTrigger(BaseTrigger):
         from trainjob.errors import BackendUnavailable
         from trainjob.waiting import attend
 
-        say = progress_logger(self.log)
-        read = (lambda: self._read(backend, say)) if self.get_logs else None
+        progress = progress_logger(self.log)
+        read = (lambda: self._read(backend, progress)) if self.get_logs else None
         options, ref = self.wait_options, self._ref()
-        final, crash = await attend(backend, ref, options, on_change=say.change, on_crash=say.crash, read=read)
+        final, crash = await attend(
+            backend, ref, options, on_change=progress.change, on_crash=progress.crash, read=read
+        )
         if final is None:
             raise BackendUnavailable(f"the watch of TrainJob {self._ref()} ended without an event")
         return final, crash
 
-    async def _read(self, backend: Backend, say: ProgressLogger) -> None:
+    async def _read(self, backend: Backend, progress: ProgressLogger) -> None:
         from trainjob.logs import Throttle
 
-        throttle = Throttle(say.line)
+        throttle = Throttle(progress.line)
         try:
             async with aclosing(backend.logs(self._ref(), follow=True, tail=_TAIL)) as lines:
                 async for line in lines:
                     throttle.line(line)
                     await asyncio.sleep(0)  # many lines at once must not delay other triggers
             throttle.end()  # before the line about dropped lines
-            say.end()
+            progress.end()
         except Exception as error:  # noqa: BLE001 - log streaming is best effort; its failure must not fail the job
             self.log.warning("log streaming failed, no further log lines follow: %s: %s", type(error).__name__, error)
         finally:
@@ -308,12 +311,12 @@ class TrainJobStateTrigger(BaseTrigger):
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(self.poll_interval)
-        say, latest, name = progress_logger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
+        progress, latest, name = progress_logger(self.log), None, f"TrainJob {JobRef.of(trainjob)}"
         async with aclosing(backend.watch(JobRef.of(trainjob))) as snapshots:
             async for snapshot in snapshots:
                 observation: Observation = observe(snapshot.trainjob, latest, snapshot.blocker)
                 if observation != latest or snapshot.notice:
-                    say.change(observation, snapshot.notice)
+                    progress.change(observation, snapshot.notice)
                 latest = observation
                 if sought.reached(snapshot.trainjob, observation):
                     job = {"namespace": namespace, "job": trainjob["metadata"]["name"]}
