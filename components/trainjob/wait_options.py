@@ -96,7 +96,7 @@ class InvalidWaitOptions(ValueError):
         timeout = "a timedelta, a number of seconds above 0, or text such as 15m or 1h30m"
         super().__init__(
             "; ".join(
-                f"{name} is {timeout if name in _TIMEOUTS else 'True or False'}, not {value!r}"
+                f"{name} must be {timeout if name in _TIMEOUTS else 'True or False'}, not {value!r}"
                 for name, value in self.invalid.items()
             )
         )

@@ -134,14 +134,14 @@ def test_what_is_left_out_has_its_default() -> None:
 )
 def test_what_is_no_timeout(value: object) -> None:
     with pytest.raises(
-        InvalidWaitOptions, match=r"^start_timeout is a timedelta, a number of seconds above 0, or text"
+        InvalidWaitOptions, match=r"^start_timeout must be a timedelta, a number of seconds above 0, or text"
     ):
         WaitOptions.parse({"start_timeout": value})
 
 
 @pytest.mark.parametrize("value", ["no", 1, 0, None])
 def test_what_is_no_switch(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^fail_fast is True or False, not "):
+    with pytest.raises(ValueError, match=r"^fail_fast must be True or False, not "):
         WaitOptions.parse({"fail_fast": value})
 
 
