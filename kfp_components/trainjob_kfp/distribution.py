@@ -15,7 +15,7 @@ from trainjob_kfp import node
 from trainjob_kfp.execution import Execution, location
 from trainjob_kfp.jobs import run_job
 from trainjob_kfp.runtime import spec_of
-from trainjob_kfp.steplog import failures_explained
+from trainjob_kfp.steplog import report_failures
 
 _CONFIG = "task_config"
 _WITHOUT_FILE = ("system.Metrics", "system.ClassificationMetrics", "system.SlicedClassificationMetrics")
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--options", required=True)
     given = parser.parse_args()
     options = json.loads(given.options)
-    with failures_explained():
+    with report_failures():
         execution = Execution.of(sys.argv)
         executor_input = json.loads(given.executor_input)
         config = (executor_input.get("inputs", {}).get("parameterValues") or {}).pop(_CONFIG, None) or {}

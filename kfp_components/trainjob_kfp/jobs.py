@@ -1,4 +1,4 @@
-"""One TrainJob from within a step: launch or adopt it, show it, and say why it failed."""
+"""The TrainJob of a step: launch or adopt it, wait for it, and report its progress and its failure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from trainjob.settings import Settings
 from trainjob.spec import OwnerReference
 from trainjob.unattended import SUSPEND
 from trainjob_kfp.execution import Execution
-from trainjob_kfp.steplog import say
+from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, origin_of
 
 ACTIONS = ("suspend", "cancel", "keep")
-"""What can become of a job when its step ends before it."""
+"""What can happen to a job when its step ends first."""
 
-_NO_DEADLINE = "0001-"  # what ARGO_DEADLINE begins with on a first try: Go's time that is none
+_NO_DEADLINE = "0001-"  # start of ARGO_DEADLINE on a first try: Go's zero time
 
 
 def connect(parameters: Mapping[str, Any]) -> TrainJobClient:
@@ -46,16 +46,16 @@ def run_job(
     """Launch or adopt the execution's TrainJob and wait for its end.
 
     Args:
-        execution: Which piece of work it is.
-        spec: What to run.
+        execution: The execution of the step.
+        spec: The spec of the job.
         parameters: ``queue_timeout``, ``start_timeout``, ``run_timeout``, ``cancel_on_timeout``, ``on_kill_action``,
-            ``backend``, ``namespace`` as the components have them, and ``fail_on_first_crash``, ``on_crash_action``,
-            ``retry_user_errors`` where they do.
-        report: Where to write a page about the job once it is complete.
+            ``backend``, ``namespace`` of the component, and ``fail_on_first_crash``, ``on_crash_action``,
+            ``retry_user_errors`` if it has them.
+        report: Path of the HTML page about the complete job.
 
     Raises:
-        TrainJobError: see `trainjob.lifecycle`; a job that ran out of a budget, or is given up at its first crash, is
-            stopped, if so chosen.
+        TrainJobError: the job cannot be launched or has failed. A job that exceeds a timeout, or that fails the step
+            at its first crash, is stopped if the parameters say so.
     """
     options = wait_options_of(parameters)
     with connect(parameters) as client, StopWithStep(client, execution.key, parameters["on_kill_action"]) as stop:
@@ -66,16 +66,16 @@ def run_job(
         ref = client.launch(spec, execution.key, after_failure=again, origin=origin)
         stop.job = client.get(ref)
         client.start(stop.keep_ready)
-        say(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
+        write_line(f"TrainJob {ref} (attempt {ref.attempt}, uid {ref.uid})")
         if address := address_of(ref.namespace, ref.name, ref.uid):
-            say(f"TrainJob {ref}: {address}")  # KFP's UI makes a link of it
-        _say_deadline()
+            write_line(f"TrainJob {ref}: {address}")  # KFP's UI shows it as a link
+        _log_deadline()
         try:
-            # Never marked as delivered: this execution has one result, also for a pod that is started again after it.
-            return attend(client, ref, options, report)
+            # Never marked as delivered: the execution has one result, also for a pod that is restarted after it.
+            return wait_and_report(client, ref, options, report)
         except RankCrashed as error:
             why, action = error.diagnosis, parameters["on_crash_action"]
-            say(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
+            write_line(f"TrainJob {client.call(lambda: give_up(client.backend, ref, why, action))}")
             raise
         except TimedOut:
             if parameters["cancel_on_timeout"]:
@@ -83,62 +83,64 @@ def run_job(
             raise
 
 
-def attend(client: TrainJobClient, ref: JobRef, options: WaitOptions, report: Path | None) -> TrainJobResult:
-    """Wait for a job and write down what happens, and a page about it once it is complete.
+def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, report: Path | None) -> TrainJobResult:
+    """Wait for a job, log its progress, and write an HTML page about it once it is complete.
 
     Raises:
-        TrainJobError: see `trainjob.waiting.wait`.
+        TrainJobError: the job has failed, or the wait has ended by an option.
     """
-    log = ProgressLogger(LogSink(say, job=f"TrainJob {ref}"), progress_seconds=PROGRESS_SECONDS)
+    log = ProgressLogger(LogSink(write_line, job=f"TrainJob {ref}"), progress_seconds=PROGRESS_SECONDS)
     result = client.wait(ref, options, on_change=log.change, on_log=log.line, on_crash=log.crash)
     if report is not None:
         try:
             taken = client.diagnose(ref.name)
             report.parent.mkdir(parents=True, exist_ok=True)
             report.write_text(page(taken), encoding="utf-8")
-        except (TrainJobError, OSError) as error:  # the training is done, and its result is what counts
-            say(f"no report about TrainJob {ref}: {error}")
+        except (TrainJobError, OSError) as error:  # the training is complete; a missing report must not fail the step
+            write_line(f"cannot write the report about TrainJob {ref}: {error}")
     return result
 
 
 def workflow_of_this_pod(client: TrainJobClient) -> OwnerReference:
-    """The Argo Workflow that has made this step's pod.
+    """The Argo Workflow that created this step's pod.
 
     Raises:
-        ConfigurationError: this is no pod of a KFP backend, or the job is to be in another namespace.
+        ConfigurationError: the process is not in a pod of a KFP backend, or the job is in another namespace.
     """
     cluster, pod = client.backend.cluster, os.environ.get("KFP_POD_NAME", "")
     if not pod or cluster is None:
-        raise ConfigurationError("owned_by_run is for steps on a KFP backend, and this is none of its pods")
+        raise ConfigurationError(
+            "owned_by_run needs a step on a KFP backend, but this process is not in a pod of one; leave it out"
+        )
     where = cluster.default_namespace
     if where != client.namespace:
         raise ConfigurationError(
-            f"owned_by_run: the run is in namespace {where} and the job in {client.namespace}, and Kubernetes deletes "
-            "at once what is owned from another one; leave namespace out, or use a cleanup task"
+            f"owned_by_run: the run is in namespace {where} and the job in {client.namespace}, but Kubernetes deletes "
+            "an object at once if its owner is in another namespace; leave namespace out, or use a cleanup task"
         )
     for owner in client.call(lambda: cluster.owners_of_pod(where, pod)):
         if owner["kind"] == "Workflow":
             return OwnerReference.model_validate({name: owner[name] for name in ("apiVersion", "kind", "name", "uid")})
-    raise ConfigurationError(f"owned_by_run: pod {where}/{pod} belongs to no Workflow")
+    raise ConfigurationError(f"owned_by_run: pod {where}/{pod} has no Workflow as its owner")
 
 
 def address_of(namespace: str, name: str, uid: str) -> str:
-    """Where a dashboard shows the job, by ``TRAINJOB_JOB_URL``; empty where that is not set or cannot be used."""
+    """The address of the job in a dashboard, by ``TRAINJOB_JOB_URL``; empty if that is not set or is invalid."""
     known = {"namespace": quote(namespace, safe=""), "name": quote(name, safe=""), "uid": quote(uid, safe="")}
     try:
         return Settings().job_url.format_map(known)
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        say(f"TRAINJOB_JOB_URL cannot be used, write only {{namespace}}, {{name}} and {{uid}} in braces: {error!r}")
+        write_line(f"TRAINJOB_JOB_URL is invalid ({error!r}): use only {{namespace}}, {{name}} and {{uid}} in braces")
         return ""
 
 
-def _say_deadline() -> None:
-    """Say when KFP will end this try, which is a retry: the time counts from the first one's start."""
+def _log_deadline() -> None:
+    """Log when KFP terminates this try, if it is a retry: the limit counts from the start of the first try."""
     deadline = os.environ.get("ARGO_DEADLINE", "")
     if deadline and not deadline.startswith(_NO_DEADLINE):
-        say(
-            f"KFP ends this step at {deadline}, whatever the TrainJob does then: its retry policy counts from the "
-            "first try; trainjob_kfp.retry(task, times) allows a month"
+        write_line(
+            f"KFP terminates this step at {deadline}, even if the TrainJob still runs: the time limit of its retry "
+            "policy counts from the first try; use trainjob_kfp.retry(task, times), which allows a month"
         )
 
 
@@ -146,7 +148,7 @@ def wait_options_of(parameters: Mapping[str, Any]) -> WaitOptions:
     """The wait options among a component's parameters; a timeout of 0 is no limit.
 
     Raises:
-        InvalidSpec: a number is negative, or there is no such action.
+        InvalidSpec: a number is negative, or an action is unknown.
     """
     options, problems = WaitOptions(), []
     try:

@@ -1,6 +1,6 @@
-"""What the components do: their bodies are shims that call these functions, in the step's process.
+"""The implementation of the components, in the step's process. The component functions are shims that call it.
 
-Each takes the shim's arguments as they came from KFP, and gives back what the shim returns.
+Each function takes the arguments of the shim as KFP passes them, and returns the outputs of the shim.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from trainjob.spec.parts import field_name
 from trainjob.spec.reading import check_limits
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
-from trainjob_kfp.jobs import address_of, attend, connect, run_job, wait_options_of
-from trainjob_kfp.steplog import failures_explained, say
+from trainjob_kfp.jobs import address_of, connect, run_job, wait_and_report, wait_options_of
+from trainjob_kfp.steplog import report_failures, write_line
 from trainjob_kfp.stopping import stop_all
 
 Parameters = Mapping[str, Any]
@@ -33,8 +33,8 @@ Outcome = dict[str, Any]
 
 
 def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
-    """``train``: the model's URI and the result."""
-    with failures_explained():
+    """Run ``train``; return the model's URI and the result."""
+    with report_failures():
         execution, parameters = _read(given)
         model = given["model"]
         inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
@@ -47,51 +47,51 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         spec = spec_of(execution, fields, parameters)
         result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
-        # One value each: KFP's UI shows a dict as {"struct": …}.
+        # A separate entry for each metric: KFP's UI shows a dict as {"struct": …}.
         metrics = {f"metric.{name}": value for name, value in result["metrics"].items()}
         model.metadata |= {"uri": uri, "trainjob": result["name"], "trainjob_uid": result["uid"], **metrics}
         if address := address_of(result["namespace"], result["name"], result["uid"]):
             model.metadata["trainjob_url"] = address
         if uri != location(model.uri):
-            _refer(model)
+            _write_reference(model)
     return uri, result
 
 
 def run_wait(given: Parameters) -> dict[str, Any]:
-    """``wait``: the result of somebody else's job, which stays as it is whatever becomes of this step."""
-    with failures_explained():
+    """Run ``wait``; return the result of the job, which the step never changes."""
+    with report_failures():
         _, parameters = _read(given)
         options = wait_options_of(parameters)
         with connect(parameters) as client:
             ref = client.find(parameters["name"])
-            say(f"TrainJob {ref} (uid {ref.uid})")
-            result = attend(client, ref, options, Path(given["report"].path)).as_dict()
+            write_line(f"TrainJob {ref} (uid {ref.uid})")
+            result = wait_and_report(client, ref, options, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
     return result
 
 
 def run_cleanup(given: Parameters) -> list[str]:
-    """``cleanup``: the names of the jobs that were still running."""
-    with failures_explained():
+    """Run ``cleanup``; return the names of the jobs that were still running."""
+    with report_failures():
         execution, parameters = _read(given)
         actions: dict[str, CancelAction] = {"suspend": "suspend", "cancel": "delete"}
         if parameters["action"] not in actions:
             raise InvalidSpec([Problem("action", f"is {parameters['action']!r}", f"give one of {', '.join(actions)}")])
-        # With kfp.local the placeholder gives a number, and a run's jobs are labelled otherwise.
+        # With kfp.local the placeholder is a number, but the jobs have the label of `execution.run`.
         run = execution.run if parameters["run_id"].isdigit() else parameters["run_id"]
         with connect(parameters) as client:
             stopped = stop_all(client, run, actions[parameters["action"]], parameters["timeout"])
-        say(f"run {run}: " + (f"stopped {', '.join(stopped)}" if stopped else "nothing was left running"))
+        write_line(f"run {run}: " + (f"stopped {', '.join(stopped)}" if stopped else "no jobs were running"))
     return stopped
 
 
 def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> Outcome:
-    """``initialize_dataset`` and ``initialize_model``: uri, digest, version, fresh."""
-    with failures_explained():
+    """Run ``initialize_dataset`` or ``initialize_model``; return uri, digest, version, fresh."""
+    with report_failures():
         execution, parameters = _read(given)
         artifact = given[what]
         in_pod = parameters["in_pod"]
-        # In the pod, the launcher uploads what lies at the artifact's path: that needs no rights to the bucket.
+        # In the pod, KFP's launcher uploads the artifact's path, so the step needs no permissions for the bucket.
         own = artifact.path if in_pod else artifact_location(artifact.uri)
         options = {
             "source": location(parameters["source"]),
@@ -114,12 +114,12 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> Outc
 
 
 def run_export(given: Parameters) -> Outcome:
-    """``export_model``: uri, digest, version, promoted, reason."""
-    with failures_explained():
+    """Run ``export_model``; return uri, digest, version, promoted, reason."""
+    with report_failures():
         execution, parameters = _read(given)
         artifact, metrics, base = given["exported"], parameters["metrics"], parameters["base_model"]
         origin: dict[str, Any] = {"run": {"kfp": execution.run}, "datasets": parameters["datasets"]}
-        if base.get("uri") and base.get("digest") != "":  # which it is after a fresh start
+        if base.get("uri") and base.get("digest") != "":  # it is empty after a fresh start
             origin["base_model"] = base
         history: dict[str, Any] = {}
         if isinstance(metrics.get("metrics"), dict):  # the result of `train`
@@ -146,7 +146,7 @@ def run_export(given: Parameters) -> Outcome:
             outcome = _as_job(execution, "export", options, parameters)
         _describe(artifact, outcome)
         if not outcome["uri"].startswith(location(artifact.uri)):
-            _refer(artifact)
+            _write_reference(artifact)
     return outcome
 
 
@@ -158,21 +158,21 @@ def _read(given: Parameters) -> tuple[Execution, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A ``dsl.TaskConfig`` as a mapping of its fields."""
+    """`value`; a ``dsl.TaskConfig`` as a mapping of its fields."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) -> TrainJobSpec:
-    """The spec of a job: parameters of the component's own, what its ``spec`` adds, what is set on the task."""
+    """The spec of a job: the parameters of the component, the fields of its ``spec``, and the settings of the task."""
     given = {name: value for name, value in fields.items() if value not in ("", 0, [], {})}
     added = {field_name(name): value for name, value in parameters["spec"].items()}
     problems = [
-        Problem(f"spec.{name}", "is a parameter of its own", f"give {name} there, and only there")
+        Problem(f"spec.{name}", "is a parameter of the component", f"set the parameter {name} instead")
         for name in added
         if name in fields
     ]
     if "api_version" in added or "kind" in added:
-        problems = [Problem("spec", "is a whole TrainJob", "give the fields of a TrainJobSpec (labels, …)")]
+        problems = [Problem("spec", "is a complete TrainJob object", "give fields of a TrainJobSpec (labels, …)")]
     if fields.get("num_nodes") == 0:
         problems.append(Problem("num_nodes", "is 0", "give 1 or more"))
     if problems:
@@ -188,21 +188,21 @@ def spec_of(execution: Execution, fields: Parameters, parameters: Parameters) ->
 
 _NO_WORKSPACE = Problem(
     WORKSPACE,
-    "is named, and KFP has not mounted the workspace",
-    "KFP looks for its path only in parameters that are text: let one value in inputs, outputs or spec be an output of "
-    "an earlier step, or a parameter of the pipeline, that has it",
+    "is used, but KFP has not mounted the workspace",
+    "KFP mounts it only if a text parameter has its path: use an output of an earlier step, or a parameter of the "
+    "pipeline, that has the path as one value in inputs, outputs or spec",
 )
 
 
 def _workspace_is_missing(given: Parameters, added: Parameters, config: Parameters) -> bool:
-    """Whether the job would read and write in its container's own file system what it means to share."""
+    """Whether the job uses the path of the workspace without a mount, and so its container's file system instead."""
     patches = added.get("runtime_patches") or []
     named = json.dumps([given, {**added, "runtime_patches": []}], default=str)
     return WORKSPACE in named and WORKSPACE not in json.dumps([config.get("volume_mounts"), patches], default=str)
 
 
 def _as_job(execution: Execution, program: Step, options: Parameters, parameters: Parameters) -> Outcome:
-    """Run ``python -m trainjob.data`` as a TrainJob of one node."""
+    """Run ``python -m trainjob.data`` as a TrainJob of one node; return its outputs."""
     check_options(program, options)
     env = {name: as_text(value) for name, value in parameters["env"].items()}
     fields = {"command": step_command(program, options), "env": env}
@@ -212,19 +212,20 @@ def _as_job(execution: Execution, program: Step, options: Parameters, parameters
 
 
 def _in_pod(step: Literal["initialize", "export"], options: Parameters) -> Outcome:
-    """Do the same in this process."""
-    from trainjob.data import export, initialize  # noqa: PLC0415 - brings in what a step image may lack
+    """Do the same work in this process."""
+    from trainjob.data import export, initialize  # noqa: PLC0415 - its imports may be missing in a step image
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a killed transfer cleans up behind it
+    # Exit by an exception, so that a terminated transfer removes its temporary files.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     arguments: dict[str, Any] = {name: value if value != "" else None for name, value in options.items()}
-    done = (initialize if step == "initialize" else export)(**arguments, progress=say)
+    done = (initialize if step == "initialize" else export)(**arguments, progress=write_line)
     return _outcome(asdict(done))
 
 
 def _outcome(outputs: Mapping[str, Any], job: TrainJobResult | None = None) -> Outcome:
-    """What a step gives to the next ones; text that is not known is empty."""
+    """The outputs of a step; an unknown text is empty."""
     known: Outcome = {name: outputs.get(name) or "" for name in ("uri", "digest", "version", "name", "reason")}
-    # As text from the image of an older trainjob.
+    # The image of an older trainjob reports them as text.
     known |= {name: outputs[name] in (True, "true") for name in ("fresh", "promoted") if name in outputs}
     known |= {name: int(outputs[name]) for name in ("bytes", "files") if outputs.get(name) is not None}
     return known | ({"trainjob": job.name, "trainjob_uid": job.uid} if job else {})
@@ -234,11 +235,11 @@ def _describe(artifact: Any, outcome: Outcome) -> None:
     artifact.metadata |= {name: value for name, value in outcome.items() if value != ""}
 
 
-def _refer(artifact: Any) -> None:
-    """Say in the artifact's place where its content is instead.
+def _write_reference(artifact: Any) -> None:
+    """Write a file with the metadata, including the location of the content, to the artifact's path.
 
-    Its URI stays KFP's: any other fails the step or the one that takes it as an input (facts of KFP 2.17's launcher).
-    An artifact with nothing in its place would fail that step without a word, at the first file it looks for.
+    The artifact keeps KFP's URI: any other URI fails the step, or the step that reads the artifact (launcher of KFP
+    2.17). Without a file the reading step would fail at its first access, without an explanation.
     """
     path = Path(artifact.path)
     with suppress(FileExistsError):

@@ -17,7 +17,7 @@ from trainjob.sanitizing import plain
 _MAX_MESSAGE = 4096  # bytes: kubelet, MaxContainerTerminationMessageLength; the kubelet truncates longer messages
 
 
-def say(what: object) -> None:
+def write_line(what: object) -> None:
     """Write a line to the step's log and flush it. Control sequences are removed, since a rank can have written it."""
     # In a single write, even if stdout is not buffered: a signal handler could write in between.
     sys.stdout.write(f"{plain(str(what))}\n")
@@ -25,7 +25,7 @@ def say(what: object) -> None:
 
 
 @contextmanager
-def failures_explained() -> Iterator[None]:
+def report_failures() -> Iterator[None]:
     """Report an error as the last lines of the log and as the termination message; exit with code 1."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # KFP's executor sets INFO, which logs each request
     try:
@@ -37,8 +37,8 @@ def failures_explained() -> Iterator[None]:
         try:
             leave_message(text)
         except OSError as refused:
-            say(f"cannot write the termination message: {refused}")
-        say(text)
+            write_line(f"cannot write the termination message: {refused}")
+        write_line(text)
         sys.exit(1)  # no traceback: it would show frames of this package, which are not the cause, below the reason
 
 

@@ -21,7 +21,7 @@ from trainjob.lifecycle import CancelAction, cancelling, request_cancel
 from trainjob.manifest import JobRef, key_hash, labels_of
 from trainjob.status import observe
 from trainjob_kfp.execution import Execution
-from trainjob_kfp.steplog import end_process, say
+from trainjob_kfp.steplog import end_process, write_line
 
 if TYPE_CHECKING:
     from trainjob.backends.kubernetes.prepared import PreparedRequest
@@ -94,7 +94,9 @@ class StopWithStep:
         with suppress(TrainJobError, OSError, HTTPException):
             await self._pod.warm()
         if self._pod.forbidden:
-            say(f"no permission to list pods, so a drain that evicts pod {pod} stops the TrainJob as Terminate does")
+            write_line(
+                f"no permission to list pods, so a drain that evicts pod {pod} stops the TrainJob as Terminate does"
+            )
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -191,7 +193,7 @@ def stop_all(client: TrainJobClient, run: str, action: CancelAction, seconds: fl
             for job in active:
                 ref = JobRef.of(job)
                 if ref.uid not in stopped:
-                    say(f"TrainJob {ref} is still {observe(job).phase}: {action}")
+                    write_line(f"TrainJob {ref} is still {observe(job).phase}: {action}")
                     stopped[ref.uid] = ref
                 await request_cancel(client.backend, job, action)
             remaining = [ref for ref in stopped.values() if not await client.backend.stopped(ref)]

@@ -74,14 +74,14 @@ def test_the_first_crash_fails_the_step(
 def test_a_crash_is_logged_with_the_last_lines_of_its_rank(
     backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = steplog.say
+    write_line = steplog.write_line
 
     def end_after_warning(what: object) -> None:
-        say(what)
+        write_line(what)
         if "ValueError" in str(what):
             backend.end(JobRef.of(next(iter(backend.jobs.values()))))
 
-    monkeypatch.setattr(jobs, "say", end_after_warning)
+    monkeypatch.setattr(jobs, "write_line", end_after_warning)
     jobs.run_job(EXECUTION, SPEC, {**PARAMETERS, "fail_on_first_crash": False})
     out = capsys.readouterr().out
     assert "exited with code 3; the job keeps running if" in out
@@ -107,7 +107,7 @@ def test_the_log_of_a_step_has_no_control_sequences(
     message = tmp_path / "message"
     monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(message))
     hostile = "\x1b]52;c;ZXZpbA==\x07a \x1b[31mred\x1b[0m \x9b2Jb"
-    steplog.say(LogLine("t", "node-0", hostile))
+    steplog.write_line(LogLine("t", "node-0", hostile))
     steplog.leave_message(hostile)
     assert capsys.readouterr().out == "[node-0] a red b\n"
     assert message.read_text() == "a red b"

@@ -269,9 +269,9 @@ def nested(depth: int) -> dict[str, Any]:
         ({"num_nodes": 0}, "num_nodes: is 0 (give 1 or more)"),
         ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a secret given as a literal"),
         ({"spec": {"lables": {}}}, "lables: no such field (did you mean labels?)"),
-        ({"spec": {"numNodes": 2.0}}, "spec.num_nodes: is a parameter of its own"),
+        ({"spec": {"numNodes": 2.0}}, "spec.num_nodes: is a parameter of the component"),
         ({"spec": {"torchtune": {"epochs": 0}}}, "torchtune.epochs: Input should be greater than or equal to 1"),
-        ({"spec": {"kind": "TrainJob"}}, "spec: is a whole TrainJob"),
+        ({"spec": {"kind": "TrainJob"}}, "spec: is a complete TrainJob object"),
         ({"resources_per_node": {"gpu": "two"}}, "'two' is not a Kubernetes quantity"),
         ({"run_timeout": -1}, "run_timeout: is -1 seconds"),
         ({"inputs": {"dataset": "nowhere"}}, "inputs.dataset"),
@@ -450,14 +450,14 @@ def test_cleanup_can_delete(steps: Steps) -> None:
 def test_a_step_writes_a_report_and_logs_its_deadline(steps: Steps) -> None:
     steps.environment["ARGO_DEADLINE"] = "2026-11-21T10:32:34Z"
     ended = steps.run("train", **script("print('trained')"))
-    assert "KFP ends this step at 2026-11-21T10:32:34Z" in ended.log
+    assert "KFP terminates this step at 2026-11-21T10:32:34Z" in ended.log
     (report,) = ended.output["artifacts"]["report"]["artifacts"]
     (job,) = steps.jobs()
     page = Path(report["uri"]).read_text()
     assert page.startswith("<!doctype html>")
     assert job["metadata"]["name"] in page
     steps.environment["ARGO_DEADLINE"] = "0001-01-01T00:00:00Z"
-    assert "KFP ends this step" not in steps.run("train", **script("print('trained')")).log
+    assert "KFP terminates this step" not in steps.run("train", **script("print('trained')")).log
 
 
 def test_a_step_links_to_its_job(steps: Steps) -> None:
@@ -478,10 +478,10 @@ def test_an_invalid_link_template_is_reported(
 ) -> None:
     monkeypatch.setenv("TRAINJOB_JOB_URL", template)
     assert address_of("n", "j", "u") == ""
-    assert "TRAINJOB_JOB_URL cannot be used" in capsys.readouterr().out
+    assert "TRAINJOB_JOB_URL is invalid" in capsys.readouterr().out
 
 
 def test_owned_by_run_needs_a_run(steps: Steps) -> None:
     ended = steps.run("train", **script("pass"), owned_by_run=True)
-    assert "owned_by_run is for steps on a KFP backend" in ended.termination_message
+    assert "owned_by_run needs a step on a KFP backend" in ended.termination_message
     assert steps.jobs() == []
