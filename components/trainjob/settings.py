@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trainjob import names
 from trainjob.errors import ConfigurationError
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """What can be set in the environment; an explicit argument or an Airflow connection wins over each of these.
 
     ``Settings()`` reads the environment afresh at every call, so tests and notebooks see their changes. An empty
@@ -23,7 +24,7 @@ class Settings(BaseSettings):
         ConfigurationError: a variable has a value that it cannot have.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TRAINJOB_", env_ignore_empty=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
     backend: str = "kubernetes"
     """``kubernetes`` or ``local`` (``TRAINJOB_BACKEND``)."""
@@ -62,13 +63,9 @@ class Settings(BaseSettings):
 
     def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**values)
+            super().__init__(**{**_environment(), **values})
         except ValidationError as error:
             raise ConfigurationError(_wrong(error)) from None
-        except SettingsError as error:  # no JSON where JSON is needed: one setting is written in JSON
-            raise ConfigurationError(
-                f"TRAINJOB_LOCAL_ENVIRONMENTS: {error.__cause__ or error}; {_ENVIRONMENTS}"
-            ) from None
 
     @field_validator("namespace")
     @classmethod
@@ -92,6 +89,25 @@ class Settings(BaseSettings):
             if not runtime.strip() or not str(environment).strip():
                 raise ValueError(f"{runtime!r}: {environment!r} is blank")
         return value
+
+
+def _environment() -> dict[str, Any]:
+    """The settings in the environment. Without pydantic-settings, which takes 8 MB in each process that waits for jobs.
+
+    Raises:
+        ConfigurationError: A value that has to be JSON is not.
+    """
+    # In any case, as pydantic-settings read them.
+    present = {name.lower(): value for name, value in os.environ.items() if value}
+    found: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        if (value := present.get(f"trainjob_{name}")) is None:
+            continue
+        try:
+            found[name] = json.loads(value) if name == "local_environments" else value
+        except ValueError as error:
+            raise ConfigurationError(f"TRAINJOB_LOCAL_ENVIRONMENTS: {error}; {_ENVIRONMENTS}") from None
+    return found
 
 
 def _wrong(error: ValidationError) -> str:

@@ -26,6 +26,14 @@ def test_environment_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> N
         assert Settings().namespace == namespace
 
 
+def test_names_in_any_case_and_empty_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("trainjob_registry", "mlflow+https://host")
+    monkeypatch.setenv("TRAINJOB_NAMESPACE", "")
+    assert Settings().registry == "mlflow+https://host"
+    assert Settings().namespace is None
+    assert Settings(registry="kubeflow+https://host").registry == "kubeflow+https://host", "an argument wins"
+
+
 def test_home_is_absolute_wherever_the_process_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINJOB_HOME", "here")
@@ -57,5 +65,5 @@ def test_local_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home:
 
 
 def test_an_unknown_backend_is_named_with_those_that_exist() -> None:
-    with pytest.raises(ConfigurationError, match=r"no backend 'lokal'.*kubernetes, local"):
+    with pytest.raises(ConfigurationError, match=r"unknown backend 'lokal'.*kubernetes, local"):
         connect("lokal")

@@ -5,7 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("rich", "pygments", "kubernetes", "jinja2", "mlflow", "obstore", "huggingface_hub", "requests")
+HEAVY = (
+    "rich",
+    "pygments",
+    "kubernetes",
+    "jinja2",
+    "mlflow",
+    "obstore",
+    "huggingface_hub",
+    "requests",
+    "pydantic_settings",
+)
 
 PROGRAM = f"""
 import sys
