@@ -1,7 +1,7 @@
-"""What a cluster must have for this package: runtimes, the rights of who launches and waits, and the reaper.
+"""Objects that a cluster needs for this package: runtimes, permissions for launching and waiting, and the reaper.
 
-The objects are the YAML files of this directory, each of them. Only names that differ from cluster to cluster are
-filled in. What changes an object of somebody else is in ``opt_in`` and is given only where it is named.
+The objects are those of all YAML files of this directory. Only names that differ between clusters are replaced. Objects
+that change those of other software are in ``opt_in`` and are printed only by name.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from trainjob.version import __version__
 Part = Literal["runtimes", "rbac", "reaper", "kfp", "policy"]
 
 STEP_IMAGE = f"trainjob-step:{__version__}"
-"""The step image as the files name it: in no registry, since where images come from is each cluster's own."""
+"""The step image in the files: without a registry, which differs between clusters."""
 
 STORAGE = "trainjob-storage"
-"""ConfigMap and Secret with the addresses and keys of storage and registry, as the files name them."""
+"""Name in the files of the ConfigMap and Secret with the addresses and keys of storage and registry."""
 
 OPT_IN: tuple[Part, ...] = ("kfp", "policy")
-"""Printed only where they are named."""
+"""Parts that are printed only by name."""
 
 _PARTS: dict[str, Part] = {"role.yaml": "rbac", "rolebinding.yaml": "rbac", "reaper.yaml": "reaper"}
 
 SINCE = {"jax-resilient": "2.2", "torch-initialized": "2.2"}
-"""Runtime -> the release of Kubeflow Trainer that brought what it is made of (a policy, claims of a job's own), where
-that is not the oldest, 2.1."""
+"""Runtime -> release of Kubeflow Trainer that it requires (a policy, PersistentVolumeClaims of a job), if newer than
+the oldest supported one, 2.1."""
 
 
 def objects(
@@ -43,22 +43,22 @@ def objects(
     storage_secret: str = STORAGE,
     trainer: str = "2.3",
 ) -> list[dict[str, Any]]:
-    """The objects to apply, in the order of the files' names.
+    """The objects to apply, in the order of the file names.
 
     Args:
-        only: Runtimes are there once a cluster, rights (``rbac``) and the ``reaper`` once a namespace; all if None.
-            Never part of the others: ``kfp``, a change of the ConfigMap of KFP's workflow controller, and ``policy``,
-            a ValidatingAdmissionPolicy for the TrainJobs of a namespace.
-        namespace: Where rights and reaper are. If None, the rights are wherever they are applied, and there is no
-            reaper, whose rights name the namespace of its account. For ``kfp``, where KFP itself is; ``kubeflow`` if
-            None. ``policy`` requires one.
-        service_accounts: Namespace and name of each account that gets the rights. Without any there is no binding.
+        only: ``runtimes``, needed once per cluster; ``rbac`` or ``reaper``, needed once per namespace; all three if
+            None. Two parts are returned only by name: ``kfp``, a change of the ConfigMap of KFP's workflow controller,
+            and ``policy``, a ValidatingAdmissionPolicy for the TrainJobs of a namespace.
+        namespace: Namespace of permissions and reaper. If None, the permissions have no namespace, and the reaper is
+            left out, because its RoleBinding names the namespace of its account. For ``kfp``, the namespace of KFP;
+            ``kubeflow`` if None. ``policy`` requires one.
+        service_accounts: Namespace and name of each account that gets the permissions. No binding if empty.
         image: The step image.
         pins: Images with their digests, ``name:tag@sha256:…``, each for the image ``name:tag`` of a file.
         storage_config: Name of the ConfigMap with the settings of storage and registry.
         storage_secret: Name of the Secret with their keys.
-        trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes with
-            what it does not know are left out.
+        trainer: Release of the cluster's Kubeflow Trainer: 2.1, 2.2, or 2.3 for any newer one. Runtimes that it does
+            not support are left out.
     """
     names = {
         **{("image", pin.partition("@")[0]): pin for pin in pins},
@@ -92,7 +92,7 @@ def objects(
 
 
 def images(value: Any) -> list[str]:
-    """The images that the containers of `value`, objects or parts of one, run; each once."""
+    """The images of all containers in `value`, which is a list of objects or a part of one; each image once."""
     if isinstance(value, list):
         return list(dict.fromkeys(image for item in value for image in images(item)))
     if not isinstance(value, dict):
@@ -115,7 +115,7 @@ def _opted_in(part: Part, namespace: str | None) -> list[dict[str, Any]]:
 
 
 def _filled(value: Any, names: Mapping[tuple[str, Any], str]) -> Any:
-    """`value` with other names: `names` has a field and what stands there now, by itself or as its ``name``."""
+    """`value` with other names: `names` maps a field and its present value, or the ``name`` in it, to the new name."""
     if isinstance(value, list):
         return [_filled(item, names) for item in value]
     if not isinstance(value, dict):
