@@ -66,10 +66,10 @@ with DAG("d"):
     function()
 """
 WRONG = {
-    "runtime": "there is no ClusterTrainingRuntime no-such-runtime",
-    "many[1]": "there is no ClusterTrainingRuntime no-such-runtime",
-    "queue": "there is no LocalQueue no-such-queue in {namespace}: its jobs would wait for ever",
-    **dict.fromkeys(("secret", "volume", "storage", "function"), "there is no Secret gone in {namespace}: pods of the"),
+    "runtime": "ClusterTrainingRuntime no-such-runtime does not exist",
+    "many[1]": "ClusterTrainingRuntime no-such-runtime does not exist",
+    "queue": "LocalQueue no-such-queue does not exist in {namespace}: its jobs would never start",
+    **dict.fromkeys(("secret", "volume", "storage", "function"), "Secret gone does not exist in {namespace}: pods"),
 }
 NOTED = {
     "elsewhere": "the namespace or connection is known only at run time",

@@ -39,7 +39,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden
 from trainjob.doctor import Finding, Level, pipelines
 from trainjob.doctor import cluster as doctor
-from trainjob.doctor.rights import RIGHTS, Right
+from trainjob.doctor.permissions import PERMISSIONS, Permission
 from trainjob.errors import Rejected
 from trainjob.install import STEP_IMAGE, objects
 from trainjob.lifecycle import cancel, launch, mark_delivered
@@ -126,7 +126,7 @@ async def test_defaults_of_kubeflow_pipelines(own_cluster: Cluster, namespace: s
 
     hidden = of(await examined(own_cluster.kubeconfig_for(ROLE["rules"], namespace), namespace), "pipelines")
     assert hidden.level is Level.SKIPPED
-    assert f"ConfigMap kubeflow/{pipelines.CONFIG} cannot be seen: " in hidden.message
+    assert f"ConfigMap kubeflow/{pipelines.CONFIG} cannot be read: " in hidden.message
 
 
 async def test_checks_without_permission_are_reported_as_skipped(cluster: Access, namespace: str) -> None:
@@ -141,13 +141,13 @@ async def test_checks_without_permission_are_reported_as_skipped(cluster: Access
     assert of(found, "queueing").level is Level.OK, "shown by a dry run"
     found = await examined(narrow, namespace, ["nosuch"])
     assert failures(found) == ["runtime"]
-    assert of(found, "runtime").message == "there is no ClusterTrainingRuntime nosuch"
+    assert of(found, "runtime").message == "ClusterTrainingRuntime nosuch does not exist"
 
 
 async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, namespace: str) -> None:
     missing = of(await examined(cluster.kubeconfig, namespace), "reaper")
     assert missing.level is Level.WARNING
-    assert missing.message == "there is no CronJob trainjob-reaper: a job that nobody waits for is not ended"
+    assert missing.message == "CronJob trainjob-reaper does not exist: unattended jobs are not ended"
     assert missing.advice.startswith(f"trainjob install --only reaper -n {namespace} --image ")
     for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
         cluster.api.apply(each)
@@ -156,7 +156,7 @@ async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, nam
     cluster.api.patch("batch/v1", "CronJob", namespace, "trainjob-reaper/status", {"status": failing})
     found = of(await examined(cluster.kubeconfig, namespace), "reaper")
     assert found.level is Level.WARNING
-    assert "the last one that succeeded was at 2026-11-25T11:00:00Z" in found.message
+    assert "the last success was at 2026-11-25T11:00:00Z" in found.message
     cluster.api.patch("batch/v1", "CronJob", namespace, "trainjob-reaper", {"spec": {"suspend": True}})
     assert "is suspended" in of(await examined(cluster.kubeconfig, namespace), "reaper").message
 
@@ -164,7 +164,7 @@ async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, nam
 # ---------------------------------------------------------------- permissions
 
 
-def without(right: Right) -> list[dict[str, Any]]:
+def without(right: Permission) -> list[dict[str, Any]]:
     """The rules of the Role less one verb."""
     rules = []
     for rule in ROLE["rules"]:
@@ -175,13 +175,13 @@ def without(right: Right) -> list[dict[str, Any]]:
 
 async def test_each_missing_permission_is_reported(cluster: Access, namespace: str) -> None:
     """The missing permission is named, and the operation that is reported to fail does fail."""
-    kubeconfigs = {right: cluster.kubeconfig_for(without(right), namespace) for right in RIGHTS}
+    kubeconfigs = {right: cluster.kubeconfig_for(without(right), namespace) for right in PERMISSIONS}
     admin = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     refs = {}
-    for i, right in enumerate(RIGHTS):
+    for i, right in enumerate(PERMISSIONS):
         refs[right] = await launch(admin, spec(), f"{i}", namespace=namespace)
 
-    async def check(right: Right) -> None:
+    async def check(right: Permission) -> None:
         found = await examined(kubeconfigs[right], namespace)
         missing = [finding for finding in found if finding.check == "rights" and finding.level is not Level.OK]
         assert [finding.level for finding in missing] == [right.level]
@@ -194,11 +194,11 @@ async def test_each_missing_permission_is_reported(cluster: Access, namespace: s
         assert set(failures(found)) <= {"rights"}
         watched, unwatchable = of(found, "watch"), (right.resource, right.verb) == ("trainjobs", "watch")
         assert watched.level is (Level.WARNING if unwatchable else Level.OK)
-        assert watched.advice == ("see what is said about rights" if unwatchable else "")
-        await fails_as_reported(kubeconfigs[right], right, f"{RIGHTS.index(right)}", refs[right])
+        assert watched.advice == ("see the findings of check rights" if unwatchable else "")
+        await fails_as_reported(kubeconfigs[right], right, f"{PERMISSIONS.index(right)}", refs[right])
 
     async with anyio.create_task_group() as tasks:
-        for right in RIGHTS:
+        for right in PERMISSIONS:
             tasks.start_soon(check, right)
     await admin.aclose()
 
@@ -207,7 +207,7 @@ def spec() -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="2s")})
 
 
-async def fails_as_reported(kubeconfig: Path, right: Right, key: str, ref: JobRef) -> None:
+async def fails_as_reported(kubeconfig: Path, right: Permission, key: str, ref: JobRef) -> None:
     """Uses everything, and sees what does not work."""
     often = Timings(poll=(0.2, 0.5))
     backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=often)
@@ -259,7 +259,7 @@ async def test_an_account_without_permissions_fails_only_the_check_of_permission
     found = await examined(unprivileged, namespace, queue=kueue.QUEUE)
     assert set(failures(found)) == {"rights"}
     missing = [finding for finding in found if finding.check == "rights"]
-    assert len(missing) == len(RIGHTS)
+    assert len(missing) == len(PERMISSIONS)
     assert of(found, "admission").level is Level.SKIPPED
     code, text = by_command(unprivileged, namespace)
     assert code == 2
@@ -272,16 +272,17 @@ async def test_an_account_without_permissions_fails_only_the_check_of_permission
 async def test_a_missing_runtime_and_queue_are_reported(cluster: Access, namespace: str) -> None:
     found = await examined(cluster.kubeconfig, namespace, ["nosuch", "torch-distributed"], "nosuch")
     assert failures(found) == ["queue", "runtime"]
-    assert of(found, "runtime").message == "there is no runtime nosuch"
-    assert of(found, "runtime").advice == "use one that is there, or have this one applied"
-    assert of(found, "queue").message == f"there is no LocalQueue nosuch in {namespace}: its jobs would wait for ever"
-    assert of(found, "queue").advice == f"kubectl get localqueues -n {namespace}, or have the queue made"
+    assert of(found, "runtime").message == "runtime nosuch does not exist"
+    assert of(found, "runtime").advice == "use an existing runtime, or have this one applied"
+    assert of(found, "queue").message == f"LocalQueue nosuch does not exist in {namespace}: its jobs would never start"
+    listed = f"list the queues: kubectl get localqueues -n {namespace}"
+    assert of(found, "queue").advice == f"{listed}, or have this one created"
     code, text = by_command(cluster.kubeconfig, "nosuch", "--json")
     assert code == 2
     answer = json.loads(text)
     failed = {each["check"]: each["advice"] for each in answer["findings"] if each["level"] == "failure"}
     assert failed == {
-        "namespace": "kubectl create namespace nosuch, or name another one: --namespace or TRAINJOB_NAMESPACE"
+        "namespace": "kubectl create namespace nosuch, or set another one: --namespace or TRAINJOB_NAMESPACE"
     }
 
 
@@ -301,7 +302,7 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
             assert found.level is Level.FAILURE
             assert f"LocalQueue {queue}" in found.message
             assert "takes no jobs" in found.message
-            assert namespace in found.advice, "the ClusterQueue to fix"
+            assert namespace in found.advice, "the ClusterQueue to activate"
         everyone = [each for each in await examined(kubeconfig, namespace) if each.check == "queue"]
         assert sorted(each.level for each in everyone) == [Level.OK, Level.WARNING, Level.WARNING], (
             "no queue was requested"
@@ -400,7 +401,7 @@ async def test_clocks_that_disagree(
     else:
         assert clock.level is Level.WARNING
         assert ("behind the server" if seconds > 0 else "ahead of the server") in clock.message
-        assert clock.advice == "have both clocks set by NTP (chrony, systemd-timesyncd)"
+        assert clock.advice == "synchronize both clocks by NTP (chrony, systemd-timesyncd)"
         skew = int(clock.message.partition(" is ")[2].partition(" s ")[0])
         assert 85 <= skew <= 90
     assert failures([clock]) == []
@@ -454,7 +455,7 @@ async def test_each_failing_component_is_reported(bare: Cluster) -> None:
     wait_until("the API server has forgotten the webhooks", unasked, 20)
     found = await examined(kubeconfig, namespace)
     assert failures(found) == ["webhooks"]
-    assert "webhooks are not asked" in of(found, "webhooks").message
+    assert "does not call Kubeflow Trainer's webhooks" in of(found, "webhooks").message
     assert "install Kubeflow Trainer's ValidatingWebhookConfiguration" in of(found, "webhooks").advice
 
     group = "apiextensions.k8s.io/v1"
@@ -462,7 +463,7 @@ async def test_each_failing_component_is_reported(bare: Cluster) -> None:
     wait_until("JobSet is gone", lambda: _unserved(bare, "jobset.x-k8s.io/v1alpha2"), 30)
     found = await examined(kubeconfig, namespace)
     assert set(failures(found)) == {"jobset", "webhooks"}
-    assert of(found, "jobset").advice == "install JobSet; Kubeflow Trainer's manifests bring it along"
+    assert of(found, "jobset").advice == "install JobSet; Kubeflow Trainer's manifests include it"
 
     for name in ("trainjobs", "trainingruntimes", "clustertrainingruntimes"):
         bare.api.delete(group, "CustomResourceDefinition", "", f"{name}.trainer.kubeflow.org")

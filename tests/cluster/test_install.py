@@ -145,7 +145,7 @@ async def test_the_reaper_runs_where_pods_are_restricted(real_node: Access, step
         credentials = Credentials(kubeconfig=str(real_node.kubeconfig))
         async with aclosing(examine(credentials, namespace)) as found:
             (finding,) = [each async for each in found if each.check == "reaper"]
-        assert finding.message == "CronJob trainjob-reaper ends jobs that nobody waits for"
+        assert finding.message == "CronJob trainjob-reaper ends unattended jobs"
 
 
 async def test_the_account_has_only_the_needed_permissions(real_node: Access, step_image: str) -> None:

@@ -26,7 +26,7 @@ from trainjob.backends.local import runtimes
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.cli import clusters
 from trainjob.cli.program import program
-from trainjob.doctor import Finding, Level, cluster, local, rights, server
+from trainjob.doctor import Finding, Level, cluster, local, permissions, server
 from trainjob.install import objects
 from trainjob.verdicts import RetryVerdict
 
@@ -70,7 +70,7 @@ def test_a_home_where_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = by_check(local.examine(LocalBackend(tmp_path / "file" / "home")))
     assert found["home"].level is Level.FAILURE
-    assert f"{tmp_path / 'file'} is no directory" in found["home"].message
+    assert f"{tmp_path / 'file'} is not a directory" in found["home"].message
     assert "TRAINJOB_HOME" in found["home"].advice
     assert "space" not in found
     found = by_check(local.examine(LocalBackend(Path("/proc/nosuch"))))
@@ -83,7 +83,7 @@ def test_a_home_that_others_can_write(tmp_path: Path) -> None:
     (tmp_path / "home").chmod(0o777)
     found = by_check(local.examine(LocalBackend(tmp_path / "home")))
     assert found["home"].level is Level.FAILURE
-    assert "can be written by other users" in found["home"].message
+    assert "is writable by other users" in found["home"].message
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o777, "nothing is changed"
 
 
@@ -179,9 +179,10 @@ def test_a_runtime_without_what_it_needs_is_reported_with_the_setting_that_helps
     monkeypatch.setitem(runtimes.MODULES, "torch-distributed", ("nosuch_module",))
     other = {"jax-distributed": Path("/venvs/jax")}
     finding = by_check(local.examine(LocalBackend(environments=other), ["torch-distributed"]))["runtime"]
-    assert "no nosuch_module in the environment of trainjob" in finding.message
+    assert "the environment of trainjob, " in finding.message
+    assert "no nosuch_module" in finding.message
     (variable,) = re.findall(r"TRAINJOB_LOCAL_ENVIRONMENTS='([^']+)'", finding.advice)
-    assert json.loads(variable) == {"jax-distributed": "/venvs/jax", "torch-distributed": "/path/of/it"}
+    assert json.loads(variable) == {"jax-distributed": "/venvs/jax", "torch-distributed": "/path/of/environment"}
 
 
 def test_an_environment_that_is_gone_is_not_replaced_by_another(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_something_else_answers(tmp_path: Path, page: str) -> None:
     assert result.returncode == 2
     credentials, failure = json.loads(result.stdout)["findings"]
     assert (credentials["level"], failure["level"]) == ("ok", "failure")
-    assert "does not answer as an API server does" in failure["message"]
+    assert "does not answer like an API server" in failure["message"]
     assert "s3cret" not in result.stdout + result.stderr
 
 
@@ -299,10 +300,10 @@ def test_versions_of_kubernetes(version: str, level: Level) -> None:
     assert server._version(version).level is level
 
 
-# ---------------------------------------------------------------- rights
+# ---------------------------------------------------------------- permissions
 
 
-def test_rights_that_are_asked_for_are_those_of_the_role() -> None:
+def test_checked_permissions_are_those_of_the_role() -> None:
     (role,) = [each for each in objects("rbac") if each["kind"] == "Role"]
     given = {
         (group, resource, verb)
@@ -311,18 +312,18 @@ def test_rights_that_are_asked_for_are_those_of_the_role() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    asked = {(rights.GROUPS.get(each.resource, ""), each.resource, each.verb) for each in rights.RIGHTS}
+    asked = {(permissions.GROUPS.get(each.resource, ""), each.resource, each.verb) for each in permissions.PERMISSIONS}
     assert asked == given
 
 
-def test_advice_about_rights_can_be_pasted() -> None:
-    account = rights._advice("training", "system:serviceaccount:airflow:worker")
+def test_advice_about_permissions_can_be_pasted() -> None:
+    account = permissions._advice("training", "system:serviceaccount:airflow:worker")
     assert account.startswith("trainjob install --only rbac -n training --service-account airflow:worker | kubectl ")
     words = account.partition(" | ")[0].split()[1:]
     printed = CliRunner().invoke(program, words, standalone_mode=False, catch_exceptions=False).stdout
     _, binding = yaml.safe_load_all(printed)
     assert binding["subjects"] == [{"kind": "ServiceAccount", "namespace": "airflow", "name": "worker"}]
-    assert "--user=jane" in rights._advice("training", "jane")
+    assert "--user=jane" in permissions._advice("training", "jane")
 
 
 # ---------------------------------------------------------------- how it is shown

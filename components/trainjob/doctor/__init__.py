@@ -1,18 +1,18 @@
-"""``trainjob doctor``: what stands in the way of jobs before there are any.
+"""``trainjob doctor``: finds problems of a cluster or machine before jobs are launched.
 
 ::
 
-    findings.py   what a check says
-    cluster.py    the checks of a cluster, each by itself
-    server.py     whether it can be reached
-    admission.py  whether TrainJobs would be let in, by dry runs
-    rights.py     what may be done, and what does not work without it
-    queues.py     Kueue
-    secrets.py    Secrets that jobs name
-    pipelines.py  Kubeflow Pipelines
-    local.py      the checks of this machine, for the local backend
+    findings.py     the result of a check
+    cluster.py      the checks of a cluster
+    server.py       connection, credentials, clocks
+    admission.py    whether the API server accepts TrainJobs, by dry runs
+    permissions.py  RBAC permissions, and what does not work without each
+    queues.py       Kueue
+    secrets.py      Secrets that jobs name
+    pipelines.py    Kubeflow Pipelines
+    local.py        the checks of this machine, for the local backend
 
-Nothing is created or changed, and no secret is in what is said.
+Nothing is created or changed, and findings contain no secrets.
 """
 
 from __future__ import annotations

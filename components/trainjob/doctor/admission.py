@@ -1,4 +1,4 @@
-"""Whether TrainJobs would be let in: dry runs, so that nothing is created."""
+"""Whether the API server accepts TrainJobs, by dry runs, which create nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trainjob.spec import RuntimeRef, TrainJobSpec
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 
-# Wrong in two ways that only Trainer's webhook objects to, whatever the runtime is: from 2.2 on to a manager without a
-# domain, in 2.1, which knows no manager, to a patch of a job that no runtime has.
+# Invalid in two ways that only Trainer's webhook rejects, for every runtime: from 2.2 on a manager without a domain; in
+# 2.1, which has no managers, a patch of a replicated job that no runtime has.
 _WRONG_PATCH = {
     "manager": "no-domain",
     "trainingRuntimeSpec": {
@@ -31,27 +31,27 @@ _WRONG_PATCH = {
         }
     },
 }
-_SILENT = re.compile(r'failed calling webhook "([^"]+)"')
+_UNANSWERED = re.compile(r'failed calling webhook "([^"]+)"')
 _DENIED = re.compile(r'admission webhook "([^"]+)" denied the request')
 _NAMESPACE = re.compile(r'namespaces "([^"]+)" not found')
-_OTHER_RUNTIME = "see which there are: kubectl get clustertrainingruntimes"
+_OTHER_RUNTIME = "list the runtimes: kubectl get clustertrainingruntimes"
 
 
 async def try_job(
     backend: Backend, namespace: str, runtime: RuntimeRef, queue: str = "", *, wrong: bool = False
 ) -> TrainJob:
-    """A job of one node as the server would store it.
+    """A job of one node as the API server would store it.
 
     Args:
-        backend: Of the cluster.
-        namespace: Where.
-        runtime: Its runtime.
-        queue: Its LocalQueue.
-        wrong: Make it one that has to be refused.
+        backend: Backend of the cluster.
+        namespace: Namespace of the job.
+        runtime: Runtime of the job.
+        queue: LocalQueue of the job.
+        wrong: Make the job invalid, so that Trainer's webhook has to reject it.
 
     Raises:
-        LaunchError: it is refused.
-        BackendUnavailable: it is not, but there is no answer either.
+        LaunchError: The job is rejected.
+        BackendUnavailable: The API server gives no answer.
     """
     labels = {QUEUE_LABEL: queue} if queue else {}
     spec = TrainJobSpec.parse({"runtime": vars(runtime), "num_nodes": 1, "labels": labels})
@@ -62,70 +62,70 @@ async def try_job(
 
 
 async def webhooks(backend: Backend, namespace: str, runtime: RuntimeRef) -> Finding:
-    """Whether Trainer's webhooks are asked, and answer: a job that has to be refused is."""
+    """Whether the API server calls Trainer's webhooks and they answer: an invalid job has to be rejected."""
     try:
         await try_job(backend, namespace, runtime, wrong=True)
     except (LaunchError, BackendUnavailable) as error:
-        said = _said(error)
-        denied = _DENIED.search(said)
+        message = _server_message(error)
+        denied = _DENIED.search(message)
         if denied and "trainer.kubeflow.org" in denied[1]:
-            return Finding("webhooks", Level.OK, f"{denied[1]} answers: it refused a wrong job (dry run)")
-        if finding := _known(said):
+            return Finding("webhooks", Level.OK, f"{denied[1]} answers: it rejected an invalid job (dry run)")
+        if finding := _general_failure(message):
             return finding
-        message = f"a wrong job was refused before Trainer's webhooks were asked: {said}"
+        message = f"an invalid job was rejected before Trainer's webhooks were called: {message}"
         return Finding("webhooks", Level.SKIPPED, message)
     return Finding(
         "webhooks",
         Level.FAILURE,
-        "a job that cannot be right would be accepted: Kubeflow Trainer's webhooks are not asked, so that a job with a "
-        "mistake would stay without a status for ever",
-        "install Kubeflow Trainer's ValidatingWebhookConfiguration and MutatingWebhookConfiguration again, and see "
-        "whether they leave this namespace out",
+        "an invalid job would be accepted: the API server does not call Kubeflow Trainer's webhooks, so an invalid job "
+        "would never get a status",
+        "install Kubeflow Trainer's ValidatingWebhookConfiguration and MutatingWebhookConfiguration again, and check "
+        "whether their namespaceSelector excludes this namespace",
     )
 
 
 async def acceptance(backend: Backend, namespace: str, runtime: RuntimeRef) -> tuple[Finding, TrainJob | None]:
-    """Whether a plain job would be accepted, and what would be stored; None if it would not."""
+    """Whether a plain job would be accepted, and the object that would be stored; None if it is rejected."""
     try:
         stored = await try_job(backend, namespace, runtime)
     except RuntimeNotFound:
-        return Finding("runtime", Level.FAILURE, f"there is no {runtime.kind} {runtime.name}", _OTHER_RUNTIME), None
+        return Finding("runtime", Level.FAILURE, f"{runtime.kind} {runtime.name} does not exist", _OTHER_RUNTIME), None
     except (LaunchError, BackendUnavailable) as error:
-        said = _said(error)
-        if finding := _known(said):
+        message = _server_message(error)
+        if finding := _general_failure(message):
             return finding, None
-        advice = "ask whoever runs the cluster for its rules"
+        advice = "ask an administrator of the cluster for its admission rules"
         if error.retry is RetryVerdict.QUOTA:
-            advice = f"delete jobs that have ended, or have the quota raised: kubectl get resourcequota -n {namespace}"
-        message = f"a job of {runtime.kind} {runtime.name} would be refused: {said}"
+            advice = f"delete finished jobs, or have the quota raised: kubectl get resourcequota -n {namespace}"
+        message = f"a job of {runtime.kind} {runtime.name} would be rejected: {message}"
         return Finding("admission", Level.FAILURE, message, advice, error.retry), None
     message = f"a job of {runtime.kind} {runtime.name} would be accepted (dry run, nothing was created)"
     return Finding("admission", Level.OK, message), stored
 
 
-def _said(error: Exception) -> str:
-    """What the server said, without the name of the job that nobody asked for."""
+def _server_message(error: Exception) -> str:
+    """The message of the server, without the name of the job of the dry run."""
     return error.__cause__.message if isinstance(error.__cause__, ApiError) else str(error)
 
 
-def _known(said: str) -> Finding | None:
-    """What is the same for whatever job."""
-    if silent := _SILENT.search(said):
+def _general_failure(message: str) -> Finding | None:
+    """A failure that does not depend on the job; None if it does."""
+    if unanswered := _UNANSWERED.search(message):
         return Finding(
             "webhooks",
             Level.FAILURE,
-            f"webhook {silent[1]} does not answer, so that no job can be created: {said}",
-            f"see whether its controller runs: kubectl get pods -A | grep {_controller(silent[1])}",
+            f"webhook {unanswered[1]} does not answer, so no job can be created: {message}",
+            f"check whether its controller runs: kubectl get pods -A | grep {_controller(unanswered[1])}",
             RetryVerdict.INFRASTRUCTURE,
         )
-    if missing := _NAMESPACE.search(said):
-        advice = f"kubectl create namespace {missing[1]}, or name another one: --namespace or TRAINJOB_NAMESPACE"
-        return Finding("namespace", Level.FAILURE, f"there is no namespace {missing[1]}", advice)
-    if "cannot create resource" in said:
-        return Finding("admission", Level.SKIPPED, "not tried: that takes the right to create trainjobs")
+    if missing := _NAMESPACE.search(message):
+        advice = f"kubectl create namespace {missing[1]}, or set another one: --namespace or TRAINJOB_NAMESPACE"
+        return Finding("namespace", Level.FAILURE, f"namespace {missing[1]} does not exist", advice)
+    if "cannot create resource" in message:
+        return Finding("admission", Level.SKIPPED, "not checked: it requires the permission to create trainjobs")
     return None
 
 
 def _controller(webhook: str) -> str:
-    """What the pods of a webhook are called."""
+    """Part of the names of the pods that serve a webhook."""
     return next((name for name in ("kueue", "jobset") if name in webhook), "trainer")

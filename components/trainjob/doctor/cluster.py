@@ -1,4 +1,4 @@
-"""The checks of a cluster. Each stands by itself: what one cannot see is said, and the others go on."""
+"""The checks of a cluster. They are independent: a check without permission is skipped, and the others continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainjob.backends.kubernetes.compat import release_of, spec_schema
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import ApiError, Forbidden, ObjectNotFound, Transient, Unauthorized
 from trainjob.data.program import STEP_RUNTIME
-from trainjob.doctor import admission, pipelines, queues, rights, secrets, server
+from trainjob.doctor import admission, permissions, pipelines, queues, secrets, server
 from trainjob.doctor.findings import Finding, Level
 from trainjob.errors import BackendUnavailable, TrainJobError
 from trainjob.install import STEP_IMAGE
@@ -28,7 +28,7 @@ from trainjob.spec import API_VERSION, KIND, RuntimeRef
 from trainjob.status import QUEUE_LABEL
 from trainjob.verdicts import RetryVerdict
 
-# An API server waits 10 s for a webhook by default, and 30 at most. Nothing is asked twice: an outage is to be seen.
+# An API server waits 10 s for a webhook by default, and 30 at most. No request is retried: outages must be reported.
 _TIMINGS = Timings(connect=5, read=35, request_backoff=partial(retrying.KUBERNETES_REQUEST, failures=1, seconds=0))
 _JOBSET = "jobset.x-k8s.io/v1alpha2"
 _FAILING = timedelta(minutes=30)  # without a run of the reaper that succeeds
@@ -40,12 +40,12 @@ _TRAINER = "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?r
 async def examine(
     credentials: Credentials, namespace: str, runtimes: Sequence[str] = (), queue: str = ""
 ) -> AsyncGenerator[Finding]:
-    """What is to be said about a cluster, as soon as it is known.
+    """Check a cluster, and yield each finding as soon as it is known.
 
     Args:
-        credentials: Where credentials come from.
-        namespace: Where jobs are to run.
-        runtimes: Runtimes that have to be there.
+        credentials: Credentials of the cluster.
+        namespace: Namespace of the jobs.
+        runtimes: Runtimes that jobs are to use.
         queue: LocalQueue that jobs are to name.
     """
     client, backend = ApiClient(credentials, _TIMINGS), KubernetesBackend(credentials, timings=_TIMINGS)
@@ -66,12 +66,12 @@ async def examine(
 async def examine_jobs(
     credentials: Credentials, namespace: str, jobs: Mapping[str, TrainJob]
 ) -> AsyncGenerator[tuple[str, Finding]]:
-    """What keeps jobs from running that are not launched yet: runtimes, queues, Secrets and permissions.
+    """Check what jobs need before they are launched: runtimes, queues, Secrets and permissions.
 
     Args:
-        credentials: Where credentials come from.
-        namespace: Where the jobs are to run.
-        jobs: TrainJob objects, by names that are for the caller. What is not known yet may be left out of them.
+        credentials: Credentials of the cluster.
+        namespace: Namespace of the jobs.
+        jobs: TrainJob objects, by names for the caller. Fields that are not known yet may be missing.
 
     Yields:
         The name in `jobs` that a finding is about, empty for all of them, and the finding.
@@ -86,7 +86,7 @@ async def examine_jobs(
         place = _Cluster(client, backend, namespace, (), "")
         for checks in (
             (("identity", place._identity()), ("trainer", place._trainer()), ("kueue", place._kueue())),
-            (("rights", place._rights()),),
+            (("rights", place._permissions()),),
         ):
             async for finding in _all(*checks):
                 yield "", finding
@@ -96,7 +96,7 @@ async def examine_jobs(
         for name, job in jobs.items():
             for part in dict.fromkeys(_parts(job)):
                 users.setdefault(part, []).append(name)
-        # One after the other: dry runs of many jobs at once would keep Trainer's webhook from others.
+        # One after the other: many dry runs at once would overload Trainer's webhook.
         for part, names in users.items():
             for finding in await _guarded("job", place.part(part)):
                 for name in names:
@@ -114,7 +114,7 @@ class _Queue:
 
 
 def _parts(job: TrainJob) -> Iterator[RuntimeRef | _Queue | secrets.Needed]:
-    """What a job names of its namespace and cluster."""
+    """The objects of the namespace and cluster that a job names."""
     runtime = mapping(job, "spec", "runtimeRef")
     if runtime.get("name"):
         yield RuntimeRef.model_validate({name: runtime[name] for name in ("name", "kind") if runtime.get(name)})
@@ -129,17 +129,17 @@ class _Cluster:
 
     Attributes:
         client: The connection.
-        backend: What jobs are launched with.
-        namespace: Where jobs are to run.
-        wanted: Runtimes that have to be there.
+        backend: Backend for dry runs.
+        namespace: Namespace of the jobs.
+        wanted: Runtimes that jobs are to use.
         queue: LocalQueue that jobs are to name.
-        trainer: False once it is known that there is no Trainer.
-        release: Of Trainer, once it is known.
-        kueue: What is known of it.
-        runtimes: Those that are seen, with their objects.
-        all_seen: Whether these are all that there are.
+        trainer: False once Trainer is known to be missing.
+        release: Release of Trainer, once known.
+        kueue: The installed Kueue.
+        runtimes: The visible runtimes, with their objects.
+        all_seen: Whether all runtimes are visible.
         active: LocalQueues that take jobs.
-        user: Who we are to the server.
+        user: Name of the user by the API server.
     """
 
     client: ApiClient
@@ -156,7 +156,7 @@ class _Cluster:
     user: str = ""
 
     async def examine(self) -> AsyncGenerator[Finding]:
-        """All checks, those that wait for nothing else at the same time."""
+        """All checks; independent ones run at the same time."""
         first = (
             ("identity", self._identity()),
             ("clock", server.clock(self.client)),
@@ -168,7 +168,7 @@ class _Cluster:
         async for finding in _all(*first):
             yield finding
         second = (
-            ("rights", self._rights()),
+            ("rights", self._permissions()),
             ("watch", self._watch()),
             ("queue", self._queues()),
             ("reaper", self._reaper()),
@@ -179,7 +179,7 @@ class _Cluster:
             yield finding
 
     async def part(self, part: RuntimeRef | _Queue | secrets.Needed) -> list[Finding]:
-        """What a job names: whether it is there and can be used."""
+        """Check one object that a job names."""
         if isinstance(part, RuntimeRef):
             return [(await admission.acceptance(self.backend, self.namespace, part))[0]]
         if isinstance(part, secrets.Needed):
@@ -208,7 +208,7 @@ class _Cluster:
             return [Finding("trainer", Level.FAILURE, message, install)]
         newest = " or newer" if self.release == "2.3" else ""
         return [
-            Finding("trainer", Level.OK, f"Kubeflow Trainer {self.release}{newest}, by the TrainJobs that it serves")
+            Finding("trainer", Level.OK, f"Kubeflow Trainer {self.release}{newest}, according to its TrainJob schema")
         ]
 
     async def _jobset(self) -> list[Finding]:
@@ -218,10 +218,8 @@ class _Cluster:
             found = {}
         if any(each.get("kind") == "JobSet" for each in mappings(found, "resources")):
             return [Finding("jobset", Level.OK, f"serves {_JOBSET}")]
-        message = f"this cluster has no {_JOBSET} JobSets: no TrainJob would ever get pods"
-        return [
-            Finding("jobset", Level.FAILURE, message, "install JobSet; Kubeflow Trainer's manifests bring it along")
-        ]
+        message = f"this cluster has no {_JOBSET} JobSets: no TrainJob would get pods"
+        return [Finding("jobset", Level.FAILURE, message, "install JobSet; Kubeflow Trainer's manifests include it")]
 
     async def _kueue(self) -> list[Finding]:
         self.kueue, findings = await queues.look(self.client, self.queue)
@@ -236,31 +234,31 @@ class _Cluster:
                     self.runtimes[str(mapping(each, "metadata").get("name"))] = {**each, "kind": kind}
             except Forbidden as error:
                 hidden += 1
-                findings.append(Finding("runtimes", Level.SKIPPED, f"{kind}s may not be seen: {error.message}"))
+                findings.append(Finding("runtimes", Level.SKIPPED, f"{kind}s may not be listed: {error.message}"))
         self.all_seen = not hidden
         shown = ", ".join(_shown(name, self.runtimes[name]) for name in sorted(self.runtimes))
         if hidden < len(scopes):
-            findings.insert(0, Finding("runtimes", Level.OK, shown or "there are none"))
+            findings.insert(0, Finding("runtimes", Level.OK, shown or "none"))
         findings += [found for name in dict.fromkeys(self.wanted) for found in self._runtime(name)]
         step = self.runtimes.get(STEP_RUNTIME)
         if step is not None:
             findings.append(self._step(step))
         elif self.all_seen and STEP_RUNTIME not in self.wanted:
-            message = f"there is no {STEP_RUNTIME}, on which steps that initialize and export run"
+            message = f"{STEP_RUNTIME} does not exist: initialize and export steps need it"
             findings.append(Finding("steps", Level.WARNING, message, self._install_runtimes))
         return findings
 
     def _step(self, runtime: Mapping[str, Any]) -> Finding:
-        """Which image steps would run."""
+        """Check the image of steps."""
         jobs = mappings(runtime, "spec", "template", "spec", "replicatedJobs")
         pods = [mapping(job, "template", "spec", "template") for job in jobs]
         images = [str(container.get("image")) for pod in pods for container in mappings(pod, "spec", "containers")]
         message = f"{STEP_RUNTIME} runs image {', '.join(images)}"
         if STEP_IMAGE in images:
-            message += ", which names no registry: nodes that do not have it look for it at Docker Hub"
+            message += ", which names no registry: nodes without it pull it from Docker Hub"
             return Finding("steps", Level.WARNING, message, self._install_runtimes)
         if unpinned := [image for image in images if "@" not in image]:
-            message += ", whose tag can be moved: a later push changes what steps run"
+            message += ", whose tag can be moved: a later push changes the image of steps"
             advice = self._install_runtimes.replace(f"<registry>/{STEP_IMAGE}", f"{unpinned[0]}@sha256:<digest>")
             return Finding("steps", Level.WARNING, message, advice)
         return Finding("steps", Level.OK, message)
@@ -268,62 +266,63 @@ class _Cluster:
     @property
     def _install_runtimes(self) -> str:
         words = f"trainjob install --only runtimes --image <registry>/{STEP_IMAGE}"
-        # To 2.2 and 2.3 everything can be applied.
+        # Everything can be applied to 2.2 and 2.3.
         release = " --trainer 2.1" if self.release == "2.1" else ""
         return f"{words}{release} | kubectl apply --server-side -f -"
 
     def _runtime(self, name: str) -> list[Finding]:
-        """Of one that has to be there; nothing where that is left to a dry run."""
+        """Check a runtime that jobs are to use; no finding if only a dry run can tell."""
         found = self.runtimes.get(name)
         if found is None and self.all_seen:
             advice = (
-                self._install_runtimes if name == STEP_RUNTIME else "use one that is there, or have this one applied"
+                self._install_runtimes if name == STEP_RUNTIME else "use an existing runtime, or have this one applied"
             )
-            return [Finding("runtime", Level.FAILURE, f"there is no runtime {name}", advice)]
+            return [Finding("runtime", Level.FAILURE, f"runtime {name} does not exist", advice)]
         if found is not None and mapping(found, "metadata", "labels").get(_SUPPORT) == "deprecated":
             message = f"{found['kind']} {name} is deprecated"
-            return [Finding("runtime", Level.WARNING, message, "use another one before it is taken away")]
+            return [Finding("runtime", Level.WARNING, message, "use another runtime before this one is removed")]
         return []
 
     async def _watch(self) -> list[Finding]:
         path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/trainjobs"
-        # Of a job that is not there, so that nothing comes before the end.
+        # A watch of a job that does not exist, so that no event arrives before the end.
         params = {"watch": "true", "timeoutSeconds": "1", "fieldSelector": "metadata.name=trainjob-doctor"}
         try:
             async with aclosing(self.client.lines(Request("GET", path, params))) as lines:
                 async for _ in lines:
                     break
         except ObjectNotFound:
-            return []  # without Trainer, which is said
+            return []  # no Trainer, which is a separate finding
         except Forbidden as error:
-            message = f"not allowed, so that what happens to a job is noticed up to 30 s late: {error.message}"
-            return [Finding("watch", Level.WARNING, message, "see what is said about rights")]
+            message = f"not allowed: changes of jobs are noticed up to 30 s late: {error.message}"
+            return [Finding("watch", Level.WARNING, message, "see the findings of check rights")]
         return [Finding("watch", Level.OK, "TrainJobs can be watched")]
 
-    async def _rights(self) -> list[Finding]:
-        return await rights.check(self.client, self.namespace, self.user, queues=bool(self.kueue.version))
+    async def _permissions(self) -> list[Finding]:
+        return await permissions.check(self.client, self.namespace, self.user, queues=bool(self.kueue.version))
 
     async def _reaper(self) -> list[Finding]:
-        """Whether jobs that nobody waits for are ended."""
+        """Whether the reaper ends unattended jobs."""
         path = f"/apis/batch/v1/namespaces/{self.namespace}/cronjobs/{REAPER}"
         install = f"trainjob install --only reaper -n {self.namespace} --image <registry>/{STEP_IMAGE}"
         advice = f"{install} | kubectl apply --server-side -f -"
-        message = "a job that nobody waits for is not ended"
+        message = "unattended jobs are not ended"
         try:
             found = await self.client.send(Request("GET", path))
         except ObjectNotFound:
-            return [Finding("reaper", Level.WARNING, f"there is no CronJob {REAPER}: {message}", advice)]
+            return [Finding("reaper", Level.WARNING, f"CronJob {REAPER} does not exist: {message}", advice)]
         except Forbidden as error:
-            return [Finding("reaper", Level.SKIPPED, f"CronJob {REAPER} cannot be seen: {error.message}")]
+            return [Finding("reaper", Level.SKIPPED, f"CronJob {REAPER} cannot be read: {error.message}")]
+        resume = f'kubectl patch cronjob {REAPER} -n {self.namespace} --patch \'{{"spec":{{"suspend":false}}}}\''
         if mapping(found, "spec").get("suspend"):
-            return [Finding("reaper", Level.WARNING, f"CronJob {REAPER} is suspended: {message}", "resume it")]
+            return [Finding("reaper", Level.WARNING, f"CronJob {REAPER} is suspended: {message}", resume)]
         started, worked = (mapping(found, "status").get(f"last{name}Time") for name in ("Schedule", "Successful"))
         tried, succeeded = parse_time(started), parse_time(worked)
         if tried is not None and (succeeded is None or tried - succeeded > _FAILING):
-            last = f"the last one that succeeded was at {worked}" if worked else "none has succeeded"
-            advice = f"see why: kubectl logs -n {self.namespace} -l job-name --prefix"
-            return [Finding("reaper", Level.WARNING, f"the runs of CronJob {REAPER} fail: {last}; {message}", advice)]
-        return [Finding("reaper", Level.OK, f"CronJob {REAPER} ends jobs that nobody waits for")]
+            last = f"the last success was at {worked}" if worked else "none has succeeded"
+            advice = f"read the logs: kubectl logs -n {self.namespace} -l job-name --prefix"
+            return [Finding("reaper", Level.WARNING, f"the runs of CronJob {REAPER} fail ({last}): {message}", advice)]
+        return [Finding("reaper", Level.OK, f"CronJob {REAPER} ends unattended jobs")]
 
     async def _queues(self) -> list[Finding]:
         if not self.kueue.version:
@@ -332,32 +331,32 @@ class _Cluster:
         return findings
 
     async def _trials(self) -> list[Finding]:
-        """Dry runs, one after the other: where one is not answered, the next would not be either."""
+        """Dry runs, one after the other: if one gets no answer, the next would not get one either."""
         trials = self._references()
         if not trials:
-            return [Finding("webhooks", Level.SKIPPED, "there is no runtime to try a job with")]
+            return [Finding("webhooks", Level.SKIPPED, "no runtime is available for a dry run")]
         findings = [await admission.webhooks(self.backend, self.namespace, trials[0])]
         if findings[0].retry is RetryVerdict.INFRASTRUCTURE or findings[0].check != "webhooks":
             return findings
         accepted = None
         for runtime in trials:
             finding, stored = await admission.acceptance(self.backend, self.namespace, runtime)
-            if finding.check == "runtime" and not self.wanted:  # nobody asked for it
+            if finding.check == "runtime" and not self.wanted:  # the user did not name it
                 finding = replace(finding, check="steps", level=Level.WARNING, advice=self._install_runtimes)
             findings.append(finding)
             if stored is not None:
                 accepted = runtime, stored
         if accepted is not None:
-            never = queues.misfit(self.kueue, self.release)
+            never = queues.incompatible(self.kueue, self.release)
             findings += queues.taken_by_default(accepted[1], self.namespace, never=never)
-            for queue in self.active[:1]:  # one says it for all
+            for queue in self.active[:1]:  # the result is the same for all
                 where = (self.backend, self.namespace, accepted[0], queue)
                 check = queues.integration(*where, never=never, asked=bool(self.queue))
                 findings += await _guarded("queueing", check)
         return findings
 
     def _references(self) -> list[RuntimeRef]:
-        """Runtimes to try a job with: those that were asked about, else any one."""
+        """Runtimes for dry runs: those that the user named, else any one."""
         names = dict.fromkeys(self.wanted or (STEP_RUNTIME, *sorted(self.runtimes)))
         found = [RuntimeRef(name=name, kind=self.runtimes[name]["kind"]) for name in names if name in self.runtimes]
         if not self.all_seen:
@@ -374,7 +373,7 @@ def _shown(name: str, runtime: Mapping[str, Any]) -> str:
 
 
 async def _all(*checks: tuple[str, Awaitable[list[Finding]]]) -> AsyncGenerator[Finding]:
-    """The findings of checks that are made at the same time, in the order of the checks."""
+    """Run checks at the same time; yield their findings in the order of the checks."""
     tasks = [asyncio.create_task(_guarded(name, check)) for name, check in checks]
     try:
         for task in tasks:
@@ -386,19 +385,19 @@ async def _all(*checks: tuple[str, Awaitable[list[Finding]]]) -> AsyncGenerator[
 
 
 async def _guarded(name: str, check: Awaitable[list[Finding]]) -> list[Finding]:
-    """The findings of one check, or why there are none: the others go on in any case."""
+    """The findings of one check, or its error as a finding, so that the other checks continue."""
     try:
         return await check
     except Forbidden as error:
-        finding = Finding(name, Level.SKIPPED, f"may not be seen: {error.message}")
+        finding = Finding(name, Level.SKIPPED, f"may not be read: {error.message}")
     except (Transient, BackendUnavailable) as error:
-        finding = Finding(name, Level.FAILURE, str(error), "try again", RetryVerdict.INFRASTRUCTURE)
+        finding = Finding(name, Level.FAILURE, str(error), "run trainjob doctor again", RetryVerdict.INFRASTRUCTURE)
     except Unauthorized as error:
         finding = Finding(name, Level.FAILURE, error.message, "log in again, or renew the token")
     except ApiError as error:
-        finding = Finding(name, Level.SKIPPED, f"cannot be asked: {error}")
+        finding = Finding(name, Level.SKIPPED, f"the API server refused the request: {error}")
     except TrainJobError as error:
         finding = Finding(name, Level.FAILURE, str(error))
-    except Exception as error:  # noqa: BLE001 - a reply in a shape that nobody expected must not take the others along
-        finding = Finding(name, Level.SKIPPED, f"not understood: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - a reply of an unexpected form must not fail the other checks
+        finding = Finding(name, Level.SKIPPED, f"unexpected reply: {type(error).__name__}: {error}")
     return [finding]

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from trainjob.verdicts import RetryVerdict
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Jobs run, but something will be missed."""
+    """Jobs run, but a function is limited."""
     FAILURE = "failure"
-    """Something that this package does will not work."""
+    """A function of this package does not work."""
     SKIPPED = "skipped"
-    """It could not be found out."""
+    """The check could not be made."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One result of a check.
 
     Attributes:
-        check: What was looked at: a stable word for programs.
-        level: How much it matters.
+        check: Name of the check, stable for programs.
+        level: Severity.
         message: What was found.
-        advice: What to do; empty where there is nothing to do.
-        retry: Of a failure: whether it can go away by itself.
+        advice: What to do; empty if nothing has to be done.
+        retry: Of a failure: whether it can resolve itself.
     """
 
     check: str

@@ -23,16 +23,16 @@ _ROOM = 1 << 30  # bytes; logs and models of a small training
 
 
 def examine(backend: LocalBackend, wanted: Sequence[str] = (), queue: str = "") -> Iterator[Finding]:
-    """What is to be said about this machine.
+    """Check this machine.
 
     Args:
-        backend: Whose settings count.
-        wanted: Runtimes that have to be there.
+        backend: The backend with the settings to check.
+        wanted: Runtimes that jobs are to use.
         queue: LocalQueue that jobs are to name.
     """
     yield from _home(backend.home)
     python = f"Python {platform.python_version()}"
-    yield Finding("python", Level.OK, f"ranks run with {python} unless their runtime has an environment of its own")
+    yield Finding("python", Level.OK, f"ranks run with {python} unless their runtime has its own environment")
     for runtime, environment in backend.environments.items():
         yield _environment(runtime, environment)
     for runtime in wanted:
@@ -41,54 +41,56 @@ def examine(backend: LocalBackend, wanted: Sequence[str] = (), queue: str = "") 
     yield _extras()
     gpus = runtimes.gpus_present()
     yield Finding(
-        "gpus", Level.OK, f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: jobs that ask for one are refused"
+        "gpus", Level.OK, f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: jobs that request one are rejected"
     )
     if queue:
-        yield Finding("queue", Level.SKIPPED, f"there are no queues on this machine: a job for {queue} starts at once")
+        yield Finding("queue", Level.SKIPPED, f"this machine has no queues: a job for {queue} starts at once")
 
 
 def _home(home: Path) -> Iterator[Finding]:
-    """Whether jobs can be kept. A directory that is not there yet is made by the first job."""
-    there = next(each for each in (home, *home.parents) if each.exists())
-    advice = "set TRAINJOB_HOME to a directory that you may write to"
-    if not there.is_dir():
-        yield Finding("home", Level.FAILURE, f"{home}: {there} is no directory", advice)
+    """Whether jobs can be stored. The first job creates a missing directory."""
+    existing = next(each for each in (home, *home.parents) if each.exists())
+    advice = "set TRAINJOB_HOME to a directory that you can write to"
+    if not existing.is_dir():
+        yield Finding("home", Level.FAILURE, f"{home}: {existing} is not a directory", advice)
         return
     if problem := private.refusal(home, link=True):
         yield Finding("home", Level.FAILURE, problem)
         return
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         yield Finding("home", Level.FAILURE, f"{home} cannot be written: {error.strerror}", advice)
     else:
         yield Finding("home", Level.OK, f"{home} can be written")
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     level = Level.OK if free >= _ROOM else Level.WARNING
-    advice = "" if level is Level.OK else "make room, or set TRAINJOB_HOME to a larger disk"
-    yield Finding("space", level, f"{free / 2**30:.1f} GiB are free in {there}", advice)
+    advice = "" if level is Level.OK else "free space, or set TRAINJOB_HOME to a directory on a larger disk"
+    yield Finding("space", level, f"{free / 2**30:.1f} GiB are free in {existing}", advice)
 
 
 def _environment(runtime: str, environment: Path) -> Finding:
     if runtime not in runtimes.FRAMEWORKS:
         known = ", ".join(sorted(runtimes.FRAMEWORKS))
-        message = f"TRAINJOB_LOCAL_ENVIRONMENTS is for {runtime}, which is no runtime of this machine"
-        return Finding("python", Level.WARNING, message, f"name one of {known}")
+        message = f"TRAINJOB_LOCAL_ENVIRONMENTS names {runtime}, which is not a runtime of this machine"
+        return Finding("python", Level.WARNING, message, f"use one of: {known}")
     python = environment.expanduser() / "bin" / "python"
     if not os.access(python, os.X_OK):
-        message = (
-            f"TRAINJOB_LOCAL_ENVIRONMENTS: {runtime} has the environment {environment}, in which there is no Python"
+        message = f"TRAINJOB_LOCAL_ENVIRONMENTS: {environment}, the environment of {runtime}, has no Python"
+        return Finding(
+            "python", Level.FAILURE, message, f"create it (python3 -m venv {environment}), or correct its path"
         )
-        return Finding("python", Level.FAILURE, message, f"python3 -m venv {environment}, or correct its path")
     return Finding("python", Level.OK, f"{runtime} runs with {python}")
 
 
 def _runtime(backend: LocalBackend, runtime: str) -> Finding:
-    """Whether what a training on a runtime starts with, and is written for, is where its ranks look for it."""
+    """Whether the ranks of a runtime find its programs and modules."""
     if runtime not in runtimes.FRAMEWORKS:
         known = ", ".join(sorted(runtimes.FRAMEWORKS))
-        return Finding("runtime", Level.FAILURE, f"there is no runtime {runtime} here", f"use one of {known}")
+        return Finding(
+            "runtime", Level.FAILURE, f"runtime {runtime} does not exist on this machine", f"use one of: {known}"
+        )
     try:
         path = backend.path_of(runtime)
     except ConfigurationError as error:
@@ -101,17 +103,17 @@ def _runtime(backend: LocalBackend, runtime: str) -> Finding:
     if not lacking:
         found = [f"{name} is {place}" for name, place in programs.items()]
         found += [f"{name} {version} is in {where}" for name, version in modules.items()]
-        return Finding("runtime", Level.OK, f"{runtime}: {', '.join(found) or 'needs nothing that is not here'}")
+        return Finding("runtime", Level.OK, f"{runtime}: {', '.join(found) or 'complete'}")
     packages = sorted(runtimes.MODULES.get(runtime, ()))
-    # As JSON, for a shell: a name of a runtime has no quotes.
+    # JSON in single quotes for a shell: names of runtimes have no quotes.
     advice = f"{python or 'python'} -m pip install {' '.join(packages)}"
     if runtime not in backend.environments:
-        advice += f", or name an environment that has it: {_setting(backend, runtime)}"
-    return Finding("runtime", Level.FAILURE, f"{runtime}: there is no {' and no '.join(lacking)} in {where}", advice)
+        advice += f", or set an environment that has it: {_setting(backend, runtime)}"
+    return Finding("runtime", Level.FAILURE, f"{runtime}: {where} has no {' and no '.join(lacking)}", advice)
 
 
 def _setting(backend: LocalBackend, runtime: str) -> str:
-    environments = {**{name: str(path) for name, path in backend.environments.items()}, runtime: "/path/of/it"}
+    environments = {**{name: str(path) for name, path in backend.environments.items()}, runtime: "/path/of/environment"}
     return f"export TRAINJOB_LOCAL_ENVIRONMENTS='{json.dumps(environments)}'"
 
 
@@ -129,11 +131,11 @@ print(json.dumps(found))
 
 
 def _modules(python: str, path: str, names: Sequence[str]) -> dict[str, str]:
-    """Module -> its version in the environment of a Python; empty where it is not there. Nothing of it is imported."""
+    """Module -> its version in the environment of a Python; empty if it is missing. Modules are not imported."""
     found: dict[str, str] = {}
     if names and python:
         environment = {**os.environ, "PATH": path}
-        with suppress(OSError, subprocess.SubprocessError, ValueError):  # as good as not there
+        with suppress(OSError, subprocess.SubprocessError, ValueError):  # treated as missing
             answer = subprocess.run(
                 [python, "-c", _ASK, *names], env=environment, capture_output=True, timeout=60, check=True
             )
@@ -152,11 +154,11 @@ EXTRAS = {
     "airflow": (("airflow",), "DAGs and trainjob check"),
     "kfp": (("kfp",), "pipelines"),
 }
-"""Extra of this package -> the modules that it brings, and what needs them."""
+"""Extra of this package -> its modules, and their use."""
 
 
 def _extras() -> Finding:
-    """What is not installed, and what does not work without it. None of it keeps a job from running on this machine."""
+    """Extras that are not installed, with what needs them. Jobs on this machine need none of them."""
     lacking = [extra for extra, (modules, _) in EXTRAS.items() if not all(map(find_spec, modules))]
     if not lacking:
         return Finding("extras", Level.OK, "all are installed")
@@ -167,10 +169,12 @@ def _extras() -> Finding:
 def _mpi(backend: LocalBackend, wanted: Sequence[str]) -> Finding:
     need = sorted(runtime for runtime, framework in runtimes.FRAMEWORKS.items() if framework == "mpi")
     asked = [runtime for runtime in need if runtime in wanted]
-    with suppress(ConfigurationError):  # an environment without Python is another finding
+    with suppress(ConfigurationError):  # an environment without Python is a separate finding
         path = backend.path_of(asked[0]) if asked else None
         if program := shutil.which("mpirun", path=path):
             return Finding("mpi", Level.OK, f"mpirun is {program}")
     level = Level.FAILURE if asked else Level.OK
-    message = f"there is no mpirun: jobs of {' and '.join(need)} are refused"
-    return Finding("mpi", level, message, "Debian: apt install openmpi-bin" if level is Level.FAILURE else "")
+    message = f"mpirun is not installed: jobs of {' and '.join(need)} are rejected"
+    return Finding(
+        "mpi", level, message, "install it (Debian: apt install openmpi-bin)" if level is Level.FAILURE else ""
+    )

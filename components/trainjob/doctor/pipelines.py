@@ -1,4 +1,4 @@
-"""Kubeflow Pipelines: defaults of its workflow controller with which steps are not retried and clean-up may not run."""
+"""Kubeflow Pipelines: defaults of its workflow controller that prevent retries of steps and cleanup tasks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WORKFLOWS = "/apis/argoproj.io/v1alpha1"
 
 
 async def check(client: ApiClient, namespace: str) -> list[Finding]:
-    """What is to be said about KFP's workflow controller; nothing where there is none.
+    """Check the defaults of KFP's workflow controller; no finding on a cluster without one.
 
     Args:
         client: The connection.
-        namespace: Where jobs are to run; KFP itself is there or in ``kubeflow``.
+        namespace: Namespace of the jobs; KFP is in this one or in ``kubeflow``.
 
     Raises:
-        ApiError: the server does not answer.
+        ApiError: The server does not answer.
     """
     try:
         await client.send(Request("GET", _WORKFLOWS))
@@ -39,7 +39,7 @@ async def check(client: ApiClient, namespace: str) -> list[Finding]:
         except ObjectNotFound:
             continue
         except Forbidden as error:
-            hidden = f"ConfigMap {where}/{CONFIG} cannot be seen: {error.message}"
+            hidden = f"ConfigMap {where}/{CONFIG} cannot be read: {error.message}"
             continue
         return [_defaults(where, found)]
     return [Finding("pipelines", Level.SKIPPED, hidden)] if hidden else []
@@ -50,7 +50,7 @@ def _defaults(namespace: str, config: dict[str, Any]) -> Finding:
     try:
         defaults = yaml.safe_load(str(mapping(config, "data").get("workflowDefaults") or ""))
     except yaml.YAMLError as error:
-        return Finding("pipelines", Level.SKIPPED, f"{name}: workflowDefaults is no YAML ({error})")
+        return Finding("pipelines", Level.SKIPPED, f"{name}: workflowDefaults is not valid YAML ({error})")
     if not mapping(defaults, "spec", "templateDefaults", "retryStrategy"):
         return Finding("pipelines", Level.OK, f"{name} has no retryStrategy for all steps")
     message = (

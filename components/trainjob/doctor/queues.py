@@ -1,4 +1,4 @@
-"""Kueue: whether there is one, which queues a namespace has, and whether it starts TrainJobs."""
+"""Kueue: whether it is installed, the queues of a namespace, and whether it starts TrainJobs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainjob.spec import RuntimeRef
 from trainjob.status import QUEUE_LABEL
 
 GROUP = "kueue.x-k8s.io"
-_READ = "bind Kueue's ClusterRole kueue-batch-user-role, which lets queues be read"
+_READ = "bind Kueue's ClusterRole kueue-batch-user-role, which allows reading queues"
 
 
 @dataclass(frozen=True)
 class Kueue:
-    """What is known of it.
+    """The installed Kueue.
 
     Attributes:
-        version: Of its API; empty if it is not there.
-        starts_by_patches: Whether it starts TrainJobs by `runtimePatches` alone (0.17 and newer).
+        version: Version of its API; empty if Kueue is not installed.
+        starts_by_patches: Whether it starts TrainJobs only by `runtimePatches` (0.17 and newer).
     """
 
     version: str = ""
@@ -34,14 +34,16 @@ class Kueue:
 
 
 async def look(client: ApiClient, queue: str) -> tuple[Kueue, list[Finding]]:
-    """Whether there is a Kueue; that matters if a `queue` is asked for."""
+    """Find the installed Kueue; a missing one is a failure only if a `queue` is given."""
     try:
         group = await client.send(Request("GET", f"/apis/{GROUP}"))
     except ObjectNotFound:
         if not queue:
             return Kueue(), [Finding("kueue", Level.OK, "not installed: jobs start at once, without a queue")]
-        message = f"not installed, so that a job for queue {queue} would start at once"
-        return Kueue(), [Finding("kueue", Level.FAILURE, message, "install Kueue, or leave the queue's label out")]
+        message = f"not installed: a job for queue {queue} would start at once"
+        return Kueue(), [
+            Finding("kueue", Level.FAILURE, message, "install Kueue, or remove the queue label from the job")
+        ]
     version = str(mapping(group, "preferredVersion").get("version") or "v1beta1")
     kueue = Kueue(version, await kueue_needs_patches(client))
     served = ", ".join(str(each.get("version")) for each in mappings(group, "versions"))
@@ -50,13 +52,13 @@ async def look(client: ApiClient, queue: str) -> tuple[Kueue, list[Finding]]:
 
 
 async def local_queues(client: ApiClient, kueue: Kueue, namespace: str, queue: str) -> tuple[list[str], list[Finding]]:
-    """The LocalQueues that can be used, and what is to be said about `queue`, or about all of the namespace."""
+    """The active LocalQueues, and the findings about `queue`, or about all queues of the namespace."""
     path = f"/apis/{GROUP}/{kueue.version}/namespaces/{namespace}/localqueues"
     try:
         found = [await client.send(Request("GET", f"{path}/{queue}"))] if queue else await client.items(path, {})
     except ObjectNotFound:
-        advice = f"kubectl get localqueues -n {namespace}, or have the queue made"
-        message = f"there is no LocalQueue {queue} in {namespace}: its jobs would wait for ever"
+        advice = f"list the queues: kubectl get localqueues -n {namespace}, or have this one created"
+        message = f"LocalQueue {queue} does not exist in {namespace}: its jobs would never start"
         return [], [Finding("queue", Level.FAILURE, message, advice)]
     except Forbidden as error:
         return [queue] if queue else [], [Finding("queue", Level.SKIPPED, error.message, _READ)]
@@ -75,76 +77,83 @@ async def _queue(client: ApiClient, kueue: Kueue, queue: Mapping[str, Any], *, a
         known, why = True, _inactive(cluster_queue)
     except ObjectNotFound:
         known, why = True, "it does not exist"
-    except Forbidden:  # cluster-wide; the LocalQueue says it too, if in fewer words
+    except Forbidden:  # cluster-wide; the status of the LocalQueue has it too, with less detail
         known, why = False, None
     if why is not None:
-        message = f"LocalQueue {name} leads to ClusterQueue {above}, which takes no jobs: {why}"
-        return Finding("queue", bad, message, f"have whoever runs Kueue see to ClusterQueue {above}")
+        message = f"LocalQueue {name} uses ClusterQueue {above}, which takes no jobs: {why}"
+        return Finding("queue", bad, message, f"ask an administrator of Kueue to activate ClusterQueue {above}")
     if (why := _inactive(queue)) is not None:
-        return Finding("queue", bad, f"LocalQueue {name} takes no jobs: {why}", f"have it seen to: {name} -> {above}")
-    seen = "active" if known else "active, by what the LocalQueue says: the ClusterQueue itself may not be read"
+        return Finding(
+            "queue",
+            bad,
+            f"LocalQueue {name} takes no jobs: {why}",
+            f"ask an administrator of Kueue to activate it: LocalQueue {name} -> ClusterQueue {above}",
+        )
+    seen = "active" if known else "active according to the LocalQueue (the ClusterQueue may not be read)"
     return Finding("queue", Level.OK, f"LocalQueue {name} -> ClusterQueue {above}, {seen}")
 
 
 def _inactive(queue: Mapping[str, Any]) -> str | None:
-    """Why a queue of either kind is not active; None if it is."""
+    """Why a LocalQueue or ClusterQueue is not active; None if it is active."""
     conditions = mappings(queue, "status", "conditions")
     active = next((each for each in conditions if each.get("type") == "Active"), None)
     if active is None:
-        return "Kueue has not looked at it, so that its controller may not run"
+        return "Kueue has not processed it; its controller may not be running"
     return None if active.get("status") == "True" else f"{active.get('reason')}: {active.get('message')}"
 
 
 async def integration(
     backend: Backend, namespace: str, runtime: RuntimeRef, queue: str, *, never: bool, asked: bool
 ) -> list[Finding]:
-    """Whether a job that names a queue would be held and started by Kueue.
+    """Whether Kueue would hold and start a job of a queue.
 
     Args:
-        backend: Of the cluster.
-        namespace: Of the job.
-        runtime: Of the job.
+        backend: Backend of the cluster.
+        namespace: Namespace of the job.
+        runtime: Runtime of the job.
         queue: A LocalQueue.
-        never: Whether Kueue and Trainer do not fit together, see `misfit`.
-        asked: Whether it was asked about this queue.
+        never: Whether Kueue cannot start the jobs of this Trainer (`incompatible`).
+        asked: Whether the user named this queue.
 
     Raises:
-        LaunchError: a job for that queue is refused.
-        BackendUnavailable: there is no answer.
+        LaunchError: A job of that queue is rejected.
+        BackendUnavailable: The API server gives no answer.
     """
     if never:
-        message = f"a job for queue {queue} would wait for ever: {_MISFIT}"
-        return [Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, _FIT)]
+        message = f"a job for queue {queue} would never start: {_INCOMPATIBLE}"
+        return [Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, _UPGRADE)]
     stored = await try_job(backend, namespace, runtime, queue)
     if mapping(stored, "spec").get("suspend") is True:
         return [Finding("queueing", Level.OK, f"a job for queue {queue} would wait for its admission")]
     message = f"a job for queue {queue} would start at once: this Kueue does not manage TrainJobs"
-    advice = "add trainer.kubeflow.org/trainjob to integrations.frameworks in Kueue's configuration, and restart it"
+    advice = "add trainer.kubeflow.org/trainjob to integrations.frameworks in Kueue's configuration, and restart Kueue"
     return [Finding("queueing", Level.FAILURE if asked else Level.WARNING, message, advice)]
 
 
 def taken_by_default(stored: Mapping[str, Any], namespace: str, *, never: bool) -> list[Finding]:
-    """What becomes of a job that names no queue where a LocalQueue takes it all the same (kueue LocalQueueDefaulting).
+    """Report a LocalQueue that takes jobs without a queue (Kueue's LocalQueueDefaulting).
 
     Args:
-        stored: Such a job, as the server would store it.
-        namespace: Its namespace.
-        never: Whether Kueue and Trainer do not fit together, see `misfit`.
+        stored: A job without a queue, as the server would store it.
+        namespace: Namespace of the job.
+        never: Whether Kueue cannot start the jobs of this Trainer (`incompatible`).
     """
     queue = mapping(stored, "metadata", "labels").get(QUEUE_LABEL)
     if not queue:
         return []
     message = f"LocalQueue {queue} takes every job of {namespace} that names no other"
     if never:
-        message = f"{message}, and none of them would ever start: {_MISFIT}"
-        return [Finding("queueing", Level.FAILURE, message, f"{_FIT}, or delete LocalQueue {queue} of {namespace}")]
+        message = f"{message}, and none of them would start: {_INCOMPATIBLE}"
+        return [Finding("queueing", Level.FAILURE, message, f"{_UPGRADE}, or delete LocalQueue {queue} of {namespace}")]
     return [Finding("queueing", Level.OK, message)]
 
 
-def misfit(kueue: Kueue, release: str) -> bool:
-    """Whether this Kueue admits the TrainJobs of that release of Trainer, but cannot start them (kueue#10127)."""
+def incompatible(kueue: Kueue, release: str) -> bool:
+    """Whether this Kueue admits TrainJobs of that release of Trainer, but cannot start them (kueue#10127)."""
     return kueue.starts_by_patches and release == "2.1"
 
 
-_MISFIT = "Kueue 0.17 and newer start a TrainJob by its field runtimePatches, which Kubeflow Trainer 2.1 has not"
-_FIT = "upgrade Kubeflow Trainer to 2.2 or newer, or keep to Kueue 0.16"
+_INCOMPATIBLE = (
+    "Kueue 0.17 and newer start a TrainJob by its field runtimePatches, which Kubeflow Trainer 2.1 does not have"
+)
+_UPGRADE = "upgrade Kubeflow Trainer to 2.2 or newer, or use Kueue 0.16"

@@ -1,4 +1,4 @@
-"""Secrets that a TrainJob names: which, and whether they are there. Their content is never requested."""
+"""Secrets that a TrainJob names, and whether they exist. Their content is never requested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFERENCES = {
     "nodePublishSecretRef": "name",
     "secret": "secretName",
 }
-"""Field -> the field of its value that names a Secret: env, envFrom and initializers, CSI volumes, volumes."""
+"""Field -> field of its value with the name of a Secret: env, envFrom and initializers, CSI volumes, volumes."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Needed:
     """A Secret that a job names.
 
     Attributes:
-        name: Of the Secret.
-        pulls: It is for pulling images: pods start without it if the image is there or public.
+        name: Name of the Secret.
+        pulls: Whether it is for pulling images: pods start without it if the image is on the node or public.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Needed:
 
 
 def needed(value: Any) -> Iterator[Needed]:
-    """The Secrets that a job does not start without, and those for pulling images.
+    """The Secrets that a job needs to start, and those for pulling images.
 
     Args:
         value: The spec of a TrainJob object, or a part of it.
@@ -48,7 +48,7 @@ def needed(value: Any) -> Iterator[Needed]:
         if field == "imagePullSecrets" and isinstance(part, list):
             yield from (Needed(str(each["name"]), pulls=True) for each in part if _named(each, "name"))
         elif field in _REFERENCES and isinstance(part, Mapping):
-            # A source of a projected volume is called as a volume is, and names its Secret as env does.
+            # A source of a projected volume has the field of a volume, and names its Secret as env does.
             names = [part[key] for key in (_REFERENCES[field], "name") if _named(part, key)]
             if names and part.get("optional") is not True:
                 yield Needed(str(names[0]))
@@ -61,12 +61,12 @@ def _named(value: Any, field: str) -> bool:
 
 
 async def check(client: ApiClient, namespace: str, secret: Needed) -> Finding:
-    """Whether a Secret is there.
+    """Whether a Secret exists.
 
     Args:
         client: The connection.
-        namespace: Of the Secret.
-        secret: Which one.
+        namespace: Namespace of the Secret.
+        secret: The Secret.
 
     Raises:
         ApiError: The server gave no answer.
@@ -77,9 +77,9 @@ async def check(client: ApiClient, namespace: str, secret: Needed) -> Finding:
     except ObjectNotFound:
         level = Level.WARNING if secret.pulls else Level.FAILURE
         without = "images of private registries cannot be pulled" if secret.pulls else "pods of the job would not start"
-        advice = f"create it in the namespace: kubectl create secret -n {namespace} …"
-        return Finding("secret", level, f"there is no Secret {secret.name} in {namespace}: {without}", advice)
+        advice = f"create it: kubectl create secret generic {secret.name} -n {namespace} --from-literal=<key>=<value>"
+        return Finding("secret", level, f"Secret {secret.name} does not exist in {namespace}: {without}", advice)
     except Forbidden:
-        message = f"Secret {secret.name} in {namespace} cannot be checked: you may not read Secrets there"
+        message = f"Secret {secret.name} in {namespace} cannot be checked: you may not read Secrets in it"
         return Finding("secret", Level.SKIPPED, message)
-    return Finding("secret", Level.OK, f"there is a Secret {secret.name} in {namespace}")
+    return Finding("secret", Level.OK, f"Secret {secret.name} exists in {namespace}")
