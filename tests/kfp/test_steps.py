@@ -265,7 +265,7 @@ def nested(depth: int) -> dict[str, Any]:
     ("parameters", "message"),
     [
         ({"spec": nested(200)}, "spec is nested 65 lists and mappings deep, or more; a spec has at most 64"),
-        ({"runtime": "jax-distribute"}, "there is no runtime 'jax-distribute' on this machine"),
+        ({"runtime": "jax-distribute"}, "runtime 'jax-distribute' does not exist on this machine"),
         ({"num_nodes": 0}, "num_nodes: is 0 (give 1 or more)"),
         ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a secret given as a literal"),
         ({"spec": {"lables": {}}}, "lables: no such field (did you mean labels?)"),

@@ -71,7 +71,7 @@ def test_working_directory_is_gone(jobs: Jobs, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "here").rmdir()
     jobs.client.call(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}}))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TrainJobFailed, match=r"working directory .* is not there"):
+    with pytest.raises(TrainJobFailed, match=r"working directory .* does not exist"):
         jobs.client.wait(ref)
 
 
@@ -297,7 +297,7 @@ def test_environment_of_the_author(jobs: Jobs, home: Path, monkeypatch: pytest.M
 def test_a_secret_that_is_not_there(jobs: Jobs, home: Path) -> None:
     found = jobs.fails("true", env={"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}})
     assert found.category is Category.CONFIGURATION
-    assert f"put the value into the file {home}/secrets/hf/token" in found.summary
+    assert f"write the value to the file {home}/secrets/hf/token" in found.summary
 
 
 def test_a_secret_that_is_no_text(jobs: Jobs, home: Path) -> None:
@@ -317,12 +317,12 @@ def test_a_value_that_no_process_can_have(jobs: Jobs) -> None:
         },
     }
     ref = jobs.client.launch(whole, "whole")
-    with pytest.raises(TrainJobFailed, match="fileKeyRef has no meaning on this machine"):
+    with pytest.raises(TrainJobFailed, match="fileKeyRef is not supported on this machine"):
         jobs.client.wait(ref)
 
 
 def test_no_such_runtime(jobs: Jobs) -> None:
-    with pytest.raises(RuntimeNotFound, match=r"no runtime 'torch' on this machine; there are: .*torch-distributed"):
+    with pytest.raises(RuntimeNotFound, match=r"'torch' does not exist on this machine; .*torch-distributed"):
         jobs.launch("true", runtime="torch")
 
 
@@ -346,7 +346,7 @@ def test_gpus_that_are_not_there(
 ) -> None:
     monkeypatch.setenv("PATH", f"{program('nvidia-smi', 'echo 0; echo 1')}:{os.environ['PATH']}")
     with pytest.raises(
-        Rejected, match=r"cannot be scheduled here: 3 node\(s\) x 1 nvidia.com/gpu .* this machine has 2"
+        Rejected, match=r"cannot be scheduled on this machine: .* 3 node\(s\) x 1 nvidia.com/gpu, .* machine has 2"
     ):
         jobs.launch("true", num_nodes=3, resources_per_node={"gpu": 1})
 

@@ -51,7 +51,7 @@ def fill(disk: Path, leave: int = 0) -> Path:
 
 def test_no_room_for_a_job(on_tiny: Jobs, tiny: Path) -> None:
     filler = fill(tiny)
-    with pytest.raises(Rejected, match=r"cannot be kept in .*tiny: No space left on device"):
+    with pytest.raises(Rejected, match=r"cannot be stored in .*tiny: No space left on device"):
         on_tiny.launch("true")
     filler.unlink()
     assert [path for path in tiny.rglob("*") if path.is_file()] == []
@@ -174,7 +174,7 @@ def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         TrainJobClient(LocalBackend(tmp_path / "file" / "home")) as client,
-        pytest.raises(Rejected, match=r"cannot be kept in .*file/home: Not a directory"),
+        pytest.raises(Rejected, match=r"cannot be stored in .*file/home: Not a directory"),
     ):
         Jobs(client, tmp_path).launch("true")
 

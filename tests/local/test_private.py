@@ -136,10 +136,10 @@ PLANTED: dict[Callable[[Path], Path], str] = {
     planted_object: "belongs to another user",
     linked_job: "is a link",
     linked_object: "is a link",
-    writable_home: "can be written by other users",
-    sticky_home: "can be written by other users",
-    group_writable_jobs: "can be written by other users",
-    writable_job: "can be written by other users",
+    writable_home: "is writable by other users",
+    sticky_home: "is writable by other users",
+    group_writable_jobs: "is writable by other users",
+    writable_job: "is writable by other users",
 }
 
 
@@ -157,7 +157,7 @@ def test_a_job_that_another_user_can_have_written_is_refused(
             said = str(caught.value)
             assert said.startswith(f"{refused} {PLANTED[plant]}"), name
             assert f"uid {refused.lstat().st_uid}" in said
-            if "can be written" in said:
+            if "is writable" in said:
                 assert f"chmod -R go-rwx {refused};" in said
             assert "TRAINJOB_HOME" in said or "Remove the link" in said
     assert content(home) == before
@@ -225,7 +225,7 @@ def test_a_job_that_nobody_has_started_says_so(jobs: Jobs, home: Path) -> None:
     os.utime(jobs.directory(ref) / "object.json", (0, 0))
     report = jobs.client.diagnose(ref.name)
     assert (report.observation.phase, report.observation.stuck) == (Phase.NOT_STARTED, True)
-    assert "ended before the job had begun" in report.observation.message
+    assert "ended before the job began" in report.observation.message
     assert "launch the same key again" in report.diagnosis.advice
     snapshot = jobs.client.call(lambda: first(jobs.client.backend, ref))  # type: ignore[arg-type]
     assert snapshot.blocker is not None

@@ -125,7 +125,7 @@ def test_a_backend_that_does_not_exist_names_the_variable(
     code, _, err = exit_of(capsys, "list")
     assert (code, err) == (
         2,
-        "error: TRAINJOB_BACKEND: there is no backend 'lokal'; there are: kubernetes, local\n",
+        "error: TRAINJOB_BACKEND: unknown backend 'lokal'; use one of: kubernetes, local\n",
     )
 
 
@@ -135,7 +135,7 @@ def test_an_environment_without_python_starts_no_other_python(
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", json.dumps({"trainjob-step": str(tmp_path / "gone")}))
     code, _, err = exit_of(capsys, "run", *STEP, "--", "python", "-c", "1")
     assert code == 2
-    assert f"TRAINJOB_LOCAL_ENVIRONMENTS: there is no Python in {tmp_path / 'gone'}, the environment of trainjob" in err
+    assert f"TRAINJOB_LOCAL_ENVIRONMENTS: {tmp_path / 'gone'}, the environment of trainjob" in err
     with pytest.raises(ConfigurationError, match="python3 -m venv"):
         LocalBackend().path_of("trainjob-step")
 

@@ -1,4 +1,4 @@
-"""Where TrainJobs run."""
+"""Backends: a Kubernetes cluster, or this machine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def connect(
     attended: bool = False,
     credentials: Credentials | None = None,
 ) -> Backend:
-    """The backend of that name; without one, the one that ``TRAINJOB_BACKEND`` names, else ``kubernetes``.
+    """Return a backend. Makes no request: a missing cluster configuration is reported by the first call.
 
-    The local backend is never chosen by itself: training on the machine that happens to run the workflow is something
-    to be asked for. `shared` is for those who wait for many jobs at once: on a cluster they share one watch. There,
-    `credentials` say which cluster; without them it is that of the kubeconfig or of this pod. `attended` is for
-    terminals: an API server that does not answer is reported within ten seconds, at the cost of a small request every
-    four seconds.
-
-    Nothing is sent yet: that no cluster is configured shows at the first question.
+    Args:
+        backend: Name of the backend; if None, ``TRAINJOB_BACKEND``, else ``kubernetes``. The local backend is never a
+            default: training on the machine that runs the workflow has to be requested.
+        shared: Share one watch among many waiting calls (cluster only).
+        attended: For terminals: report an API server that does not answer within ten seconds, at the cost of a small
+            request every four seconds.
+        credentials: Credentials of the cluster; those of the kubeconfig or of this pod if None.
 
     Raises:
-        ConfigurationError: there is no such backend.
+        ConfigurationError: The backend is unknown, or a package that it needs is not installed.
     """
     from trainjob.errors import ConfigurationError, missing  # noqa: PLC0415 - supervisors import this package too
     from trainjob.settings import Settings  # noqa: PLC0415
@@ -54,4 +54,4 @@ def connect(
         timings = Timings(probe=_PROBE_SECONDS) if attended else None
         return KubernetesBackend(credentials, shared=shared, timings=timings)
     where = "" if backend else "TRAINJOB_BACKEND: "
-    raise ConfigurationError(f"{where}there is no backend {name!r}; there are: {', '.join(BACKENDS)}")
+    raise ConfigurationError(f"{where}unknown backend {name!r}; use one of: {', '.join(BACKENDS)}")

@@ -1,4 +1,4 @@
-"""What every backend can do. `trainjob.lifecycle` is written against this and nothing else."""
+"""The protocol of backends. `trainjob.lifecycle` and `trainjob.waiting` use nothing else of a backend."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TrainJob = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job as it stands now; earlier states may have been skipped (level-triggered).
+    """The current state of a job; earlier states may have been skipped (level-triggered).
 
     Attributes:
-        trainjob: What `observe` looks at of the object; None once it is certain that the job of this UID is gone.
-        notice: What a person should know that is not in the object: an outage that is being waited out, …
-        blocker: What is in the way of a job that does not get on, where that is known.
+        trainjob: The parts of the object that `observe` reads; None once the job of this UID certainly does not exist.
+        notice: A message for people about something outside the object, such as an outage of the API server.
+        blocker: Why the job makes no progress, if known.
     """
 
     trainjob: TrainJob | None
@@ -39,34 +39,34 @@ class Snapshot:
 
 
 class Backend(Protocol):
-    """Where TrainJobs live. Every method may raise `BackendUnavailable` once an outage has outlasted its budgets."""
+    """Where TrainJobs run. Every method may raise `BackendUnavailable` when an outage outlasts its retry budget."""
 
     @property
     def default_namespace(self) -> str:
-        """Namespace of jobs that name none."""
+        """Namespace of jobs without a namespace."""
 
     @property
     def home(self) -> Path | None:
-        """Directory of the jobs, where they run on this machine and see its files; None for a cluster."""
+        """Directory of the jobs if they run on this machine and read its files; None for a cluster."""
 
     @property
     def cluster(self) -> Cluster | None:
-        """This backend with the methods that only a cluster has; None where jobs run on this machine."""
+        """This backend with the methods that only a cluster has; None if jobs run on this machine."""
 
     async def runtimes(self) -> list[str]:
         """Names of the runtimes that a job can name. One request, not retried."""
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
-        """Create `trainjob` and return it as it was stored; with `dry_run`, as it would be stored.
+        """Create `trainjob` and return the stored object; with `dry_run`, the object that would be stored.
 
         Raises:
-            AlreadyExists: a job of that name exists, or existed and was deleted.
-            RuntimeNotFound: its runtime is not there.
-            Rejected: anything else is wrong with it.
+            AlreadyExists: A job of that name exists, or existed and was deleted.
+            RuntimeNotFound: The runtime does not exist.
+            Rejected: The job is invalid in another way.
         """
 
     async def recover(self, ref: JobRef) -> None:
-        """Finish what the process that created the job may have left undone. Called by each launch that adopts it."""
+        """Complete a creation that was interrupted. Called by each launch that adopts the job."""
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
         """The job of that name, or None."""
@@ -75,25 +75,25 @@ class Backend(Protocol):
         """All jobs of `namespace` that have all `labels`, in no particular order."""
 
     async def refs(self, namespace: str, names: Collection[str]) -> dict[str, JobRef]:
-        """The jobs of those names, by name; what is not there is left out."""
+        """The jobs of those names, by name; names without a job are left out."""
 
     def watch(self, ref: JobRef) -> AsyncGenerator[Snapshot]:
-        """The job now, and again whenever it changed, until it is gone. Transient errors become notices."""
+        """Yield the job now and after each change, until it does not exist. Transient errors become notices."""
 
     async def has_run(self, ref: JobRef) -> bool:
-        """Whether a rank of the job has been running at any time, as far as it can still be seen."""
+        """Whether a rank of the job has ever run, according to the pods and Events that still exist."""
 
     async def evidence(self, ref: JobRef) -> Evidence:
-        """What can be known about the job at this moment: pods, terminations, last log lines."""
+        """Collect the pods, terminations and last log lines of the job as they are now."""
 
     def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """Containers that ended badly, as soon as they did, with their last log lines; ends with the job or before.
+        """Yield containers that failed, as soon as they fail, with their last log lines; ends with the job or earlier.
 
-        What happened within a second comes together, and what happened before, as far as pods still tell of it, comes
-        first: a waiter that is started again finds the crash that the first one saw.
+        Failures within one second are yielded together. Earlier failures that pods still record come first: a
+        restarted waiter finds the crash that the first one found.
 
-        A pod may be started again in its place, and the pods of a job that failed may be deleted with it: what is not
-        taken at the crash is often gone at the end. Yields nothing where `evidence` still has all of it then.
+        A pod may be restarted in place, and the pods of a failed job may be deleted with it: evidence that is not
+        collected at the crash is often lost at the end. Yields nothing on a backend where `evidence` keeps all of it.
         """
 
     def logs(
@@ -105,46 +105,46 @@ class Backend(Protocol):
         since: str = "",
         tail: int | None = None,
     ) -> AsyncGenerator[LogLine]:
-        """Lines of all ranks, or of those in `ranks` (``node-0``), oldest first.
+        """Yield log lines of all ranks, or of those in `ranks` (``node-0``), oldest first.
 
         Args:
             ref: The job.
             ranks: Ranks to read; all if empty.
-            follow: Go on until the job has ended and everything was read.
-            since: Time of a line; only later lines are given, so that a reader can go on where an earlier one stopped.
-            tail: Give only that many of each rank's lines that are already there.
+            follow: Continue until the job has finished and all lines were read.
+            since: Time of a line; only later lines are yielded, so that a reader can resume where another one stopped.
+            tail: Yield only this many of the existing lines of each rank.
         """
 
     def attend(self, ref: JobRef) -> None:
-        """Record, until `leave`, that this process waits for the job, see `trainjob.unattended`.
+        """Record, until `leave`, that this process waits for the job (`trainjob.unattended`).
 
-        Returns at once and raises nothing. The record is written soon after, and renewed until `leave`.
+        Returns immediately and raises nothing. The record is written soon after, and renewed until `leave`.
         """
 
     def leave(self, ref: JobRef, *, ended: bool) -> None:
-        """Take one `attend` back; `ended`: the job has ended, so that nobody has to wait for it any more."""
+        """Revoke one `attend`; `ended`: the job has finished, and no process has to wait for it."""
 
     async def patch(self, ref: JobRef, patch: Mapping[str, Any]) -> None:
         """Merge `patch` into the object (JSON merge patch): suspend and resume, annotations.
 
         Raises:
-            NotFound: the job of this UID is gone.
+            NotFound: The job of this UID does not exist.
         """
 
     async def cancel(self, ref: JobRef) -> None:
-        """Ask for the job of this UID to be ended; nothing happens if it has ended, or is gone.
+        """Request the cancellation of the job of this UID; does nothing if it has finished or does not exist.
 
-        A backend that can keep a job's logs and metrics ends it as `Phase.CANCELLED`; others delete it.
+        A backend that can keep the logs and metrics of a job sets `Phase.CANCELLED`; others delete the job.
         """
 
     async def delete(self, ref: JobRef) -> None:
-        """Ask for the job of this UID to be deleted; nothing happens if it is gone already."""
+        """Request the deletion of the job of this UID; does nothing if it does not exist."""
 
     async def stopped(self, ref: JobRef) -> bool:
-        """True once no process or pod of the job is left running."""
+        """Whether no process or pod of the job is running any more."""
 
     async def aclose(self) -> None:
-        """Let go of connections; jobs are not touched."""
+        """Close connections; jobs are not changed."""
 
 
 class Cluster(Backend, Protocol):

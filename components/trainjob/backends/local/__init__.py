@@ -2,5 +2,5 @@
 
 Modules, from below: `store` (the objects on disk), `runtimes` (the environment of each runtime's ranks), `ranks` (the
 processes), `supervisor` (one detached process per job), `backend` (the `Backend` that `trainjob.lifecycle` uses). All
-but the last use the standard library only, because a supervisor has to start in milliseconds.
+but the last use only the standard library, because a supervisor has to start in milliseconds.
 """

@@ -21,7 +21,7 @@ from trainjob import names
 from trainjob.backends.base import Snapshot, TrainJob
 from trainjob.backends.local import private, runtimes
 from trainjob.backends.local.ranks import MARKER
-from trainjob.backends.local.store import JobFiles, ending, job_names, now
+from trainjob.backends.local.store import JobFiles, cancel_metadata, job_names, now
 from trainjob.backends.local.supervisor import record_loss
 from trainjob.diagnosis import READ_LINES, Evidence, blockers
 from trainjob.errors import (
@@ -38,17 +38,17 @@ from trainjob.manifest import JobRef
 from trainjob.settings import Settings
 from trainjob.status import CANCELLED
 
-_POLL = 0.05  # seconds between two looks at a job's files; each look is two stat calls
-_CHECK = 0.5  # seconds between two looks whether its supervisor is alive
-_STARTS = 3  # how often a supervisor is started that ends before its job has begun
-_LAUNCH_SECONDS = 30.0  # from the moment that a job is stored until it has begun; 0.2 on an idle machine
+_POLL = 0.05  # seconds between two checks of the files of a job; each check is two stat calls
+_CHECK = 0.5  # seconds between two checks whether the supervisor is alive
+_STARTS = 3  # attempts to start a supervisor that ends before its job has begun
+_LAUNCH_SECONDS = 30.0  # from the storing of a job to its begin; 0.2 on an idle machine
 
 
 class LocalBackend:
     """Runs TrainJobs as processes of this machine.
 
     Args:
-        home: Where jobs, Secrets and ConfigMaps are kept; ``TRAINJOB_HOME`` if left out.
+        home: Directory of jobs, Secrets and ConfigMaps; ``TRAINJOB_HOME`` if left out.
         environments: Runtime name -> virtual environment of its ranks; ``TRAINJOB_LOCAL_ENVIRONMENTS`` if left out.
     """
 
@@ -62,11 +62,11 @@ class LocalBackend:
         self._waiting: dict[JobRef, list[int]] = {}
 
     async def create(self, trainjob: TrainJob, *, dry_run: bool = False) -> TrainJob:
-        """See `Backend.create`. A job is refused here if this machine could never run it."""
+        """See `Backend.create`. Rejects a job that this machine cannot run."""
         runtime = trainjob["spec"]["runtimeRef"]["name"]
         if runtime not in runtimes.FRAMEWORKS:
             known = ", ".join(sorted(runtimes.FRAMEWORKS))
-            raise RuntimeNotFound(f"there is no runtime {runtime!r} on this machine; there are: {known}")
+            raise RuntimeNotFound(f"runtime {runtime!r} does not exist on this machine; use one of: {known}")
         start = self._start(runtime)
         if why := await anyio.to_thread.run_sync(runtimes.refusal, trainjob, start["path"]):
             raise Rejected(f"TrainJob {trainjob['metadata']['name']}: {why}")
@@ -81,23 +81,23 @@ class LocalBackend:
             raise AlreadyExists(f"TrainJob {metadata['namespace']}/{metadata['name']} exists or existed") from None
         except OSError as error:
             raise Rejected(
-                f"TrainJob {metadata['name']} cannot be kept in {self.home}: {error.strerror}; set TRAINJOB_HOME to "
+                f"TrainJob {metadata['name']} cannot be stored in {self.home}: {error.strerror}; set TRAINJOB_HOME to "
                 "another directory"
             ) from error
         await anyio.to_thread.run_sync(_supervise, files)
         return stored
 
     def path_of(self, runtime: str) -> str:
-        """The PATH of a runtime's ranks.
+        """The PATH of the ranks of a runtime.
 
         Raises:
-            ConfigurationError: the environment that is set for the runtime has no Python; another one would run.
+            ConfigurationError: The environment of the runtime has no Python; ranks would run another one.
         """
         environment = self.environments.get(runtime)
         directory = environment.expanduser().absolute() / "bin" if environment else Path(sys.executable).parent
         if environment and not os.access(directory / "python", os.X_OK):
             raise ConfigurationError(
-                f"TRAINJOB_LOCAL_ENVIRONMENTS: there is no Python in {environment}, the environment of {runtime}: "
+                f"TRAINJOB_LOCAL_ENVIRONMENTS: {environment}, the environment of {runtime}, has no Python: "
                 f"create it (python3 -m venv {environment}), or correct its path"
             )
         return os.pathsep.join([str(directory), os.environ.get("PATH", os.defpath)])
@@ -106,15 +106,15 @@ class LocalBackend:
         return {"cwd": str(Path.cwd()), "path": self.path_of(runtime), "home": str(self.home)}
 
     def _files(self, namespace: str, name: str) -> JobFiles:
-        """The files of a job, there or not.
+        """The files of a job, which need not exist.
 
         Raises:
-            ConfigurationError: no job can have these names, or another user can have written what is there.
+            ConfigurationError: The names are invalid, or another user can have written the files.
         """
         return JobFiles.opened(self.home / "jobs" / names.namespace(namespace) / names.job(name))
 
     async def recover(self, ref: JobRef) -> None:
-        """See `Backend.recover`. The process that created the job may have died before its supervisor had begun."""
+        """See `Backend.recover`. Starts the supervisor, if the launching process ended before it did."""
         await anyio.to_thread.run_sync(_supervise, self._files(ref.namespace, ref.name))
 
     async def get(self, namespace: str, name: str) -> TrainJob | None:
@@ -180,9 +180,9 @@ class LocalBackend:
         return Evidence(trainjob, pods, logs, _abandoned(files))
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:
-        """See `Backend.crashes`. A rank that crashes ends its job here at once, and its log and exit code stay.
+        """See `Backend.crashes`. Yields nothing: the first crash fails the job, and its log and exit code are kept.
 
-        So ``fail_on_first_crash`` changes nothing on this backend: the first crash is the job's failure.
+        So ``fail_on_first_crash`` has no effect on this backend.
         """
         del ref
         nothing: tuple[Evidence, ...] = ()
@@ -220,7 +220,7 @@ class LocalBackend:
             await asyncio.sleep(2 * _POLL)
 
     def attend(self, ref: JobRef) -> None:
-        """See `Backend.attend`. A lock that the job's supervisor looks at, and that ends with this process."""
+        """See `Backend.attend`. A lock that the supervisor of the job checks, and that ends with this process."""
         lock = self._files(ref.namespace, ref.name).wait()
         if lock is not None:
             self._waiting.setdefault(ref, []).append(lock)
@@ -238,27 +238,27 @@ class LocalBackend:
         await anyio.to_thread.run_sync(_check, files)
 
     async def cancel(self, ref: JobRef) -> None:
-        """See `Backend.cancel`. The job ends as `Phase.CANCELLED`, and its files are kept."""
+        """See `Backend.cancel`. Sets `Phase.CANCELLED` and keeps the files of the job."""
         files = self._files(ref.namespace, ref.name)
         trainjob = files.read()
         if trainjob is None or files.finished() or "deletionTimestamp" in trainjob["metadata"]:
             return
         with suppress(NotFound):
-            metadata = {**ending(), "annotations": {CANCELLED: "true"}}
+            metadata = {**cancel_metadata(), "annotations": {CANCELLED: "true"}}
             await anyio.to_thread.run_sync(_edit, files, ref, {"metadata": metadata})
             await anyio.to_thread.run_sync(_end, files)
 
     async def delete(self, ref: JobRef) -> None:
-        """See `Backend.delete`. Without a supervisor, a finished job's files are removed at once."""
+        """See `Backend.delete`. Removes the files at once if the job has no supervisor."""
         files = self._files(ref.namespace, ref.name)
         with suppress(NotFound):
             asked = {"metadata": {"deletionTimestamp": now(), "finalizers": None}}
             await anyio.to_thread.run_sync(_edit, files, ref, asked)
-            # The supervisor of a job that has ended may be about to go without having seen this.
-            patience = 5.0 if files.finished() else 0.0
-            lock = await anyio.to_thread.run_sync(lambda: files.supervise(wait_seconds=patience))
+            # The supervisor of a finished job may end without having read this.
+            wait_seconds = 5.0 if files.finished() else 0.0
+            lock = await anyio.to_thread.run_sync(lambda: files.supervise(wait_seconds=wait_seconds))
             if lock is not None:
-                await anyio.to_thread.run_sync(_bury, files)
+                await anyio.to_thread.run_sync(_remove, files)
                 os.close(lock)
 
     async def stopped(self, ref: JobRef) -> bool:
@@ -269,7 +269,7 @@ class LocalBackend:
             return True
         if "deletionTimestamp" in trainjob["metadata"]:
             return False
-        # Not only asked for, but done: the condition is written after the last rank has ended.
+        # The condition is written after the last rank has ended; the spec alone is only the request.
         conditions = trainjob["status"].get("conditions") or []
         suspended = any(c["type"] == "Suspended" and c["status"] == "True" for c in conditions)
         return suspended and bool(trainjob["spec"].get("suspend"))
@@ -282,7 +282,7 @@ class LocalBackend:
 
 
 class _Reader:
-    """Reads one rank's log file on from where it stopped."""
+    """Reads the log file of one rank from the position where it stopped."""
 
     def __init__(self, files: JobFiles, pod: str, splitter: Splitter) -> None:
         self._path = files.directory / "logs" / f"{pod}.log"
@@ -290,42 +290,42 @@ class _Reader:
         self._position = 0
 
     def _read(self, size: int) -> bytes:
-        """Whole lines of `size` bytes at most."""
+        """Complete lines, `size` bytes at most."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._position)
                 data = log.read(size)
         except FileNotFoundError:
             return b""
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return whole
+        lines = data[: data.rfind(b"\n") + 1]
+        self._position += len(lines)
+        return lines
 
     def _parse(self, raw: Iterable[bytes]) -> Iterator[LogLine]:
         for written, text, ended in parse_cri(raw):
             yield from self._splitter.take(written, text, ended=ended)
 
     def lines(self) -> Iterator[LogLine]:
-        """Whole lines, and the latest state of a progress bar, since the last call, read a piece at a time."""
-        while whole := self._read(1 << 20):
-            yield from latest(self._parse(whole.split(b"\n")))
+        """Complete lines, and the latest state of a progress bar, since the last call; reads 1 MiB at a time."""
+        while lines := self._read(1 << 20):
+            yield from latest(self._parse(lines.split(b"\n")))
 
     def tail(self, count: int) -> list[LogLine]:
-        """The last `count` lines that are there now."""
+        """The last `count` existing lines."""
         size = self._path.stat().st_size if self._path.exists() else 0
         self._position = start = max(0, size - count * 4096 - (64 << 10))
         raw = self._read(size).split(b"\n")
-        lines = list(latest(self._parse(raw[1:] if start else raw)))  # the first one may lack its beginning
+        lines = list(latest(self._parse(raw[1:] if start else raw)))  # the first one may be incomplete
         return lines[max(0, len(lines) - count) :]
 
 
 def _supervise(files: JobFiles) -> None:
-    """Start a supervisor, unless the job has begun or is gone; return once one is in charge.
+    """Start a supervisor, unless the job has begun or does not exist; return once a supervisor has the lock.
 
     Raises:
-        BackendUnavailable: none can be started.
+        BackendUnavailable: No supervisor can be started.
     """
-    # A rank that launches a job of its own does not pass its mark on: its end would take that supervisor along.
+    # A rank that launches a job does not pass its marker on: the supervisor would be killed at the end of the rank.
     environment = {name: value for name, value in os.environ.items() if name != MARKER}
     log = files.directory / "supervisor.log"
     for _ in range(_STARTS):
@@ -345,32 +345,32 @@ def _supervise(files: JobFiles) -> None:
     if not files.begun() and files.object.exists():
         raise BackendUnavailable(
             f"TrainJob {files.directory.parent.name}/{files.directory.name} was stored, but its supervisor ended "
-            f"{_STARTS} times before the job had begun; see {log}, then launch the same key again, which starts the job"
+            f"{_STARTS} times before the job began: read {log}, then launch the same key again to start the job"
         )
 
 
 def _check(files: JobFiles) -> None:
-    """Fail a job that has begun and whose supervisor died. Starts nothing: reading a job must not run its program."""
+    """Fail a job that has begun and has no supervisor. Starts nothing: reading a job must not run its program."""
     if not files.finished() and files.begun():
         _end(files)
 
 
 def _end(files: JobFiles) -> None:
-    """End a job that has no supervisor, as its object asks or as failed."""
+    """Finish a job without a supervisor: by its requested cancellation or deletion, else as failed."""
     lock = files.supervise()
     if lock is not None:
-        record_loss(files, patient=False)
+        record_loss(files, wait_for_space=False)
         os.close(lock)
 
 
 def _abandoned(files: JobFiles) -> list[dict[str, Any]]:
-    """An Event that says that the launcher died before the job had begun; none for any other job."""
+    """A Warning Event if the launching process ended before the job began; empty for any other job."""
     if files.begun():
         return []
     stored = files.stored()
     if stored is None or time.time() < stored + _LAUNCH_SECONDS:
         return []
-    message = "the process that launched the job ended before the job had begun"
+    message = "the process that launched the job ended before the job began"
     return [{"type": "Warning", "reason": "LauncherLost", "message": message, "count": 1}]
 
 
@@ -379,11 +379,11 @@ def _edit(files: JobFiles, ref: JobRef, patch: Mapping[str, Any]) -> None:
         with files.editing():
             trainjob = files.read()
             if trainjob is None or trainjob["metadata"]["uid"] != ref.uid:
-                raise NotFound(f"TrainJob {ref} (uid {ref.uid}) is gone")
+                raise NotFound(f"TrainJob {ref} (uid {ref.uid}) does not exist any more")
             del trainjob["status"]
             files.write_object(_merged(trainjob, patch))
     except FileNotFoundError:
-        raise NotFound(f"TrainJob {ref} is gone") from None
+        raise NotFound(f"TrainJob {ref} does not exist any more") from None
     except OSError as error:
         raise Rejected(f"TrainJob {ref} cannot be changed in {files.directory}: {error.strerror}") from error
 
@@ -401,6 +401,6 @@ def _merged(value: Any, patch: Any) -> Any:
     return merged
 
 
-def _bury(files: JobFiles) -> None:
-    record_loss(files, patient=False)
+def _remove(files: JobFiles) -> None:
+    record_loss(files, wait_for_space=False)
     files.remove()

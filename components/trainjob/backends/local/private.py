@@ -1,7 +1,8 @@
-"""Directories and files that belong to the user of this process, and that other users can neither write nor read.
+"""Directories and files that belong to the user of this process and that other users can neither read nor write.
 
-A job on disk is a program: its supervisor runs what ``object.json`` and ``start.json`` say. So jobs are read only from
-directories and files that no other user can have written, and all that the backend creates is closed to other users.
+A job on disk is a program: its supervisor runs the command in ``object.json`` and ``start.json``. So jobs are read only
+from directories and files that no other user can have written, and the backend creates everything without access for
+other users.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ _ANY = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check(directory: Path, *, link: bool = False) -> bool:
-    """Whether `directory` is there. One of this user that others can read, as earlier versions made it, is closed.
+    """Whether `directory` exists. Removes the access of other users to one of this user (earlier versions gave it).
 
-    Only `directory` itself is checked: all that lies below one that passed is out of reach for other users.
+    Checks only `directory` itself: other users cannot reach anything below a directory that passed.
 
     Args:
         directory: The directory.
         link: Whether it may be a link, of this user or root, to a directory that passes.
 
     Raises:
-        ConfigurationError: it belongs to another user, can be written by others, or is no directory.
+        ConfigurationError: It belongs to another user, other users can write to it, or it is not a directory.
     """
     status = _status(directory, link)
     if status is None:
@@ -39,7 +40,7 @@ def check(directory: Path, *, link: bool = False) -> bool:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if link else os.O_NOFOLLOW))
         try:
             status = os.fstat(descriptor)
-            if problem := _problem(directory, status):  # it was replaced since
+            if problem := _problem(directory, status):  # it was replaced in the meantime
                 raise ConfigurationError(problem)
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_ANY)
         finally:
@@ -48,7 +49,7 @@ def check(directory: Path, *, link: bool = False) -> bool:
 
 
 def refusal(directory: Path, *, link: bool = False) -> str:
-    """Why `check` refuses `directory`; empty if it does not. Changes nothing."""
+    """Why `check` refuses `directory`; empty if it accepts it. Changes nothing."""
     status = _status(directory, link)
     return "" if status is None else _problem_of_directory(directory, status)
 
@@ -57,8 +58,8 @@ def read(path: Path) -> bytes:
     """The content of a file.
 
     Raises:
-        FileNotFoundError: it is not there.
-        ConfigurationError: it is a link, belongs to another user, or can be written by others.
+        FileNotFoundError: It does not exist.
+        ConfigurationError: It is a link, belongs to another user, or other users can write to it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -77,23 +78,23 @@ def read(path: Path) -> bytes:
 
 
 def make(directory: Path, *, link: bool = False) -> None:
-    """Create `directory` unless it is there, with mode 0700; parents that are missing get the mode of the umask.
+    """Create `directory` with mode 0700 unless it exists; missing parents get the mode of the umask.
 
     Raises:
-        ConfigurationError: it is there, and `check` refuses it.
+        ConfigurationError: It exists, and `check` refuses it.
     """
     if check(directory, link=link):
         return
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        raise ConfigurationError(f"{directory} is a link to a directory that is not there; create it") from None
+        raise ConfigurationError(f"{directory} is a link to a directory that does not exist; create it") from None
     durable.sync(directory.parent)
     check(directory, link=link)  # another process may have created it
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: a file that is created gets mode 0600, and a link is not followed."""
+    """Opener for `open`: creates files with mode 0600 and does not follow links."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -101,7 +102,7 @@ _RULE = "trainjob runs only jobs that no other user can have written"
 
 
 def _status(directory: Path, link: bool) -> os.stat_result | None:
-    """Of the directory, or of a link that is not followed; None if there is nothing."""
+    """Status of the directory, or of a link that may not be followed; None if neither exists."""
     try:
         status = directory.lstat()
         trusted = link and status.st_uid in (os.geteuid(), 0)
@@ -122,12 +123,12 @@ def _problem(path: Path, status: os.stat_result) -> str:
     if status.st_uid != os.geteuid():
         return (
             f"{path} belongs to another user{_of(status)}; {_RULE}. "
-            "Remove it, or set TRAINJOB_HOME to a directory of your own"
+            "Remove it, or set TRAINJOB_HOME to a directory that you own"
         )
     if status.st_mode & _WRITE:
         return (
-            f"{path} can be written by other users{_of(status)}; {_RULE}. Remove what you do not know in it, then run: "
-            f"chmod -R go-rwx {shlex.quote(str(path))}; or set TRAINJOB_HOME to a directory of your own"
+            f"{path} is writable by other users{_of(status)}; {_RULE}. Remove files that you do not know, then run: "
+            f"chmod -R go-rwx {shlex.quote(str(path))}; or set TRAINJOB_HOME to a directory that you own"
         )
     return ""
 

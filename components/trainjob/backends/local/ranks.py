@@ -1,4 +1,4 @@
-"""Ranks as processes: start, read, stop, and describe them as pods."""
+"""Ranks as processes: start, read and stop them, and describe them as pods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainjob.backends.local.store import now
 from trainjob.logs import MAX_LINE, cri_line
 
 MARKER = "TRAINJOB_LOCAL_UID"
-"""Environment variable that every process of a job has: leftovers are found by it whatever became of their parents."""
+"""Environment variable of every process of a job: finds processes that are left, also after their parents ended."""
 
 NOT_INHERITED = ("AIRFLOW", "_AIRFLOW", "KFP_", "ARGO_", "KUBERNETES_", "KUBEFLOW_TRAINER_", MARKER)
-"""Variables of the launching process that its ranks do not get: they would take themselves for a part of it."""
+"""Prefixes of variables that ranks do not inherit from the launching process: a rank would act as a part of it."""
 
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
 _LAST_MESSAGE = 4096  # kubelet: bytes of a termination message
@@ -47,7 +47,7 @@ def author_environment(
     """The author's variables with their values; Secrets and ConfigMaps are directories of `home`.
 
     Raises:
-        LookupError: a Secret or ConfigMap, or a key of it, is not there.
+        LookupError: A Secret or ConfigMap, or a key of it, does not exist.
     """
     values: dict[str, str] = {}
     for variable in variables:
@@ -74,7 +74,7 @@ def _value_from(source: Mapping[str, Any], trainjob: Mapping[str, Any], pod: str
                 if reference.get("optional"):
                     return None
                 raise LookupError(
-                    f"{field} {reference['name']}/{reference['key']}: put the value into the file {path}"
+                    f"{field} {reference['name']}/{reference['key']} does not exist: write the value to the file {path}"
                 ) from error
     metadata = trainjob["metadata"]
     if "fieldRef" in source:
@@ -88,7 +88,7 @@ def _value_from(source: Mapping[str, Any], trainjob: Mapping[str, Any], pod: str
         }
         return str(fields.get(source["fieldRef"]["fieldPath"], ""))
     if "resourceFieldRef" not in source:
-        raise LookupError(f"valueFrom {', '.join(source)} has no meaning on this machine")
+        raise LookupError(f"valueFrom {', '.join(source)} is not supported on this machine")
     kind, _, resource = source["resourceFieldRef"]["resource"].partition(".")
     resources = (trainjob["spec"].get("trainer") or {}).get("resourcesPerNode") or {}
     return str((resources.get(kind) or {}).get(resource, ""))
@@ -106,16 +106,16 @@ class Rank:
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._open = False  # the last line in the log is a progress bar, and has no end yet
+        self._open = False  # the last line in the log is a progress bar without its end
         self._clock = 0  # nanoseconds; later than that of any line written
         self.started = ""
         self.terminated: dict[str, Any] | None = None
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> None:
-        """Start the process; if that cannot be done the rank is terminated with ``StartError``, as a container is."""
+        """Start the process; if that fails, the rank terminates with ``StartError``, as a container does."""
         self._log = open(self._log_path, "ab", opener=private.opener)  # noqa: SIM115 - open until the rank ends
         self.started = now()
-        self.termination_log.unlink(missing_ok=True)  # of an earlier start, and whatever the script made of it
+        self.termination_log.unlink(missing_ok=True)  # of an earlier start; the script may have replaced it by anything
         self.termination_log.touch(0o600)
         try:
             self._process = subprocess.Popen(
@@ -133,14 +133,14 @@ class Rank:
                 "PermissionError": f'exec: "{command[0]}": permission denied',
             }.get(type(error).__name__, str(error))
             if not Path(cwd).is_dir():
-                reason = f"working directory {cwd} is not there"
+                reason = f"working directory {cwd} does not exist"
             self.refuse(reason)
             return
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)
 
     def refuse(self, why: str) -> None:
-        """End the rank before it began."""
+        """Terminate the rank before its start."""
         self.started = self.started or now()
         self.terminated = {
             "exitCode": 128,
@@ -152,12 +152,12 @@ class Rank:
 
     @property
     def output(self) -> int | None:
-        """File descriptor of the process's output; None once it was read to its end."""
+        """File descriptor of the output of the process; None once all of it was read."""
         stdout = self._process.stdout if self._process else None
         return stdout.fileno() if stdout and not stdout.closed else None
 
     def pump(self) -> None:
-        """Move what the process has written so far into its log."""
+        """Copy the output of the process so far into its log."""
         while (descriptor := self.output) is not None and self._log is not None:
             try:
                 data = os.read(descriptor, 256 * 1024)
@@ -169,25 +169,25 @@ class Rank:
                 parts.append((self._rest[:MAX_LINE], True))
                 self._rest = self._rest[MAX_LINE:]
             self._open = self._open and not lines
-            if b"\r" in self._rest:  # its states can be read before the end of the line
+            if b"\r" in self._rest:  # a progress bar is readable before the end of its line
                 parts.append((self._rest, True))
                 self._rest, self._open = b"", True
             written = self._cri(parts)
             if not data:
                 self._close_output()
-            with suppress(OSError):  # a full disk costs log lines, not the training
+            with suppress(OSError):  # a full disk must not fail the training
                 self._log.write(written)
                 self._log.flush()
 
     def _cri(self, parts: Sequence[tuple[bytes, bool]]) -> bytes:
-        """Lines for the log. Each has a time of its own, so that a reader can go on after any one of them."""
+        """Lines for the log, each with a different time, so that a reader can resume after any line."""
         self._clock = max(self._clock + 1, time.time_ns())
         written = [cri_line(_nanoseconds(self._clock + i), text, partial=more) for i, (text, more) in enumerate(parts)]
         self._clock += len(parts)
         return b"".join(written)
 
     def poll(self) -> bool:
-        """True once the process has ended and everything it wrote is in the log."""
+        """Whether the process has ended and its complete output is in the log."""
         if self.terminated is not None:
             return True
         if self._process is None or (code := self._process.poll()) is None:
@@ -202,13 +202,13 @@ class Rank:
         }
         if signal_number:
             self.terminated["signal"] = signal_number
-        self.signal(signal.SIGKILL)  # what it started and left behind
+        self.signal(signal.SIGKILL)  # processes that it started
         self.pump()
         self._close()
         return True
 
     def signal(self, number: int) -> None:
-        """Send `number` to the process and to all that it started in its group."""
+        """Send signal `number` to the process group of the rank."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
@@ -226,7 +226,7 @@ class Rank:
                 self._log.close()
 
     def termination_message(self) -> str:
-        """What the process left for whoever asks how it went."""
+        """The termination message of the process; empty if it wrote none."""
         try:
             return self.termination_log.read_bytes()[:_LAST_MESSAGE].decode("utf-8", "replace")
         except OSError:
@@ -264,7 +264,7 @@ class Rank:
 
 
 def _parts(line: bytes) -> list[tuple[bytes, bool]]:
-    """Parts of a line, and whether more of it follows."""
+    """Parts of a line, each with whether another part follows."""
     cuts = range(0, max(len(line), 1), MAX_LINE)
     return [(line[cut : cut + MAX_LINE], cut + MAX_LINE < len(line)) for cut in cuts]
 
@@ -275,15 +275,15 @@ def _nanoseconds(clock: int) -> str:
 
 
 def sweep(uid: str) -> None:
-    """Kill every process that belongs to job `uid`, also those that left their group, until none is found."""
+    """Kill every process of job `uid`, also those that left their group, until none is found."""
     kill_marked = _kill_by_proc if Path("/proc/self/environ").exists() else _kill_by_psutil
-    patience = time.monotonic() + 5
-    while kill_marked(uid) and time.monotonic() < patience:
+    deadline = time.monotonic() + 5
+    while kill_marked(uid) and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
 def _kill_by_proc(uid: str) -> bool:
-    """One round on Linux; True if there was one. About 30 us per process, against 1 ms with psutil and its import."""
+    """Kill once, on Linux; True if a process was found. Takes 30 us per process; psutil takes 1 ms and its import."""
     marker = f"\0{MARKER}={uid}\0".encode()
     found = False
     for entry in os.scandir("/proc"):
@@ -292,7 +292,7 @@ def _kill_by_proc(uid: str) -> bool:
         with suppress(OSError):
             process = os.pidfd_open(int(entry.name))
             try:
-                if _marked(entry.path, marker):  # still the same process: the descriptor holds on to it
+                if _marked(entry.path, marker):  # still the same process: the descriptor refers to it
                     found = True
                     signal.pidfd_send_signal(process, signal.SIGKILL)
             finally:
@@ -303,7 +303,7 @@ def _kill_by_proc(uid: str) -> bool:
 def _marked(directory: str, marker: bytes) -> bool:
     try:
         return marker in b"\0" + Path(directory, "environ").read_bytes() + b"\0"
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return False
 
 

@@ -1,8 +1,8 @@
-"""What each of Trainer's runtimes gives its ranks, on one machine.
+"""The environment that each of Trainer's runtimes gives its ranks, on one machine.
 
-The names are those of the ClusterTrainingRuntimes that Trainer 2.3 ships (``manifests/base/runtimes``), and of this
-package's own (``trainjob/install``). The variables are those of Trainer's plugins (``pkg/runtime/framework/plugins``),
-with a loopback address in place of the headless service.
+The names are those of the ClusterTrainingRuntimes that Trainer 2.3 ships (``manifests/base/runtimes``) and of those in
+``trainjob/install``. The variables are those of Trainer's plugins (``pkg/runtime/framework/plugins``), with a loopback
+address instead of the headless service.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRAMS = {
     **dict.fromkeys(("torch-distributed", "torch-resilient"), ("torchrun",)),
     **dict.fromkeys(("deepspeed-distributed", "mlx-distributed"), ("mpirun",)),
 }
-"""Runtime -> programs that its image has, and that a job of it starts with. All have Python."""
+"""Runtime -> programs of its image that start a job. All images have Python."""
 
 MODULES = {
     **dict.fromkeys(("torch-distributed", "torch-resilient"), ("torch",)),
@@ -40,28 +40,28 @@ MODULES = {
     "deepspeed-distributed": ("deepspeed", "torch"),
     "mlx-distributed": ("mlx",),
 }
-"""Runtime -> Python modules that its image has, and that a training on it is written for."""
+"""Runtime -> Python modules of its image that a training uses."""
 
 GPU = "nvidia.com/gpu"
 
 
 def framework_of(trainjob: Mapping[str, Any]) -> str:
-    """Framework of a job's runtime; KeyError if the runtime is not known here."""
+    """Framework of the runtime of a job; KeyError if this machine has no such runtime."""
     return FRAMEWORKS[trainjob["spec"]["runtimeRef"]["name"]]
 
 
 def num_nodes(trainjob: Mapping[str, Any]) -> int:
-    """Number of nodes; the shipped runtimes' default is 1."""
+    """Number of nodes; the default of the shipped runtimes is 1."""
     return int((trainjob["spec"].get("trainer") or {}).get("numNodes") or 1)
 
 
 def replicated_jobs(trainjob: Mapping[str, Any]) -> dict[str, int]:
-    """Replicated job -> number of processes started for it. With MPI, mpirun starts the nodes' processes itself."""
+    """Replicated job -> number of its processes. With MPI, mpirun starts the processes of the nodes."""
     return {"launcher": 1} if framework_of(trainjob) == "mpi" else {"node": num_nodes(trainjob)}
 
 
 def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Path) -> dict[str, str]:
-    """What the runtime's plugin would inject into the container of `rank`."""
+    """The variables that the plugin of the runtime injects into the container of `rank`."""
     nodes = num_nodes(trainjob)
     processes = (trainjob["spec"].get("trainer") or {}).get("numProcPerNode") or 1
     injected = {
@@ -86,7 +86,7 @@ def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Pa
         "mpi": {
             "OMPI_MCA_orte_default_hostfile": str(directory / "hostfile"),
             "OMPI_MCA_orte_set_default_slots": str(processes),
-            # mpirun refuses both by default; in a container it runs as the image's user, with a node to itself.
+            # mpirun refuses both by default; in a container it runs as the user of the image, with a node of its own.
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -96,21 +96,21 @@ def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Pa
 
 
 def write_hostfile(trainjob: Mapping[str, Any], directory: Path) -> None:
-    """The list of hosts that mpirun reads: all slots on this machine."""
+    """Write the list of hosts for mpirun: all slots are on this machine."""
     processes = (trainjob["spec"].get("trainer") or {}).get("numProcPerNode") or 1
     with open(directory / "hostfile", "w", opener=private.opener) as file:
         file.write(f"localhost slots={num_nodes(trainjob) * processes}\n")
 
 
 def gpus_per_node(trainjob: Mapping[str, Any]) -> int:
-    """GPUs that each node asks for."""
+    """Number of GPUs that each node requests."""
     resources = (trainjob["spec"].get("trainer") or {}).get("resourcesPerNode") or {}
     asked = [int((resources.get(kind) or {}).get(GPU, 0)) for kind in ("limits", "requests")]
     return max(asked)
 
 
 def gpus_present() -> list[str]:
-    """Indices of this machine's NVIDIA GPUs, as ``nvidia-smi`` lists them; those hidden from us left out."""
+    """Indices of the NVIDIA GPUs that ``nvidia-smi`` lists and that ``CUDA_VISIBLE_DEVICES`` does not hide."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -124,12 +124,12 @@ def gpus_present() -> list[str]:
     return present if visible is None else [index for index in visible.split(",") if index in present]
 
 
-_CLAIMS = {"trainjob.dev/checkpoints": "checkpoints are", "trainjob.dev/claims": "its locations are"}
-"""Manager of the patch that mounts claims -> what they are for."""
+_VOLUME_PATCHES = {"trainjob.dev/checkpoints": "checkpoints are", "trainjob.dev/claims": "its locations are"}
+"""Manager of the patch that mounts PersistentVolumeClaims -> their use."""
 
 
 def refusal(trainjob: Mapping[str, Any], path: str) -> str:
-    """Why this machine cannot run `trainjob`, in words for its author; empty if it can.
+    """Why this machine cannot run `trainjob`, as a message for its author; empty if it can.
 
     Args:
         trainjob: The object.
@@ -139,17 +139,17 @@ def refusal(trainjob: Mapping[str, Any], path: str) -> str:
     trainer = spec.get("trainer") or {}
     runtime = spec["runtimeRef"]["name"]
     if not (trainer.get("command") or trainer.get("args")):
-        return f"runtime {runtime} has no image here that would bring an entry point: give command or func"
+        return f"runtime {runtime} has no image on this machine, and so no entry point: give command or func"
     if not trainer.get("command"):
-        return f"args need a command: runtime {runtime} has no entry point of its own on this machine"
+        return f"args need a command: runtime {runtime} has no entry point on this machine"
     for name in spec.get("initializer") or {}:
         return (
             f"runtime {runtime} must have {name}-initializer job when trainJob is configured with input "
-            f"{name}Config: bring it in with a step of its own before this one"
+            f"{name}Config: initialize it in a separate step before this job"
         )
     for patch in spec.get("runtimePatches") or []:
-        if named := _CLAIMS.get(patch["manager"]):
-            return f"{named} in a PersistentVolumeClaim (pvc://), and this machine has none: give file:///path instead"
+        if named := _VOLUME_PATCHES.get(patch["manager"]):
+            return f"{named} in a PersistentVolumeClaim (pvc://), which this machine does not have: use file:///path"
     if framework_of(trainjob) == "mpi" and shutil.which("mpirun", path=path) is None:
         return f"runtime {runtime} needs mpirun, which is not installed here (Debian: apt install openmpi-bin)"
     return _lacking_gpus(trainjob)
@@ -161,6 +161,6 @@ def _lacking_gpus(trainjob: Mapping[str, Any]) -> str:
     if wanted <= present:
         return ""
     return (
-        f"cannot be scheduled here: {num_nodes(trainjob)} node(s) x {gpus_per_node(trainjob)} {GPU} are asked "
-        f"for, this machine has {present}; ask for fewer in resources_per_node, or run it on a cluster"
+        f"cannot be scheduled on this machine: it requests {num_nodes(trainjob)} node(s) x {gpus_per_node(trainjob)} "
+        f"{GPU}, and this machine has {present}; request fewer in resources_per_node, or run it on a cluster"
     )

@@ -10,15 +10,15 @@
         termination/    a termination message per rank
         tmp/            TMPDIR of the ranks, while they run
         waiters.lock    shared by the processes that wait for the job
-        spare           room for the last status, or to cancel the job, when the disk is full
-    <home>/jobs/<namespace>/.deleted/<name>     the name was used and will not be used again
+        spare           reserved space for the last status, or to cancel the job, when the disk is full
+    <home>/jobs/<namespace>/.deleted/<name>     the name was used and is not used again
 
 Directories have mode 0700 and files 0600, and all must belong to the user of this process (`private`).
 
-Every file is replaced as a whole, so a reader sees an old or a new state and never half of one. It is on the disk
-before anything relies on it: a machine that loses its power forgets neither a job nor that it has begun. A lock is the
-kernel's and ends with its holder: a process that gets `supervisor.lock` knows that no supervisor is alive, without a
-process ID that could belong to another process.
+Every file is replaced atomically, so a reader sees the old or the new state. It is on the disk before anything relies
+on it: a power failure loses neither a job nor the record that it has begun. The kernel releases a lock when its holder
+ends: a process that gets `supervisor.lock` knows that no supervisor is alive, without a process ID, which another
+process could have by now.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from trainjob.backends.local import private
 
 DELETED = ".deleted"
 KEEP = "trainjob.dev/keep"
-"""Finalizer of a job that is to be ended and not removed: with it, ``deletionTimestamp`` asks for a cancel."""
+"""Finalizer of a job that is cancelled and not removed: with it, ``deletionTimestamp`` requests a cancellation."""
 FINAL = ("Complete", "Failed", "Cancelled")
-"""Types of the conditions that end a job."""
+"""Types of the conditions of a finished job."""
 _SPARE = 64 * 1024  # bytes: the status of a dozen ranks with termination messages as long as they may be
 
 Stamp = tuple[int, int, int]
 
 
 def now() -> str:
-    """The present as an API timestamp, with microseconds: a local job may be over within one second."""
+    """The current time as an API timestamp, with microseconds: a local job may finish within a second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None if the file is not there.
+    """The object in `path`, or None if the file does not exist.
 
     Raises:
-        ConfigurationError: another user can have written it.
+        ConfigurationError: Another user can have written it.
     """
     try:
         loaded: dict[str, Any] = json.loads(private.read(path))
@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace `path` as a whole; on the disk when this returns."""
+    """Replace `path` atomically; the content is on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8", opener=private.opener) as file:
         json.dump(value, file, indent=1)
@@ -90,22 +90,22 @@ class JobFiles:
 
     @classmethod
     def opened(cls, directory: Path) -> JobFiles:
-        """The files of a job, which need not be there.
+        """The files of a job, which need not exist.
 
         Raises:
-            ConfigurationError: the home, the job, or a directory between them is not this user's alone.
+            ConfigurationError: Other users can access the home, the job, or a directory between them.
         """
         check_levels(directory)
         return cls(directory)
 
     @classmethod
     def create(cls, directory: Path, trainjob: Mapping[str, Any], start: Mapping[str, Any]) -> JobFiles:
-        """Put a whole job under its name in one step.
+        """Create the complete job under its name, atomically.
 
         Raises:
-            FileExistsError: the name is or was in use.
-            OSError: the disk is full, read-only, …
-            ConfigurationError: the directories above are not this user's alone.
+            FileExistsError: The name is or was in use.
+            OSError: The disk is full, read-only, …
+            ConfigurationError: Other users can access the directories above.
         """
         for level in _levels(directory)[:-1]:
             private.make(level, link=level == _home(directory))
@@ -116,12 +116,12 @@ class JobFiles:
             write_json(draft.object, trainjob)
             write_json(draft.start, start)
             with open(draft._spare, "wb", opener=private.opener) as spare:
-                spare.write(os.urandom(_SPARE))  # file systems may compress what is simpler
+                spare.write(os.urandom(_SPARE))  # random: file systems may compress other content
             if _tombstone(directory).exists():
                 raise FileExistsError(directory)
-            os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as it should
+            os.rename(draft.directory, directory)  # noqa: PTH104 - fails on a directory with content, as required
             durable.sync(directory.parent)
-            if _tombstone(directory).exists():  # deleted between the two lines above: the name is used up
+            if _tombstone(directory).exists():  # deleted between the two lines above: the name was used
                 shutil.rmtree(directory, ignore_errors=True)
                 raise FileExistsError(directory)
         except OSError as error:
@@ -132,56 +132,56 @@ class JobFiles:
         return cls(directory)
 
     def read(self) -> dict[str, Any] | None:
-        """The TrainJob object with its status, or None if it is gone."""
+        """The TrainJob object with its status, or None if it does not exist."""
         trainjob = read_json(self.object)
         if trainjob is not None:
             trainjob["status"] = (read_json(self.status) or {}).get("status") or {}
-            if _final(trainjob["status"]) and kept(trainjob):  # what was asked for is done, or came too late
+            if _final(trainjob["status"]) and cancel_requested(trainjob):  # the cancellation is done, or came too late
                 trainjob["metadata"].pop("deletionTimestamp", None)
                 trainjob["metadata"].pop("finalizers", None)
         return trainjob
 
     def pods(self) -> list[dict[str, Any]]:
-        """The job's pods as they were written last."""
+        """The pods of the job, from the last written status."""
         return list((read_json(self.status) or {}).get("pods") or [])
 
     def logged(self) -> dict[str, str]:
-        """Pod -> rank, as ``node-0``, of all that have a log: those of a suspended job are no pods any more."""
+        """Pod -> rank, as ``node-0``, of all logs: a suspended job has logs and no pods."""
         prefix = f"{self.directory.name}-"
         pods = sorted(path.stem for path in (self.directory / "logs").glob(f"{prefix}*-0-*.log"))
         return {pod: pod.removeprefix(prefix).replace("-0-", "-", 1) for pod in pods}
 
     def stamp(self) -> tuple[Stamp, Stamp]:
-        """Changes whenever `read` would give something new: one part for `object`, one for `status`."""
+        """A value that changes whenever the result of `read` does: one part for `object`, one for `status`."""
         return (_modified(self.object), _modified(self.status))
 
     def stored(self) -> float | None:
-        """When the object was last written, as Unix time; None if there is none."""
+        """Unix time of the last write of the object; None if there is no object."""
         written, inode, _ = _modified(self.object)
         return written / 1e9 if inode else None
 
     def begun(self) -> bool:
-        """Whether a supervisor has taken charge of the job at any time: it writes a status before it starts ranks."""
+        """Whether a supervisor has ever started the job: it writes a status before it starts ranks."""
         return bool((read_json(self.status) or {}).get("status"))
 
     def finished(self) -> bool:
-        """True once a final condition was written."""
+        """Whether a final condition was written."""
         return _final((read_json(self.status) or {}).get("status") or {})
 
     def write_status(self, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
-        """Replace the status. The last one need not wait for room."""
+        """Replace the status. The last one uses the reserved space if the disk is full."""
         value = {"status": dict(status), "pods": pods}
         if not _final(status):
             write_json(self.status, value)
             return
-        self._write_anyhow(self.status, value)
+        self._write_with_spare(self.status, value)
         self._spare.unlink(missing_ok=True)
 
     def write_object(self, trainjob: Mapping[str, Any]) -> None:
-        """Replace metadata and spec. This need not wait either: it may be to cancel the job that fills the disk."""
-        self._write_anyhow(self.object, trainjob)
+        """Replace metadata and spec. Uses the reserved space as well: it may cancel the job that fills the disk."""
+        self._write_with_spare(self.object, trainjob)
 
-    def _write_anyhow(self, path: Path, value: Mapping[str, Any]) -> None:
+    def _write_with_spare(self, path: Path, value: Mapping[str, Any]) -> None:
         try:
             write_json(path, value)
         except OSError as error:
@@ -192,34 +192,34 @@ class JobFiles:
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """Exclude other writers of `object`; FileNotFoundError if the job is gone."""
+        """Exclude other writers of `object`; FileNotFoundError if the job does not exist."""
         with open(self.directory / "edit.lock", "ab", opener=private.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def remove(self) -> None:
-        """Delete the job for good; its name stays taken."""
-        self._spare.unlink(missing_ok=True)  # the name of what is gone takes room, too
+        """Delete the job; its name cannot be used again."""
+        self._spare.unlink(missing_ok=True)  # the file that records the used name needs space as well
         tombstone = _tombstone(self.directory)
         private.make(tombstone.parent)
         tombstone.touch(0o600)
         durable.sync(tombstone.parent)
-        grave = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
+        removed = tombstone.with_name(f".{self.directory.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
-            os.rename(self.directory, grave)  # noqa: PTH104 - gone for readers in one step
-        shutil.rmtree(grave, ignore_errors=True)
+            os.rename(self.directory, removed)  # noqa: PTH104 - readers see an atomic removal
+        shutil.rmtree(removed, ignore_errors=True)
 
     def wait(self) -> int | None:
-        """Become one of those who wait for the job: an open file descriptor to keep, or None if the job is gone."""
+        """Register this process as a waiter: an open file descriptor to keep, or None if the job does not exist."""
         try:
             descriptor = private.opener(str(self._waiters), os.O_RDWR | os.O_CREAT)
-        except OSError:  # gone, or no room for a file: the job counts as unattended from now on
+        except OSError:  # no job, or no space for a file: the job counts as unattended from now on
             return None
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # `waited_for` holds it for some microseconds
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # `waited_for` holds the lock for some microseconds
         return descriptor
 
     def waited_for(self) -> bool:
-        """Whether some process waits for the job."""
+        """Whether a process waits for the job."""
         try:
             descriptor = os.open(self._waiters, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -237,7 +237,7 @@ class JobFiles:
         return self.directory / "waiters.lock"
 
     def supervise(self, *, wait_seconds: float = 0.0) -> int | None:
-        """Become the one who may write `status`: an open file descriptor to keep, or None while another one is."""
+        """Become the only writer of `status`: an open file descriptor to keep, or None while another process is."""
         try:
             descriptor = private.opener(str(self.directory / "supervisor.lock"), os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
@@ -260,21 +260,21 @@ def _final(status: Mapping[str, Any]) -> bool:
     return any(c["type"] in FINAL and c["status"] == "True" for c in conditions)
 
 
-def ending() -> dict[str, Any]:
-    """Metadata that ask for a job to be cancelled; `kept` recognizes them."""
+def cancel_metadata() -> dict[str, Any]:
+    """Metadata that request the cancellation of a job; `cancel_requested` recognizes them."""
     return {"deletionTimestamp": now(), "finalizers": [KEEP]}
 
 
-def kept(trainjob: Mapping[str, Any]) -> bool:
-    """Whether a job is to be cancelled, and its files kept."""
+def cancel_requested(trainjob: Mapping[str, Any]) -> bool:
+    """Whether the cancellation of a job is requested: it is terminated, and its files are kept."""
     return KEEP in (trainjob["metadata"].get("finalizers") or ())
 
 
 def job_names(home: Path, namespace: str) -> list[str]:
-    """The names of the jobs of a namespace; files beside them are left out.
+    """The names of the jobs of a namespace; other files are left out.
 
     Raises:
-        ConfigurationError: a directory down to the namespace is not this user's alone.
+        ConfigurationError: Other users can access a directory down to the namespace.
     """
     directory = home / "jobs" / namespace
     check_levels(directory / DELETED)
@@ -286,10 +286,10 @@ def job_names(home: Path, namespace: str) -> list[str]:
 
 
 def leftovers(home: Path, namespace: str, before: float) -> list[Path]:
-    """Directories of launches and deletions that were killed midway, last changed before that Unix time.
+    """Directories of interrupted launches and deletions, last changed before that Unix time.
 
     Raises:
-        ConfigurationError: a directory down to the namespace is not this user's alone.
+        ConfigurationError: Other users can access a directory down to the namespace.
     """
     directory = home / "jobs" / namespace
     check_levels(directory / DELETED)
@@ -298,10 +298,10 @@ def leftovers(home: Path, namespace: str, before: float) -> list[Path]:
 
 
 def check_levels(directory: Path) -> None:
-    """Check the directory of a job, and those above it up to the home, as far as they are there.
+    """Check the directory of a job and those above it up to the home, if they exist.
 
     Raises:
-        ConfigurationError: one of them is not this user's alone.
+        ConfigurationError: Other users can access one of them.
     """
     for level in _levels(directory):
         if not private.check(level, link=level == _home(directory)):
@@ -313,7 +313,7 @@ def _home(directory: Path) -> Path:
 
 
 def _levels(directory: Path) -> list[Path]:
-    """The home, ``jobs``, the namespace, the job."""
+    """The directories of the home, ``jobs``, the namespace and the job."""
     return [*reversed(directory.parents[:3]), directory]
 
 
@@ -322,7 +322,7 @@ def _tombstone(directory: Path) -> Path:
 
 
 def _modified(path: Path) -> Stamp:
-    """A file's time alone would not do: two writes within one tick of the kernel's clock (4 ms) have the same."""
+    """Time, inode and size: two writes within one tick of the clock of the kernel (4 ms) have the same time."""
     try:
         stat = path.stat()
     except (FileNotFoundError, NotADirectoryError):

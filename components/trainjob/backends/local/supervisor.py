@@ -1,14 +1,14 @@
-"""One detached process per job: starts its ranks, writes its status, and outlives whoever launched it.
+"""One detached process per job: starts its ranks, writes its status, and outlives the process that launched the job.
 
-``python -m trainjob.backends.local.supervisor <job directory>`` returns as soon as a supervisor is in charge, this one
-or another. What may die:
+``python -m trainjob.backends.local.supervisor <job directory>`` returns as soon as a supervisor has the lock, this one
+or another. Processes that may be killed:
 
-* the launcher: the supervisor is in a session of its own and does not notice;
-* the supervisor: its guard, a fork that waits for nothing else, kills the ranks and fails the job, or ends it as it was
-  asked to end;
-* both at once: the next process that looks at the job does the same (`record_loss`);
-* the launcher before the job has begun: the next launch of the same key starts the supervisor. A look never does, since
-  it would run a program.
+* the launcher: the supervisor has a separate session and is not affected;
+* the supervisor: its guard, a fork that waits for the supervisor's end, kills the ranks and fails the job, or completes
+  a requested cancellation or deletion;
+* both at once: the next process that reads the job does the same (`record_loss`);
+* the launcher before the job has begun: the next launch of the same key starts the supervisor. Reading the job does
+  not, because it would run a program.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any
 from trainjob import progress, unattended
 from trainjob.backends.local import runtimes
 from trainjob.backends.local.ranks import MARKER, NOT_INHERITED, Rank, author_environment, expand, sweep
-from trainjob.backends.local.store import FINAL, JobFiles, Stamp, ending, kept, now, read_json
+from trainjob.backends.local.store import FINAL, JobFiles, Stamp, cancel_metadata, cancel_requested, now, read_json
 from trainjob.status import CANCELLED
 
 GRACE_SECONDS = 5.0
-"""From SIGTERM to SIGKILL when a job is suspended, deleted or out of time. (A pod has 30 s by default; on one machine
-the next job waits for the same processors.)"""
+"""Seconds from SIGTERM to SIGKILL when a job is suspended, deleted or exceeds its deadline. (A pod has 30 s by default;
+on one machine the next job waits for the same processors.)"""
 
-_TICK = 0.05  # how soon a change of the object or of a termination message is seen
-_PATIENCE = 1.0  # seconds between two tries to write a status
-_LOOK = 1.0  # seconds between two looks whether somebody waits for the job
+_TICK = 0.05  # seconds between two checks of the object and of the termination message
+_RETRY_SECONDS = 1.0  # between two attempts to write a status
+_WAITER_CHECK_SECONDS = 1.0  # between two checks whether a process waits for the job
 
 SUSPENDED = ("Suspended", "True", "Suspended", "TrainJob is suspended")
 RESUMED = ("Suspended", "False", "Resumed", "TrainJob is resumed")
@@ -49,7 +49,7 @@ LOST = ("Failed", "True", "SupervisorLost", "the local supervisor of this job wa
 
 
 class Supervisor:
-    """The life of one job."""
+    """Runs one job."""
 
     def __init__(self, files: JobFiles, trainjob: dict[str, Any], start: Mapping[str, Any]) -> None:
         self.files = files
@@ -59,40 +59,40 @@ class Supervisor:
         self.status: dict[str, Any] = trainjob["status"]
         self.ranks: list[Rank] = []
         self.active_since = time.time()
-        self._stamp: Stamp | None = None  # `trainjob` was read a while ago: it is read again at once
+        self._stamp: Stamp | None = None  # `trainjob` may be outdated: it is read again at once
         self._reported = ""
-        self._suspended = False  # now, or before it was resumed
-        self._over = False  # the verdict stands, though it may not be written yet
+        self._suspended = False  # now or earlier
+        self._over = False  # the job has finished; the final status may not be written yet
         self._unwritten = False
         self._next_try = 0.0
         self._next_report = 0.0
-        self._attended = time.monotonic()  # when somebody was last seen to wait for it
+        self._attended = time.monotonic()  # when a process was last seen to wait for the job
         self._launched = self._attended
-        self._looked = 0.0
+        self._waiters_checked = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(_child_exits(), selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the job has ended or was deleted."""
-        # In this order: whoever deletes a job that has ended waits for this process to go (`LocalBackend.delete`).
+        """Run until the job has finished or was deleted."""
+        # In this order: the deletion of a finished job waits for the end of this process (`LocalBackend.delete`).
         while not (deleted := self._deleted()) and not self.files.finished():
             if self._unwritten and time.monotonic() >= self._next_try:
                 self._save()
-            if not self._over and kept(self.trainjob):
+            if not self._over and cancel_requested(self.trainjob):
                 self._stop()
                 self._write(_cancelled(self.trainjob))
             elif not self._over:
-                self._follow()
+                self._apply_suspend()
             self._wait(_TICK)
             if self.ranks and not self._over:
-                self._judge()
-                self._reap()
+                self._check_ranks()
+                self._end_unattended()
         if deleted:
             self._stop()
             self.files.remove()
 
     def _deleted(self) -> bool:
-        """Read the object again if it changed; True once the job is to be removed."""
+        """Read the object again if it changed; True if the job is to be removed."""
         stamp = self.files.stamp()[0]
         if stamp != self._stamp:
             self._stamp = stamp
@@ -102,8 +102,8 @@ class Supervisor:
             self.trainjob = {**latest, "status": self.status}
         return _removed(self.trainjob)
 
-    def _follow(self) -> None:
-        """Start the ranks or suspend the job, as the object says."""
+    def _apply_suspend(self) -> None:
+        """Start the ranks or suspend the job, according to the object."""
         suspend = bool(self.trainjob["spec"].get("suspend"))
         if suspend and (self.ranks or not self._suspended):
             self._stop()
@@ -155,9 +155,9 @@ class Supervisor:
             self._selector.register(rank.output, selectors.EVENT_READ, rank)
 
     def _wait(self, seconds: float) -> None:
-        """Move output into the logs for `seconds` at most, or until there is something to judge."""
+        """Copy output to the logs for `seconds` at most, or until a rank ends."""
         for key, _ in self._selector.select(seconds):
-            if key.data is None:  # a child ended; `_judge` looks which one
+            if key.data is None:  # a child ended; `_check_ranks` finds which one
                 os.read(key.fd, 4096)
                 continue
             rank: Rank = key.data
@@ -165,8 +165,8 @@ class Supervisor:
             if rank.output is None:
                 self._selector.unregister(key.fd)
 
-    def _judge(self) -> None:
-        """Look at the ranks, the clock and what the script reported, and write down what changed."""
+    def _check_ranks(self) -> None:
+        """Check the ranks, the deadline and the reports of the script; write the status if something changed."""
         before = [rank.terminated is not None for rank in self.ranks]
         ended = [self._poll(rank) for rank in self.ranks]
         failed = [rank for rank in self.ranks if rank.terminated and rank.terminated["exitCode"] != 0]
@@ -182,27 +182,27 @@ class Supervisor:
         elif deadline and time.time() >= self.active_since + deadline:
             self._stop()
             self._write(DEADLINE)
-        elif ended != before or self._has_news():
+        elif ended != before or self._has_new_report():
             self._write()
 
-    def _reap(self) -> None:
-        """Ask for the end of a job that nobody has waited for longer than its author said."""
+    def _end_unattended(self) -> None:
+        """Cancel or suspend a job without a waiting process for longer than its author allows."""
         policy, present = unattended.policy_of(self.trainjob), time.monotonic()
-        if policy is None or present < self._looked + _LOOK:
+        if policy is None or present < self._waiters_checked + _WAITER_CHECK_SECONDS:
             return
-        self._looked = present
+        self._waiters_checked = present
         if self.files.waited_for():
             self._attended = present
         if present - max(self._attended, self._launched) <= policy.after.total_seconds():
             return
-        with suppress(OSError), self.files.editing():  # the disk may be full: the next look tries again
+        with suppress(OSError), self.files.editing():  # the disk may be full: the next check tries again
             latest = self.files.read()
             if latest is None or latest["spec"].get("suspend") or self.files.waited_for():
                 return
             del latest["status"]
             metadata = latest["metadata"]
             annotations = {**(metadata.get("annotations") or {}), CANCELLED: unattended.MARK}
-            ended = ending() if policy.action == "delete" else {}
+            ended = cancel_metadata() if policy.action == "delete" else {}
             suspended = {"suspend": True} if policy.action == "suspend" else {}
             self.files.write_object(
                 {
@@ -219,8 +219,8 @@ class Supervisor:
             self._selector.unregister(descriptor)
         return ended
 
-    def _has_news(self) -> bool:
-        """Look for a report of the script, not more often than once in a tick: the status is written to the disk."""
+    def _has_new_report(self) -> bool:
+        """Check for a report of the script, once in a tick at most: each one causes a write to the disk."""
         present = time.monotonic()
         if present < self._next_report:
             return False
@@ -228,10 +228,10 @@ class Supervisor:
         return self._trainer_status()
 
     def _trainer_status(self) -> bool:
-        """Take over what rank 0 reported; True if that is news."""
+        """Copy the report of rank 0 into the status; True if it is new."""
         message = self.ranks[0].termination_message()
         report = progress.read(message) if message != self._reported else None
-        if report is None:  # nothing new, or a message caught half written: the next look sees all of it
+        if report is None:  # nothing new, or a half-written message: the next check reads all of it
             return False
         self._reported = message
         reported = {
@@ -244,13 +244,13 @@ class Supervisor:
         return True
 
     def _stop(self) -> None:
-        """SIGTERM to all ranks, SIGKILL to those that are left after the grace period, and to all they ever started."""
+        """Send SIGTERM to all ranks; after the grace period SIGKILL to the rest and to all processes of the job."""
         for rank in self.ranks:
             if not rank.terminated:
                 rank.signal(signal.SIGTERM)
-        patience = time.monotonic() + GRACE_SECONDS
+        kill_at = time.monotonic() + GRACE_SECONDS
         while [rank for rank in self.ranks if not self._poll(rank)]:
-            if time.monotonic() >= patience:
+            if time.monotonic() >= kill_at:
                 for rank in self.ranks:
                     if not rank.terminated:
                         rank.signal(signal.SIGKILL)
@@ -258,7 +258,7 @@ class Supervisor:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        """No process and no temporary file stays behind; the disk may be full of them, and the status has to fit."""
+        """Kill remaining processes and remove temporary files, which may fill the disk that the status needs."""
         sweep(self.trainjob["metadata"]["uid"])
         shutil.rmtree(self.files.directory / "tmp", ignore_errors=True)
 
@@ -273,12 +273,12 @@ class Supervisor:
         self._save()
 
     def _save(self) -> None:
-        """Write the status as it is now. Where a full disk forbids it, the job goes on: its end may make room."""
+        """Write the current status. On a full disk the job keeps running: its end may free space."""
         error = write_status(self.files, self.status, [rank.pod(self.trainjob) for rank in self.ranks])
         self._unwritten = error is not None
-        self._next_try = time.monotonic() + _PATIENCE
+        self._next_try = time.monotonic() + _RETRY_SECONDS
         if error is not None:
-            _complain(error)
+            _log_failed_write(error)
 
     def _jobs_status(self) -> list[dict[str, Any]]:
         names = ("node", "launcher") if runtimes.framework_of(self.trainjob) == "mpi" else ("node",)
@@ -294,7 +294,7 @@ class Supervisor:
 
 
 def _removed(trainjob: Mapping[str, Any]) -> bool:
-    return "deletionTimestamp" in trainjob["metadata"] and not kept(trainjob)
+    return "deletionTimestamp" in trainjob["metadata"] and not cancel_requested(trainjob)
 
 
 def _cancelled(trainjob: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -309,30 +309,30 @@ def _conditions(status: Mapping[str, Any], condition: tuple[str, str, str, str])
 
 
 def write_status(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> OSError | None:
-    """Write the status; what forbids it, as a full disk does. Of a job that was deleted there is none to write."""
+    """Write the status; return the error that prevents it, such as a full disk. Does nothing for a deleted job."""
     try:
         files.write_status(status, pods)
-    except FileNotFoundError:  # deleted under our hands
+    except FileNotFoundError:  # the job was deleted in the meantime
         return None
     except OSError as error:
         return error
     return None
 
 
-def _insist(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
-    """The same; a full disk is waited out, since a job whose end nobody can see would be stuck."""
+def _write_until_done(files: JobFiles, status: Mapping[str, Any], pods: list[dict[str, Any]]) -> None:
+    """Write the status, and retry while the disk is full: a job without its final status would never finish."""
     while error := write_status(files, status, pods):
-        _complain(error)
-        time.sleep(_PATIENCE)
+        _log_failed_write(error)
+        time.sleep(_RETRY_SECONDS)
 
 
-def _complain(error: OSError) -> None:
+def _log_failed_write(error: OSError) -> None:
     with suppress(OSError):  # the log is on the same disk
-        print(f"no status yet, trying again: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the log
+        print(f"the status cannot be written and is retried: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the log
 
 
 def _child_exits() -> int:
-    """A file descriptor that becomes readable when a child ends, so that the first rank to fail is seen first."""
+    """A file descriptor that becomes readable when a child ends, so that the first failed rank is found first."""
     reader, writer = os.pipe()
     for descriptor in (reader, writer):
         os.set_blocking(descriptor, False)
@@ -348,10 +348,12 @@ def _free_port() -> int:
         return port
 
 
-def record_loss(files: JobFiles, *, patient: bool = True) -> None:
-    """End a job that has no supervisor: no rank is left, and a condition says why. The caller holds the lock.
+def record_loss(files: JobFiles, *, wait_for_space: bool = True) -> None:
+    """Finish a job without a supervisor: kill its ranks and write a condition with the reason. The caller has the lock.
 
-    A client is not `patient` with a disk that is full: it has others to answer, and the next look tries again.
+    Args:
+        files: The files of the job.
+        wait_for_space: Retry while the disk is full. Clients do not: they have other work, and the next read retries.
     """
     trainjob = files.read()
     if trainjob is None or files.finished():
@@ -361,13 +363,13 @@ def record_loss(files: JobFiles, *, patient: bool = True) -> None:
         files.remove()
         return
     jobs = [{**job, "active": 0, "ready": 0, "failed": 1} for job in trainjob["status"].get("jobsStatus") or []]
-    ended = _conditions(trainjob["status"], _cancelled(trainjob) if kept(trainjob) else LOST)
+    ended = _conditions(trainjob["status"], _cancelled(trainjob) if cancel_requested(trainjob) else LOST)
     status = {**trainjob["status"], "jobsStatus": jobs, "conditions": ended}
-    (_insist if patient else write_status)(files, status, files.pods())
+    (_write_until_done if wait_for_space else write_status)(files, status, files.pods())
 
 
 def _guard(files: JobFiles, lifeline: int) -> None:
-    """Wait until the supervisor is gone, then make sure that nothing of its job is left."""
+    """Wait for the end of the supervisor, then kill what is left of its job."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -378,8 +380,8 @@ def _guard(files: JobFiles, lifeline: int) -> None:
         record_loss(files)
 
 
-def _take_charge(files: JobFiles) -> int | None:
-    """The supervisor's lock; None once another supervisor has begun the job, or the job is gone."""
+def _locked(files: JobFiles) -> int | None:
+    """The lock of the supervisor; None if another supervisor has begun the job, or the job does not exist."""
     while files.object.exists() and not files.begun():
         if (lock := files.supervise(wait_seconds=_TICK)) is not None:
             return lock
@@ -387,22 +389,22 @@ def _take_charge(files: JobFiles) -> int | None:
 
 
 def main(directory: str) -> None:
-    """Detach, take charge of the job in `directory` and stay with it to its end."""
+    """Detach, take the lock of the job in `directory` and run it to its end."""
     files = JobFiles.opened(Path(directory))
     announce, announced = os.pipe()
-    if os.fork():  # the launcher's child: returns once it is certain that somebody is in charge
+    if os.fork():  # the child of the launcher: returns once a supervisor has the lock
         os.close(announced)
         os.read(announce, 1)
         os._exit(0)
     os.setsid()
-    lock = _take_charge(files)
+    lock = _locked(files)
     trainjob = files.read()
     if lock is None or trainjob is None or files.finished():
         os._exit(0)
     if trainjob["status"]:  # another supervisor began and died
         record_loss(files)
         os._exit(0)
-    _insist(files, {"jobsStatus": []}, [])
+    _write_until_done(files, {"jobsStatus": []}, [])
     guarded, lifeline = os.pipe()
     if os.fork() == 0:
         os.close(lock)
