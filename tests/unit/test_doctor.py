@@ -1,4 +1,4 @@
-"""What is said before there are jobs: about this machine, about servers that are none, and how it is shown."""
+"""`trainjob doctor`: checks of this machine, servers that are not API servers, and the output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(*words: str) -> Result:
 
 
 def by_process(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the kubernetes package looks at KUBECONFIG when it is imported."""
+    """In a separate process: the kubernetes package reads KUBECONFIG when it is imported."""
     command = [sys.executable, "-c", "from trainjob.cli import main; main()", "doctor", *words]
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -66,7 +66,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert found["gpus"].message.startswith(str(len(present)) if present else "none")
 
 
-def test_a_home_where_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_a_home_where_no_job_can_be_stored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = by_check(local.examine(LocalBackend(tmp_path / "file" / "home")))
     assert found["home"].level is Level.FAILURE
@@ -150,21 +150,21 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("runtime", runtimes.FRAMEWORKS)
-def test_a_runtime_is_looked_for_in_its_environment(
+def test_a_runtime_is_searched_in_its_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
 ) -> None:
     """Not in that of trainjob, which may have what the ranks will not find, and the other way round."""
     monkeypatch.setenv("PATH", "/nonexistent")
     programs, modules = NEEDS[runtime]
-    whole = made_environment(tmp_path / "whole", programs=programs, modules=modules)
+    complete = made_environment(tmp_path / "complete", programs=programs, modules=modules)
     bare = made_environment(tmp_path / "bare")
-    found = by_check(local.examine(LocalBackend(environments={runtime: whole}), [runtime]))
+    found = by_check(local.examine(LocalBackend(environments={runtime: complete}), [runtime]))
     assert {name for name, each in found.items() if each.level is not Level.OK} == set()
     for name in modules:
-        assert f"{name} 1.2 is in {whole}" in found["runtime"].message
+        assert f"{name} 1.2 is in {complete}" in found["runtime"].message
     for name in programs:
         message = found["mpi" if name == "mpirun" else "runtime"].message
-        assert f"{name} is {whole}/bin/{name}" in message
+        assert f"{name} is {complete}/bin/{name}" in message
     found = by_check(local.examine(LocalBackend(environments={runtime: bare}), [runtime]))
     assert (found["runtime"].level is Level.FAILURE) == bool(modules)
     assert (found["mpi"].level is Level.FAILURE) == ("mpirun" in programs)
@@ -185,7 +185,7 @@ def test_a_runtime_without_what_it_needs_is_reported_with_the_setting_that_helps
     assert json.loads(variable) == {"jax-distributed": "/venvs/jax", "torch-distributed": "/path/of/environment"}
 
 
-def test_an_environment_that_is_gone_is_not_replaced_by_another(tmp_path: Path) -> None:
+def test_a_missing_environment_is_not_replaced_by_another(tmp_path: Path) -> None:
     gone = {"torch-distributed": tmp_path / "gone"}
     found = by_check(local.examine(LocalBackend(environments=gone), ["torch-distributed"]))
     assert found["runtime"].level is Level.FAILURE
@@ -254,7 +254,7 @@ class _Silent(SimpleHTTPRequestHandler):
         pass
 
 
-def test_something_else_answers(tmp_path: Path, page: str) -> None:
+def test_a_server_that_is_not_an_api_server(tmp_path: Path, page: str) -> None:
     result = by_process(kubeconfig(tmp_path / "config", page, token="s3cret"), "--json")
     assert result.returncode == 2
     credentials, failure = json.loads(result.stdout)["findings"]
@@ -263,7 +263,7 @@ def test_something_else_answers(tmp_path: Path, page: str) -> None:
     assert "s3cret" not in result.stdout + result.stderr
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"https://user:s3cret@127.0.0.1:{closed.getsockname()[1]}"
@@ -363,10 +363,10 @@ def test_a_finding_fits_the_terminal_and_its_advice_can_be_copied(monkeypatch: p
     assert max(map(len, lines)) <= 70
     assert all(line.startswith(" " * 22 + "may") or line[22] != " " for line in lines)
     assert last == " " * 22 + f"-> {advice}"
-    assert advice not in clusters._text(Finding("rights", Level.WARNING, "may not", advice), advice), "said before"
+    assert advice not in clusters._text(Finding("rights", Level.WARNING, "may not", advice), advice), "already printed"
 
 
-def test_one_check_does_not_take_the_others_along() -> None:
+def test_an_error_of_one_check_does_not_stop_the_others() -> None:
     async def broken() -> list[Finding]:
         raise KeyError("items")
 

@@ -34,5 +34,5 @@ def test_secrets_that_pods_do_not_start_without(spec: dict[str, Any], names: lis
     assert [each.name for each in needed(spec)] == names
 
 
-def test_secrets_for_images_are_told_apart() -> None:
+def test_secrets_for_images_are_distinguished() -> None:
     assert [*needed(pod(imagePullSecrets=[{"name": "s"}, {}]))] == [Needed("s", pulls=True)]

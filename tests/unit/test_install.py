@@ -1,4 +1,4 @@
-"""What the package brings for a cluster, and what `trainjob install` makes of it."""
+"""The objects for a cluster, and the output of `trainjob install`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def printed(*words: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(said(*words)))
+    return list(yaml.safe_load_all(output(*words)))
 
 
-def said(*words: str) -> str:
+def output(*words: str) -> str:
     return CliRunner().invoke(program, ["install", *words], standalone_mode=False, catch_exceptions=False).stdout
 
 
@@ -55,7 +55,7 @@ def test_the_step_runtime_names_the_image_of_this_version() -> None:
     assert [source[kind]["name"] for source in container["envFrom"] for kind in source] == [STORAGE, STORAGE]
 
 
-def test_every_file_is_printed_as_it_is() -> None:
+def test_every_file_is_printed_unchanged() -> None:
     files = sorted(INSTALL.glob("*.yaml"))
     assert len(files) >= 3
     written = [each for file in files for each in yaml.safe_load_all(file.read_text())]
@@ -64,13 +64,13 @@ def test_every_file_is_printed_as_it_is() -> None:
     assert found == [each for each in written if each["kind"] != "RoleBinding" and each not in reaper]
     assert printed("--only", "runtimes") + printed("--only", "rbac") == sorted(found, key=lambda e: e["kind"] == "Role")
     assert all(each["apiVersion"].startswith("trainer.kubeflow.org/") for each in printed("--only", "runtimes"))
-    listed = json.loads(said("--json"))
+    listed = json.loads(output("--json"))
     assert (listed["kind"], listed["items"]) == ("List", found)
 
 
-def test_the_stream_says_what_it_is_and_is_the_same_each_time() -> None:
-    text = said()
-    assert text == said()
+def test_the_output_begins_with_its_command_and_is_always_the_same() -> None:
+    text = output()
+    assert text == output()
     assert text.splitlines()[:2] == [
         f"# What trainjob {trainjob.__version__} needs on a cluster: kubectl apply --server-side -f -",
         "---",
@@ -100,16 +100,16 @@ def test_the_change_of_kfps_config_map_is_printed_only_if_asked_for(monkeypatch:
     stock = yaml.safe_load(STOCK)
     del stock["spec"]["templateDefaults"]
     assert yaml.safe_load(change["data"]["workflowDefaults"]) == stock
-    text = said("--only", "kfp", "-n", "pipelines")
+    text = output("--only", "kfp", "-n", "pipelines")
     assert text.splitlines()[0].endswith(
         "kubectl patch configmap workflow-controller-configmap -n pipelines --type merge --patch-file /dev/stdin"
     )
     assert yaml.safe_load(text)["metadata"]["namespace"] == "pipelines"
 
 
-def test_names_are_filled_in_wherever_they_stand() -> None:
+def test_names_are_replaced_everywhere() -> None:
     image, config, secret = "registry.example/steps:1", "settings", "keys"
-    filled = said("--image", image, "--storage-config", config, "--storage-secret", secret)
+    filled = output("--image", image, "--storage-config", config, "--storage-secret", secret)
     assert STEP_IMAGE not in filled
     assert STORAGE not in filled
     (container,) = containers(step_runtime(list(yaml.safe_load_all(filled))))
@@ -122,13 +122,13 @@ def test_names_are_filled_in_wherever_they_stand() -> None:
     assert yaml.safe_dump(objects()) != plain, "what was filled in once is not kept"
 
 
-def test_what_an_older_trainer_does_not_know_is_left_out() -> None:
+def test_runtimes_that_an_older_trainer_does_not_support_are_left_out() -> None:
     names = {each["metadata"]["name"] for each in printed("--only", "runtimes")}
     for release, unknown in (("2.1", {"jax-resilient", "torch-initialized"}), ("2.2", set()), ("2.3", set())):
         result = CliRunner().invoke(program, ["install", "--only", "runtimes", "--trainer", release])
         assert {each["metadata"]["name"] for each in yaml.safe_load_all(result.stdout)} == names - unknown
-        said = [line for line in result.stderr.splitlines() if line.startswith("left out")]
-        assert said == [f"left out: {name}, which needs Kubeflow Trainer 2.2" for name in sorted(unknown)]
+        left_out = [line for line in result.stderr.splitlines() if line.startswith("left out")]
+        assert left_out == [f"left out: {name}, which needs Kubeflow Trainer 2.2" for name in sorted(unknown)]
 
 
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
@@ -157,7 +157,7 @@ def test_images_are_pinned_by_digest() -> None:
         (["--image", "other:1@sha256:0123"], "does not end in a digest"),
     ],
 )
-def test_what_is_no_pin(words: list[str], message: str) -> None:
+def test_invalid_pins(words: list[str], message: str) -> None:
     result = CliRunner().invoke(program, ["install", *words])
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
@@ -181,10 +181,10 @@ def test_the_policy_is_for_one_namespace_and_printed_only_if_asked_for() -> None
     assert lists["data"]["secrets"].split() == [STORAGE]
     assert "NAMESPACE" not in yaml.safe_dump([lists, binding, policy])
     with pytest.raises(click.UsageError, match="needs the namespace whose TrainJobs it checks: --namespace"):
-        said("--only", "policy")
+        output("--only", "policy")
 
 
-def test_rights_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permissions_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-n", "training", "--service-account", "airflow:worker", "--service-account", "pipeline"]
     role, binding = printed("--only", "rbac", *words)
     assert {each["metadata"]["namespace"] for each in (role, binding)} == {"training"}
@@ -200,7 +200,7 @@ def test_rights_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyP
     assert printed("--only", "rbac")[0]["metadata"]["namespace"] == "ml"
 
 
-def test_the_reaper_has_an_account_of_its_own() -> None:
+def test_the_reaper_has_a_separate_account() -> None:
     account, role, binding, reaper = printed(
         "--only", "reaper", "-n", "training", "--image", "registry.example/steps:1"
     )
@@ -220,7 +220,7 @@ def test_a_reaper_needs_a_namespace() -> None:
     assert "left out: the reaper, which needs --namespace\n" in result.stderr
     assert "CronJob" not in result.stdout
     with pytest.raises(click.UsageError, match="--only reaper needs the namespace"):
-        said("--only", "reaper")
+        output("--only", "reaper")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_reaper_needs_a_namespace() -> None:
         ("Worker", "is not the name of a service account"),
     ],
 )
-def test_what_is_no_service_account(account: str, message: str) -> None:
+def test_invalid_service_accounts(account: str, message: str) -> None:
     result = CliRunner().invoke(program, ["install", "--service-account", account])
     assert result.exit_code == 2
     assert message in result.stderr

@@ -86,7 +86,7 @@ def environment(trainjob: Mapping[str, Any], rank: int, port: int, directory: Pa
         "mpi": {
             "OMPI_MCA_orte_default_hostfile": str(directory / "hostfile"),
             "OMPI_MCA_orte_set_default_slots": str(processes),
-            # mpirun refuses both by default; in a container it runs as the user of the image, with a node of its own.
+            # mpirun refuses both by default; in a container it runs as the user of the image, on a separate node.
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -5,7 +5,7 @@
     <home>/jobs/<namespace>/<name>/
         object.json     metadata and spec; written by clients, under `edit.lock`
         start.json      where and with which interpreter the job was launched
-        status.json     status and pods; written only by whoever holds `supervisor.lock`
+        status.json     status and pods; written only by the holder of `supervisor.lock`
         logs/           a CRI log file per rank
         termination/    a termination message per rank
         tmp/            TMPDIR of the ranks, while they run
