@@ -1,7 +1,7 @@
-"""Log lines of ranks: the form in which kubelets and the local backend write them, labelled and merged.
+"""Log lines of ranks: parsed from the format of kubelets and of the local backend, labelled and merged.
 
-A carriage return ends a line for the reader, too: progress bars write their next state over the last one. `Splitter` is
-the one place that knows how, and `Throttle` limits how often a reader gets a new state.
+A carriage return ends a line, too: progress bars overwrite their last state with the next one. `Splitter` implements
+this, and `Throttle` limits how often a reader gets a new state.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from trainjob.sanitizing import states
 
 STATE_SECONDS = 10.0
-"""Seconds between two states of a progress bar in a log that keeps every line: Airflow's, KFP's, a file."""
+"""Seconds between two states of a progress bar in a log that keeps all lines: that of Airflow or KFP, a file."""
 
 TERMINAL_SECONDS = 1.0
-"""The same on a terminal, for a person who looks on."""
+"""The same on a terminal."""
 
 MAX_LINE = 16 * 1024
-"""Bytes of a line that are kept together; the container runtimes split longer ones as well (CRI log format)."""
+"""Bytes of a line that stay together; container runtimes split longer lines as well (CRI log format)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +31,7 @@ class LogLine:
         time: RFC 3339 time with nanoseconds, in UTC, so that text order is time order.
         rank: ``<replicated job>-<index>``, as ``node-1``.
         text: The line without its end; of a progress bar, its latest state.
-        transient: The rank has not ended the line: the next line of the rank replaces this state of a progress bar.
+        transient: The line has not ended: the next line of the rank replaces this state of a progress bar.
     """
 
     time: str
@@ -51,7 +51,7 @@ def cri_line(time: str, text: bytes, *, partial: bool) -> bytes:
 def parse_cri(lines: Iterable[bytes]) -> Iterator[tuple[str, str, bool]]:
     """Parts of one rank's lines from its CRI log file, as time, text, and whether the part ends its line.
 
-    What is not in that format is passed over.
+    Lines in another format are skipped.
     """
     for line in lines:
         time, _, rest = line.rstrip(b"\n").partition(b" ")
@@ -62,28 +62,28 @@ def parse_cri(lines: Iterable[bytes]) -> Iterator[tuple[str, str, bool]]:
 
 
 class Splitter:
-    """Lines of one rank, from the parts in which its runtime writes them.
+    """Joins the parts in which a runtime writes the lines of one rank.
 
-    A part that does not end its line is a line by itself, of at most `MAX_LINE` bytes, unless the line has carriage
-    returns: then it is a progress bar, and the reader gets its latest state.
+    A part that does not end its line becomes a line of at most `MAX_LINE` bytes. A line with carriage returns is a
+    progress bar instead, of which the reader gets the latest state.
 
     Args:
         rank: As ``node-0``.
-        raw: Leave carriage returns in a line that comes as one part: a diagnosis looks for those of a script with CRLF.
+        raw: Keep carriage returns in a line of one part: the diagnosis detects scripts with CRLF line endings by them.
     """
 
     def __init__(self, rank: str, *, raw: bool = False) -> None:
         self._rank = rank
         self._raw = raw
-        self._open = ""  # what follows the last carriage return of a bar whose line has not ended
+        self._open = ""  # text after the last carriage return of a bar whose line has not ended
         self._latest: str | None = None  # state of that bar; None while no line with carriage returns is open
 
     def take(self, time: str, text: str, *, ended: bool) -> Iterator[LogLine]:
-        """The line, or the state, after the next part; nothing where it shows no new one."""
+        """The line or the state after the next part; nothing if the state has not changed."""
         if self._latest is None:
-            whole = text.rstrip("\r") if ended else text
-            if "\r" not in whole or (self._raw and ended):
-                yield LogLine(time, self._rank, whole)
+            line = text.rstrip("\r") if ended else text
+            if "\r" not in line or (self._raw and ended):
+                yield LogLine(time, self._rank, line)
                 return
         before, text = self._latest, self._open + text
         shown = next(reversed(states(text)), before or "")
@@ -93,7 +93,7 @@ class Splitter:
 
 
 def latest(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Lines of one rank without the states that the next one of them replaces."""
+    """Lines of one rank without the states that a later line replaces."""
     held: LogLine | None = None
     for line in lines:
         if held is not None and not held.transient:
@@ -106,17 +106,17 @@ def latest(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 class Throttle:
     """Passes lines on at once; of a progress bar, the first state, then the latest one at most every `seconds`.
 
-    The last state before the line's end is always passed on, by a timer where nothing follows: an event loop must run.
+    The last state of a line is always passed on, by a timer if no line follows: an event loop must be running.
 
     Args:
         show: Called with each line.
-        seconds: Between two states of a rank.
+        seconds: Seconds between two states of a rank.
     """
 
     def __init__(self, show: Callable[[LogLine], None], seconds: float = STATE_SECONDS) -> None:
         self._show = show
         self._seconds = seconds
-        self._shown: dict[str, str] = {}  # rank -> text of the state that was passed on last, of a line that is open
+        self._shown: dict[str, str] = {}  # rank -> text of the last state passed on, of an unfinished line
         self._held: dict[str, LogLine] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -133,7 +133,7 @@ class Throttle:
             self._show(line)
 
     def end(self) -> None:
-        """No more lines will come."""
+        """Pass on the last states: no more lines follow."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -141,11 +141,11 @@ class Throttle:
             self._emit(rank)
 
     def _pass_on(self, rank: str) -> None:
-        """Show the state that is held, and no other one for a while."""
+        """Pass on the held state, and no other one for `seconds`."""
         self._timers.pop(rank, None)
         if rank in self._held:
             self._emit(rank)
-            # It runs on over the line's end: the bars of short epochs follow each other.
+            # The timer continues after the line's end, since the bars of short epochs follow each other.
             self._timers[rank] = asyncio.get_running_loop().call_later(self._seconds, self._pass_on, rank)
 
     def _emit(self, rank: str) -> None:
@@ -156,5 +156,5 @@ class Throttle:
 
 
 def merge(*ranks: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Lines of several ranks in the order of their times; each rank's own order is kept."""
+    """Lines of several ranks by time; the order within each rank is kept."""
     return heapq.merge(*ranks, key=lambda line: line.time)

@@ -1,9 +1,9 @@
-"""What looks like a secret: refused as a literal in specs, masked in what is kept or shown of a job.
+"""Detects secrets: specs refuse them as literals, and stored or displayed text of a job masks them.
 
-One table for both. Its forms of tokens are those of detect-secrets 1.5.0 (Yelp) and gitleaks 8.30, named beside each;
-both are tools for repositories: the first needs requests and was last released in May 2024, the second is a Go program.
-Their entropy rules are left out: digests, commits and run ids have as much of it as keys. Without a known form, a text
-counts as a secret only by what stands before it: ``NAME=value``, an option, a header.
+One table serves both. Its token patterns are those of detect-secrets 1.5.0 (Yelp) and gitleaks 8.30, named beside each.
+Both are tools for repositories: the first needs requests and was last released in May 2024, the second is a Go program.
+Their entropy rules are left out, since digests, commits and run ids have the same entropy as keys. Text without a known
+pattern counts as a secret only by its context: ``NAME=value``, an option, a header.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import lru_cache
 from trainjob.sanitizing import plain
 
 MASK = "***"
-"""In place of a secret."""
+"""Replaces a secret."""
 
-# ---------------------------------------------------------------- secrets that are known by their form
+# ---------------------------------------------------------------- secrets with a known pattern
 
 _TOKENS = (
     r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"  # detect-secrets: aws
-    r"(?:[\s:;,|\"']{1,10}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",  # with the secret key behind it
+    r"(?:[\s:;,|\"']{1,10}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",  # with the secret key after it
     r"(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{22,})",  # detect-secrets: github_token; gitleaks: github-*
     r"gl(?:pat|dt|ft|soat|rt|cbt|imt|ptt|agent|oas)-[\w-]{16,}",  # detect-secrets: gitlab_token
     r"(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z]{34})",  # gitleaks: huggingface-access-token, -organization-api-token
@@ -44,9 +44,9 @@ _PRIVATE_KEY = re.compile(  # detect-secrets: private_key
 )
 _KEY_BEGINS = re.compile(r"-----BEGIN[A-Z0-9 ]*PRIVATE KEY")
 _KEY_ENDS = re.compile(r"-----END[A-Z0-9 ]*PRIVATE KEY")
-_KEY_BODY = re.compile(r"(?:.*\s)?[A-Za-z0-9+/=]{16,76}|[A-Za-z0-9+/=]+|[A-Za-z-]+: .*|\s*")  # also behind a label
+_KEY_BODY = re.compile(r"(?:.*\s)?[A-Za-z0-9+/=]{16,76}|[A-Za-z0-9+/=]+|[A-Za-z-]+: .*|\s*")  # also after a label
 
-# ---------------------------------------------------------------- secrets that are known by what stands before them
+# ---------------------------------------------------------------- secrets with a known context
 
 _PLACED = re.compile(
     # detect-secrets: basic_auth; a password in a URL, also without a user (Redis), or a token in place of both
@@ -70,7 +70,7 @@ _PLACED = re.compile(
     re.IGNORECASE,
 )
 
-# ---------------------------------------------------------------- secrets that are known by their name
+# ---------------------------------------------------------------- secrets with a known name
 
 _SECRET_WORDS = {
     *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY", "PASSCODE"),
@@ -79,28 +79,28 @@ _SECRET_ENDS = (  # of a word: PGPASSWORD
     *("PASSWORD", "PASSWD", "APIKEY", "SECRET", "SECRETKEY", "ACCESSKEY", "ACCOUNTKEY", "PRIVATEKEY"),
     *("AUTHTOKEN", "ACCESSTOKEN", "APITOKEN"),
 )
-_OF_KEYS = {
+_BEFORE_KEY = {
     *("API", "PRIVATE", "SECRET", "ACCESS", "ACCOUNT", "AUTH", "SERVICE", "MASTER", "ENCRYPTION", "SIGNING"),
 }
-_OF_PASSES = {
+_BEFORE_PASS = {
     *("DB", "DATABASE", "USER", "SMTP", "REDIS", "MYSQL", "PG", "POSTGRES", "KEY", "STORE"),
     *("ADMIN", "ROOT", "FTP"),
 }
-_OF_TOKENS = {  # words before TOKEN where it is one of a text
+_BEFORE_TOKEN = {  # words before TOKEN if it means a token of a text
     *("PAD", "EOS", "BOS", "UNK", "SEP", "CLS", "MASK", "STOP", "SPECIAL", "NEXT"),
     *("PREVIOUS", "PREV", "START", "END", "BEGIN", "EOT", "EOD", "IMAGE", "AUDIO", "VIDEO"),
     *("VISION", "PER", "PROMPT", "TRIGGER", "PLACEHOLDER", "INITIALIZER", "DECODER", "FIRST", "LAST", "PREFIX"),
     *("SUFFIX", "MIDDLE", "UNEXPECTED", "INVALID", "EXPECTED", "UNKNOWN", "ILLEGAL", "BAD"),
 }
 _SWITCHES = {"USE", "USES", "NO", "WITH", "WITHOUT", "ENABLE", "DISABLE", "SKIP", "IGNORE", "ALLOW", "HAS", "IS", "ADD"}
-_NOT_THE_SECRET_ITSELF = {"FILE", "PATH", "DIR", "NAME", "ID", "URL", "URI", "TTL", "TYPE"}
+_METADATA = {"FILE", "PATH", "DIR", "NAME", "ID", "URL", "URI", "TTL", "TYPE"}
 
 _NO_SECRET = re.compile(
     r"\$\([^()]+\)|\$\{[^{}]+\}|\$\w+|\{\{.*\}\}|\{[\w.!:]*\}|%\(?\w*\)?s"  # references and templates
     r"|true|false|yes|no|on|off|none|null|nil|auto|\d{1,3}|-?\d+\.\d*(?:e-?\d+)?"  # HF_HUB_DISABLE_IMPLICIT_TOKEN=1
     r"|str|bytes|int|float|bool|object|string|any|optional"  # types, in code
-    r"|<[^<>]{1,30}>|\[[A-Z]{1,10}\]|[^\w\s]{1,3}|\*+|•+|x{3,}"  # a tokenizer's special tokens; what is masked already
-    r"|(?:arn|vault|ssm|sm|op|gcpsm|azurekeyvault|secretref|file|env):.+"  # names of secrets in a store of secrets
+    r"|<[^<>]{1,30}>|\[[A-Z]{1,10}\]|[^\w\s]{1,3}|\*+|•+|x{3,}"  # a tokenizer's special tokens; masked text
+    r"|(?:arn|vault|ssm|sm|op|gcpsm|azurekeyvault|secretref|file|env):.+"  # references to a secret store
     r"|(?:~|\.{1,2})?(?:/[\w.@-]+){2,}/?|(?:~|\.{1,2})/[\w.@-]+"  # paths
     r"|[\w./~-]+\.(?:json|ya?ml|txt|pem|crt|key|env|cfg|ini|toml|token|p12|jks)",
     re.IGNORECASE | re.DOTALL,
@@ -117,7 +117,7 @@ _VALUE = re.compile(
     r"""|(?P<bare>[^\s"'`,;&|<>()\\]{1,4000})(?P<next>[ \t]{0,3}.?)"""
 )
 _HEADER = re.compile(r"[A-Z]+-[A-Z-]*(?:KEY|TOKEN)|APIKEY", re.IGNORECASE)
-_PROSE = re.compile(  # what follows a colon in a sentence
+_PROSE = re.compile(  # words after a colon in a sentence
     r"a|an|the|is|are|was|were|has|had|holds|not|no|none|must|should|may|can|cannot|needs?|see|use|for|in|of|to|and|or|"
     r"it|this|that|expired|invalid|required|missing|failed|empty|unset|unknown|given|write|set|put|permission|access",
     re.IGNORECASE,
@@ -128,28 +128,28 @@ _REFERENCES = re.compile(r"\$[({A-Za-z_]|^[{`%]|[\[{]|\.\*")  # also patterns, a
 
 
 def names_a_secret(name: str, value: str) -> bool:
-    """True where `name` says that `value` is a secret, and `value` may be one."""
+    """Whether `name` is the name of a secret, and `value` may be one."""
     words = _words(name)
-    if not value or not words or words[-1] in _NOT_THE_SECRET_ITSELF or words[0] in _SWITCHES:
+    if not value or not words or words[-1] in _METADATA or words[0] in _SWITCHES:
         return False
     before = words[-2] if len(words) > 1 else ""
     if words[-1] == "KEY":
-        return before in _OF_KEYS and (not _NO_SECRET.fullmatch(value) or bool(_AWS_SECRET_KEY.fullmatch(value)))
+        return before in _BEFORE_KEY and (not _NO_SECRET.fullmatch(value) or bool(_AWS_SECRET_KEY.fullmatch(value)))
     if words[-1] in ("PASS", "PWD"):
-        named = before in _OF_PASSES
+        named = before in _BEFORE_PASS
     else:
         named = words[-1] in _SECRET_WORDS or words[-1].endswith(_SECRET_ENDS)
-        named = named and not (words[-1] == "TOKEN" and before in _OF_TOKENS)
+        named = named and not (words[-1] == "TOKEN" and before in _BEFORE_TOKEN)
     return named and not _NO_SECRET.fullmatch(value)
 
 
 def holds_secret(text: str) -> bool:
-    """True where `text`, a word of a command or any other text, holds a secret as a literal."""
+    """Whether `text`, a word of a command or any other text, contains a literal secret."""
     return next(_found(text, strict=True), None) is not None
 
 
 def source_holds_secret(source: str) -> bool:
-    """True where Python `source` has a secret as a literal: assigned, passed or set under a name that says so."""
+    """Whether Python `source` has a literal secret: assigned, passed or set under the name of a secret."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -163,7 +163,7 @@ def source_holds_secret(source: str) -> bool:
 
 
 def masked(text: str) -> str:
-    """`text` with `MASK` in place of each secret."""
+    """`text` with all secrets replaced by `MASK`."""
     position, parts = 0, []
     for start, end in sorted(_found(text, strict=False)):
         if start >= position:
@@ -174,12 +174,12 @@ def masked(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def public(text: str) -> str:
-    """`text` of unknown origin as it may be kept and shown: without control sequences, and `masked`."""
+    """`text` of unknown origin, safe to store and display: without control sequences, and `masked`."""
     return masked(plain(text))
 
 
 def masked_lines(lines: Iterable[str]) -> list[str]:
-    """Lines that follow each other, `masked`; a private key is masked to its end, also one whose begin is cut off."""
+    """Consecutive lines, `masked`; a private key is masked up to its end, also if its begin is cut off."""
     given = [*lines]
     hidden: set[int] = set()
     begun = False
@@ -198,11 +198,11 @@ def masked_lines(lines: Iterable[str]) -> list[str]:
 
 
 def _found(text: str, *, strict: bool) -> Iterator[tuple[int, int]]:
-    """Where the secrets are.
+    """Spans of the secrets.
 
     Args:
         text: Any text.
-        strict: Leave out what may be prose or code: ``password: x``, a variable in place of a value.
+        strict: Leave out matches that may be prose or code: ``password: x``, a variable instead of a value.
     """
     for pattern in (_KNOWN, _PRIVATE_KEY):
         for found in pattern.finditer(text):
@@ -214,7 +214,7 @@ def _found(text: str, *, strict: bool) -> Iterator[tuple[int, int]]:
     position = 0
     while named := _NAME.search(text, position):
         position = named.end()
-        given = _VALUE.match(text, position) if _is_named_so(named) else None
+        given = _VALUE.match(text, position) if _announces_secret(named) else None
         if given is None:
             continue
         kind = "bare" if given["bare"] else "quoted"
@@ -224,14 +224,14 @@ def _found(text: str, *, strict: bool) -> Iterator[tuple[int, int]]:
             yield given.span(kind)
 
 
-def _is_named_so(found: re.Match[str]) -> bool:
-    """Whether the name says that a secret follows; in `next token: …` it does not."""
+def _announces_secret(found: re.Match[str]) -> bool:
+    """Whether the name announces a secret; in `next token: …` it does not."""
     before = _WORD_BEFORE.search(found.string, max(0, found.start() - 20), found.start())
-    return names_a_secret(found["name"], "any value") and not (before and before[1].upper() in _OF_TOKENS)
+    return names_a_secret(found["name"], "any value") and not (before and before[1].upper() in _BEFORE_TOKEN)
 
 
 def _is_value(found: re.Match[str], given: re.Match[str]) -> bool:
-    """Whether what follows a name in a log is its value: behind a blank alone, only that of an option is."""
+    """Whether the text after a name in a log is its value; after a blank alone, only for an option."""
     value = given["bare"] or given["quoted"]
     if not found["sign"].strip():
         return found["option"] == "--" and not value.startswith("-")
@@ -240,7 +240,7 @@ def _is_value(found: re.Match[str], given: re.Match[str]) -> bool:
 
 
 def _is_literal(found: re.Match[str], given: re.Match[str]) -> bool:
-    """Whether what follows a name in a command is a literal, and neither prose nor a variable."""
+    """Whether the text after a name in a command is a literal, and neither prose nor a variable."""
     value, sign, after = given["bare"] or given["quoted"], found["sign"], (given["next"] or "").strip()[:1]
     if _REFERENCES.search(value) or (not sign.strip() and (found["option"] != "--" or value.startswith("-"))):
         return False
@@ -250,7 +250,7 @@ def _is_literal(found: re.Match[str], given: re.Match[str]) -> bool:
     alone = not line[:100].strip(" \t\"'-{") and after in ("", '"', "'", "}")
     if ":" in sign:
         return alone or bool(_HEADER.fullmatch(found["name"]))
-    if alone and _KEY_LIKE.fullmatch(value):  # also `aws_secret_access_key = …` of a file
+    if alone and _KEY_LIKE.fullmatch(value):  # also `aws_secret_access_key = …` in a file
         return True
     before = found.string[max(0, found.start() - 1000) : found.start()].replace("$(", "")
     called = before.count("(") > before.count(")")  # `login(token=t, …)`
@@ -267,7 +267,7 @@ def _words(name: str) -> list[str]:
 
 
 def _named_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Names and the literals that are given to them in Python code."""
+    """Names and their literals in Python code."""
     for node in ast.walk(tree):
         pairs: list[tuple[str, ast.expr | None]] = []
         if isinstance(node, ast.Assign):

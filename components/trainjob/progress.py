@@ -1,41 +1,41 @@
-"""What a training script says about itself: progress, metrics and where its outputs are.
+"""Reports progress, metrics and outputs of a training script.
 
     from trainjob import progress
 
     progress.report(step=400, total_steps=1000, metrics={"loss": 0.31})
     progress.report(outputs={"model": "s3://models/digits/7"})
 
-The file needs nothing but the standard library and may be copied next to a script. Where nobody listens, on a laptop
-or in a notebook, `report` only checks its arguments. It chooses its channels from the environment at each call:
+This file needs only the standard library and may be copied next to a script. Without a channel, on a laptop or in a
+notebook, `report` only checks its arguments. It selects its channels from the environment at each call:
 
 * Trainer's status API (gate ``TrainJobStatus``, Trainer >= 2.2), if ``KUBEFLOW_TRAINER_SERVER_URL``, ``_CA_CERT`` and
-  ``_TOKEN`` are set. A background thread posts the latest state, at most once per second; the last one goes out at
-  interpreter exit, for which it takes 5 s at most. This API has no field for outputs.
+  ``_TOKEN`` are set. A background thread posts the latest state, at most once per second; the last state is posted at
+  interpreter exit, within at most 5 s. This API has no field for outputs.
 * The termination message of the container: the file named by ``TRAINJOB_TERMINATION_LOG``, or inside Kubernetes
   ``/dev/termination-log``. Written during the call, so it survives a SIGKILL right after it.
 
-Metrics and outputs have one of three types: truth value, number, text. They keep it wherever they are read. Trainer's
-API knows text alone, so that a metric is written as text there and in the message, and `read` gives back what it
-stands for: ``true`` and ``false``, a number, or the text itself.
+A metric or output is a bool, a number or text, and keeps its type for all readers. Trainer's API supports text only, so
+a metric is written as text there and in the message, and `read` converts it back: ``true`` and ``false``, a number, or
+the text itself.
 
-A reader that has both takes each metric from the message, which is never behind, and only what is missing there from
-the API: metrics that the message had no room for, and those of others (Hugging Face's callback posts there, too).
+A reader of both channels takes each metric from the message, which is always up to date. From the API it takes only
+metrics that the message lacks: those without space in it, and those of other programs (Hugging Face's callback).
 
-The message is one JSON object of at most 4096 bytes. What is unknown is left out. Other programs may write it too::
+The message is one JSON object of at most 4096 bytes. Unknown fields are left out. Other programs may write it, too::
 
     {"trainjob": 1, "lastUpdatedTime": "2026-01-31T12:00:00Z", "progressPercentage": 40,
      "estimatedRemainingSeconds": 90, "metrics": [{"name": "loss", "value": "0.31"}],
      "outputs": {"model": "s3://models/digits/7", "promoted": true},
      "history": {"loss": [[100, 1769860800.0, 0.9], [400, 1769860860.0, 0.31]]}}
 
-``returned``, any JSON value, is what a function trainer returned, see `trainjob.returned`.
+``returned`` is the return value of a function trainer, any JSON value, see `trainjob.returned`.
 
-``history`` has the earlier values of each metric that is a finite number: step, Unix time in seconds, value. It gets
-the bytes that all the rest leaves free, at most 256 points of all metrics together. What is too much is thinned by
+``history`` has the earlier values of each metric that is a finite number: step, Unix time in seconds, value. It uses
+the bytes that the other fields leave free, for at most 256 points of all metrics together. More points are thinned by
 min-max decimation: consecutive reports form buckets of equal size, and each bucket keeps its lowest and its highest
 value; the first and the last value stay. `report` writes it compressed, as text: base64 of zlib of ``{"loss": [steps,
-times in 0.1 s, values]}``, where steps and times are differences to the one before. It is renewed once per second, and
-at interpreter exit.
+times in 0.1 s, values]}``, with steps and times as differences to their predecessors. It is renewed once per second,
+and at interpreter exit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ import sys
 import threading
 import time
 
-# `typing`, `json` and `dataclasses` would be nine tenths of this module's import time, and most runs need none of them.
+# `typing`, `json` and `dataclasses` would take nine tenths of this module's import time. Most runs do not need them.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,35 +65,35 @@ MAX_BYTES = 4096  # kubelet: MaxContainerTerminationMessageLength; it cuts off t
 MAX_METRICS = 256  # these three: validation of TrainJob.status.trainerStatus in Trainer's CRD
 MAX_NAME = 64
 MAX_VALUE = 64
-MAX_SECONDS = 2**31 - 1  # int32 there
-MAX_STEPS = 2**53  # what JSON readers hold exactly
+MAX_SECONDS = 2**31 - 1  # int32 in Trainer's API
+MAX_STEPS = 2**53  # exact in all JSON readers
 MAX_POINTS = 256  # of the history, of all metrics together: 8 KB as JSON in a result
 
 _BUCKETS = MAX_POINTS // 2  # of one metric, in memory
 _HISTORY_INTERVAL = 1.0
-_HISTORY_SLACK = 64  # bytes by which the rest of the message may grow until the history is renewed
-_SAMPLES = 64  # of the progress, for the remaining time
+_HISTORY_SLACK = 64  # bytes by which the other fields may grow until the history is renewed
+_SAMPLES = 64  # of the progress, to estimate the remaining time
 
 _POST_INTERVAL = 1.0
-_POST_SHARE = 20  # pauses per post: Trainer's server takes 5 posts a second of all jobs together, the others wait
+_POST_SHARE = 20  # pauses per post: Trainer's server handles 5 posts a second for all jobs, other posts wait
 _POST_TIMEOUT = 5.0
 _MAX_BACKOFF = 30.0
 _FLUSH_TRIES = 2
 _FLUSH_TIMEOUT = 5.0
 _DEFAULT_LOG = "/dev/termination-log"
-_TYPES = (bool, int, float, str)  # in messages; a truth value is an int, too
+_TYPES = (bool, int, float, str)  # in messages; a bool is an int, too
 
 
 class Report:
-    """What a training said last. Immutable; equal if all attributes are.
+    """The latest report of a training. Immutable; equal if all attributes are.
 
     Attributes:
-        progress: Percentage, 0 to 100; None if it never said.
-        remaining_seconds: Its own estimate, or what its progress so far lets expect; None if it is not known.
-        metrics: Name to truth value, number or text; NaN and infinity are numbers.
-        outputs: Name to URI, other short text, number or truth value; empty where there was nothing to make.
+        progress: Percentage, 0 to 100; None if it was never reported.
+        remaining_seconds: The script's estimate, or one derived from its progress; None if unknown.
+        metrics: Name to bool, number or text; NaN and infinity are numbers.
+        outputs: Name to URI, other short text, number or bool; may be empty.
         updated: RFC 3339 time in UTC; empty if the writer left it out.
-        returned: What a function trainer returned, a JSON value; None if it returned nothing.
+        returned: The return value of a function trainer, a JSON value; None if there is none.
         history: Metric to its earlier values, oldest first: step, Unix time in seconds, value.
     """
 
@@ -149,21 +149,21 @@ def report(
     step: SupportsFloat | None = None,
     total_steps: SupportsFloat | None = None,
 ) -> None:
-    """Tell whoever launched this training how it is doing.
+    """Report progress, metrics and outputs of this training.
 
-    Calls add up: a later value replaces the earlier one of the same name, and everything else stays. Call it from rank
-    0 or from every rank: of the processes of one node only local rank 0 writes the termination message, and only
-    global rank 0 talks to the status API. A channel that fails warns once on stderr and never raises.
+    Calls accumulate: a later value replaces the earlier one of the same name, all others stay. Call it from rank 0 or
+    from every rank: on each node only local rank 0 writes the termination message, and only global rank 0 posts to the
+    status API. A channel that fails warns once on stderr and never raises.
 
     Args:
-        progress: How much is done, in percent, 0 to 100. Rounded down, so that 100 means done. If left out, it is
-            derived from `step` and `total_steps`.
+        progress: Progress in percent, 0 to 100. Rounded down, so that 100 means complete. If left out, it is derived
+            from `step` and `total_steps`.
         metrics: Up to 256, names and values up to 64 characters. Numbers may be NumPy, JAX or Torch scalars. If
-            they do not fit, those not updated for longest go first, then the largest.
-        outputs: Name to URI of what was made, other short text, finite number or truth value. Never dropped.
-        remaining_seconds: Estimated time to the end, 0 or more. Rounded up. As long as no call has given it, it is
-            derived from the progress: the speed of the latest half of the time since the first report is taken to last.
-        step: Which step the metrics are of, 0 or more, for their history. If left out, the number of this call.
+            they do not fit, those not updated for the longest time are dropped first, then the largest.
+        outputs: Name to URI of an output, other short text, finite number or bool. Never dropped.
+        remaining_seconds: Estimated time to the end, 0 or more. Rounded up. Until a call sets it, it is derived from
+            the progress, at the speed of the latest half of the time since the first report.
+        step: Step of the metrics, 0 or more, for their history. If left out, the number of this call.
         total_steps: Number of steps of the whole training, 1 or more. Later calls may leave it out.
 
     Raises:
@@ -176,31 +176,31 @@ def report(
 
 
 def report_returned(value: Any) -> None:
-    """Report what a function trainer returned; its launcher calls this, a training script does not need it.
+    """Report the return value of a function trainer. Its launcher calls this; training scripts do not need it.
 
     Args:
         value: JSON.
 
     Raises:
-        ValueError: It does not fit beside the outputs. Nothing was changed.
+        ValueError: The value does not fit beside the outputs. Nothing was changed.
     """
     _reporter.report_returned(value)
 
 
 def flush() -> None:
-    """Send what the status API has not got yet, and write the latest points of the history.
+    """Post the pending state to the status API, and write the latest points of the history.
 
-    Happens by itself at interpreter exit; needed before ``os._exit``. Takes 5 s at most: a server that is away does not
-    hold up the end.
+    Called automatically at interpreter exit; needed before ``os._exit``. Takes at most 5 s, even if the server is
+    unreachable.
     """
     _reporter.flush()
 
 
 def read(text: str) -> Report | None:
-    """Parse a termination message; None if it is not one of ours, or only half of one.
+    """Parse a termination message; None if it has another format or is incomplete.
 
-    Text after the object is ignored: the writer truncates the file after it wrote, and may be killed in between.
-    Unknown keys are ignored, and known ones of a wrong type count as absent.
+    Text after the object is ignored, since the writer truncates the file after writing and may be killed in between.
+    Unknown keys are ignored; known keys with a wrong type count as absent.
     """
     import json  # noqa: PLC0415
 
@@ -208,7 +208,7 @@ def read(text: str) -> Report | None:
         message, _ = json.JSONDecoder().raw_decode(text.lstrip())
     except (ValueError, RecursionError):
         return None
-    # `True == 1`, and a later version may mean other things by the same keys.
+    # `True == 1`, and a later version may use the same keys for other values.
     if not isinstance(message, dict) or type(message.get("trainjob")) is not int or message["trainjob"] != VERSION:
         return None
     metrics = message.get("metrics")
@@ -226,10 +226,10 @@ def read(text: str) -> Report | None:
 
 
 def value_of(text: str) -> Value:
-    """What the text of a metric stands for: ``true``, ``False``, ``7``, ``0.31``, ``nan``; else the text itself."""
+    """The value of a metric's text: a bool or number (``true``, ``False``, ``7``, ``0.31``, ``nan``), else the text."""
     if text in ("true", "True", "false", "False"):
         return text[0] in "tT"
-    if "_" in text:  # a digit separator in Python alone
+    if "_" in text:  # a digit separator, in Python only
         return text
     for number in (int, float):
         try:
@@ -240,7 +240,7 @@ def value_of(text: str) -> Value:
 
 
 def text_of(value: Value) -> str:
-    """A metric as the text in which Trainer's API takes it; `value_of` is its inverse."""
+    """A metric as text for Trainer's API; the inverse of `value_of`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -270,7 +270,7 @@ def _unpacked(text: str) -> dict[str, list[Point]]:
     import json  # noqa: PLC0415 - as above
     import zlib  # noqa: PLC0415 - as above
 
-    try:  # with a limit: 4 KB may stand for 4 MB
+    try:  # with a limit, since 4 KB may decompress to 4 MB
         plain = zlib.decompressobj().decompress(binascii.a2b_base64(text), 64 * MAX_POINTS + MAX_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from error
@@ -317,7 +317,7 @@ def _is_output(value: object) -> bool:
 
 
 def _strict(value: object) -> object:
-    """A value as it is; None if a NaN or an infinity is in it, which no other JSON parser takes."""
+    """The value; None if it contains a NaN or an infinity, which other JSON parsers reject."""
     import json  # noqa: PLC0415 - scripts import this module at their start, and may report nothing
 
     try:
@@ -348,12 +348,12 @@ def _checked(
 ) -> Report:
     done = _number("progress", progress)
     if done is not None and not 0 <= done <= 100:  # also catches NaN
-        raise ValueError(f"progress is a percentage from 0 to 100, not {progress!r}")
+        raise ValueError(f"progress must be a percentage from 0 to 100, not {progress!r}")
     left = _number("remaining_seconds", remaining_seconds)
     if left is not None and not 0 <= left < math.inf:
         raise ValueError(f"remaining_seconds must be a finite number, 0 or more, not {remaining_seconds!r}")
     if metrics is not None and len(metrics) > MAX_METRICS:
-        raise ValueError(f"metrics has {len(metrics)} entries; Trainer takes {MAX_METRICS}")
+        raise ValueError(f"metrics has {len(metrics)} entries; Trainer accepts {MAX_METRICS}")
     return Report(
         progress=None if done is None else int(done),
         remaining_seconds=None if left is None else min(math.ceil(left), MAX_SECONDS),
@@ -378,7 +378,7 @@ def _steps(argument: str, value: SupportsFloat | None, least: int) -> int | None
 
 def _name(argument: str, name: object) -> str:
     if not isinstance(name, str) or not name or len(name) > MAX_NAME:
-        raise ValueError(f"{argument}: a name has 1 to {MAX_NAME} characters, not {name!r}")
+        raise ValueError(f"{argument}: a name must have 1 to {MAX_NAME} characters, not {name!r}")
     return name
 
 
@@ -393,12 +393,12 @@ def _metric(name: str, given: Given) -> Value:
 def _output(name: str, given: Given) -> Value:
     value = _value("outputs", name, given)
     if not _is_output(value):
-        raise ValueError(f"outputs[{name!r}] must be finite, not {value!r}: JSON has no such number")
+        raise ValueError(f"outputs[{name!r}] must be finite, not {value!r}, which JSON does not support")
     return value
 
 
 def _value(argument: str, name: str, given: Given) -> Value:
-    """The truth value, number or text; scalars of NumPy, JAX and Torch are those of Python afterwards."""
+    """The bool, number or text; scalars of NumPy, JAX and Torch become those of Python."""
     if isinstance(given, str):
         return str(given)
     try:
@@ -409,14 +409,14 @@ def _value(argument: str, name: str, given: Given) -> Value:
         except (AttributeError, TypeError):
             return float(given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{argument}[{name!r}] is no truth value, number or text: {given!r}") from error
+        raise ValueError(f"{argument}[{name!r}] is not a bool, number or text: {given!r}") from error
 
 
 # --- state ---------------------------------------------------------------------------------------------------------
 
 
 class _Reporter:
-    """Everything said so far, and the channels it goes to."""
+    """The accumulated report, and its channels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -428,8 +428,8 @@ class _Reporter:
         self._series: dict[str, _Series] = {}
         self._packed = ""  # the history as it was at `_packed_at`
         self._packed_at = -math.inf
-        self._outdated = False  # whether `_packed` lacks points, or does not fit any more
-        # Name to (number of the call that set it, value), the longest unchanged first.
+        self._outdated = False  # whether `_packed` lacks points, or does not fit anymore
+        # Name to (number of the call that set it, value), the oldest first.
         self._metrics: dict[str, tuple[int, Value]] = {}
         self._outputs: dict[str, Value] = {}
         self._returned: object = None
@@ -439,16 +439,16 @@ class _Reporter:
     def report(
         self, change: Report, progress: float | None = None, step: int | None = None, total_steps: int | None = None
     ) -> None:
-        """Take in what is new; `progress` is exact, and rounded down in `change`."""
+        """Add a change; `progress` is exact, and rounded down in `change`."""
         with self._lock:
             outputs = self._outputs | change.outputs
             if change.outputs:
-                # Against the longest header, so that a later call without outputs cannot run over the limit either.
+                # With the longest header, so that a later call without outputs cannot exceed the limit either.
                 size = len(_encode(_message(100, MAX_SECONDS, [], outputs, self._returned)))
                 if size > MAX_BYTES:
                     raise ValueError(
                         f"outputs need {size} bytes; a termination message has {MAX_BYTES}. "
-                        "Write the list to a file beside the outputs and report the URI of that file"
+                        "Write the list to a file and report the URI of that file"
                     )
             self._calls += 1
             self._outputs = outputs
@@ -499,11 +499,11 @@ class _Reporter:
                 self.warn("termination message", error)
 
     def _estimate(self) -> int | None:
-        """The script's own estimate of the remaining seconds; without one, what its progress lets expect."""
+        """The script's estimate of the remaining seconds; without one, an estimate from its progress."""
         return self._speed.remaining(time.monotonic()) if self._remaining is None else self._remaining
 
     def _send(self) -> None:
-        # Under the lock: a slower thread must not overwrite a newer message with an older one.
+        # Under the lock, so that a slower thread does not overwrite a newer message with an older one.
         self._write()
         if all(os.environ.get(name) for name in _API):
             metrics = [(name, value) for name, (_, value) in self._metrics.items()]
@@ -513,7 +513,7 @@ class _Reporter:
                 self.poster.post(_encode({"trainerStatus": status}))
 
     def _fitting(self) -> bytes:
-        """The message of now: without the metrics that are too many, and with the history that fits."""
+        """The current message, without metrics that do not fit, and with as much history as fits."""
         bare = _encode(_message(self._progress, self._estimate(), [], self._outputs, self._returned))
         room = MAX_BYTES - len(bare) - len('"metrics":[],')
         kept = list(self._metrics)
@@ -534,17 +534,17 @@ class _Reporter:
         )
 
     def _history(self, room: int) -> str:
-        """The history as text of at most `room` bytes; renewed once per second, since that takes milliseconds."""
+        """The history as text of at most `room` bytes; renewed once per second, since renewing takes milliseconds."""
         if self._outdated and time.monotonic() - self._packed_at >= _HISTORY_INTERVAL:
             self._packed = self._thinned(room - _HISTORY_SLACK)
             self._packed_at, self._outdated = time.monotonic(), False
         if len(self._packed) <= room:
             return self._packed
-        self._outdated = True  # the next renewal, or the end, makes it fit
+        self._outdated = True  # the next renewal, or the flush at exit, makes it fit
         return ""
 
     def _thinned(self, room: int) -> str:
-        # Of metrics that are too many those go first that were not updated for longest, as above.
+        # Of too many metrics, those not updated for the longest time are dropped first, as above.
         names = sorted(self._series, key=lambda name: -self._metrics[name][0])[: MAX_POINTS // 4]
         buckets = MAX_POINTS // (2 * len(names)) - 1 if names else 0
         while names:
@@ -561,7 +561,7 @@ class _Reporter:
         if channel not in self._warned:
             self._warned.add(channel)
             try:
-                sys.stderr.write(f"trainjob.progress: {channel} failed, the training goes on: {error}\n")
+                sys.stderr.write(f"trainjob.progress: {channel} failed, the training continues: {error}\n")
             except (OSError, ValueError, AttributeError):
                 return  # stderr is closed, or None
 
@@ -578,7 +578,7 @@ class _Series:
         self._count = 0
 
     def add(self, step: int, moment: float, value: float) -> None:
-        """Take in the latest value."""
+        """Add the latest value."""
         entry = self._last = (value, self._count, step, moment)
         self._first = self._first or entry
         self._count += 1
@@ -593,7 +593,7 @@ class _Series:
         self._filled = 1
 
     def points(self, buckets: int) -> list[Point]:
-        """The first, the last, and the extremes of at most so many buckets: two points more than twice as many."""
+        """The first, the last, and the extremes of at most `buckets` buckets: at most 2 x `buckets` + 2 points."""
         grouped = self._grouped(-(-len(self._buckets) // buckets))
         entries = {entry for entry in (self._first, self._last) if entry}.union(*grouped)
         return [(step, moment, value) for value, _, step, moment in sorted(entries, key=lambda entry: entry[1])]
@@ -604,7 +604,7 @@ class _Series:
 
 
 class _Speed:
-    """How fast the progress was in the latest half of the time since the first report."""
+    """The speed of the progress in the latest half of the time since the first report."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -612,8 +612,8 @@ class _Speed:
         self._samples: list[tuple[float, float]] = []  # the first is where that half begins
 
     def add(self, now: float, progress: float) -> None:
-        """Take in the progress of now, a time of a steady clock."""
-        if progress < self._latest[1]:  # another part of the work begins
+        """Add the progress at time `now` of a monotonic clock."""
+        if progress < self._latest[1]:  # another part of the work starts
             self._samples.clear()
         if not self._samples:
             self._began = now
@@ -625,7 +625,7 @@ class _Speed:
             del self._samples[0]
 
     def remaining(self, now: float) -> int | None:
-        """Seconds to the end, if it stays as fast; None where that is not known."""
+        """Seconds to the end at the current speed; None if unknown."""
         if not self._samples:
             return None
         (then, before), (latest, done) = self._samples[0], self._latest
@@ -668,12 +668,12 @@ def _message(
 def _encode(message: object) -> bytes:
     import json  # noqa: PLC0415
 
-    # ASCII, so that no cut and no reader's choice of encoding can damage a character.
+    # ASCII, so that neither a cut nor a reader's encoding can damage a character.
     return json.dumps(message, separators=(",", ":")).encode("ascii")
 
 
 def _rank(*names: str) -> int:
-    """The first of these variables that is set; rank 0 where there are no ranks."""
+    """The value of the first of these variables that is set; 0 if none is."""
     for name in names:
         if text := os.environ.get(name):
             return int(text) if text.isdecimal() else 0
@@ -681,19 +681,19 @@ def _rank(*names: str) -> int:
 
 
 def termination_log() -> str | None:
-    """Path of this process's termination message; None where it has none to write."""
+    """Path of this process's termination message; None if this process must not write one."""
     if _rank("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") != 0:
         return None
     if path := os.environ.get("TRAINJOB_TERMINATION_LOG"):
         return path
-    # Kubernetes sets the variable in every container, whatever the pod says about service links.
+    # Kubernetes sets the variable in every container, regardless of the pod's enableServiceLinks.
     if os.environ.get("KUBERNETES_SERVICE_HOST") and os.path.exists(_DEFAULT_LOG):  # noqa: PTH110
         return _DEFAULT_LOG
     return None
 
 
 def _write(path: str, message: bytes) -> None:
-    # In place: kubelet bind-mounts the file, and a renamed one would never be seen.
+    # In place: kubelet bind-mounts the file, and does not see a file renamed to that path.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(descriptor, message, 0)
@@ -708,18 +708,18 @@ _API = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEF
 
 
 class _RejectedError(Exception):
-    """The server understood the request and will not take it; sending it again would not help."""
+    """The server rejected the request permanently; a retry would not help."""
 
 
 class _Poster:
-    """Posts the latest of the statuses it is given, without ever holding up the training."""
+    """Posts the latest status from a thread, without blocking the training."""
 
     def __init__(self, warn: Callable[[str, object], None]) -> None:
         self._warn = warn
         self._changed = threading.Condition()
         self._pending: bytes | None = None
         self._posting = False
-        self._urgent = 0  # so many tries are to be made without a long pause
+        self._urgent = 0  # number of tries without a long pause
         self._thread: threading.Thread | None = None
 
     def post(self, status: bytes) -> None:
@@ -728,7 +728,7 @@ class _Poster:
             self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="trainjob-progress", daemon=True)
-                # At interpreter shutdown no thread can be started any more; `flush` posts then.
+                # At interpreter shutdown no thread can be started anymore; then `flush` posts.
                 try:
                     thread.start()
                 except RuntimeError:
@@ -752,7 +752,7 @@ class _Poster:
                     self._changed.wait_for(lambda: self._urgent, pause)
 
     def _send(self) -> bool:
-        """Post what is pending; False if it should be tried again."""
+        """Post the pending status; False to retry."""
         with self._changed:
             status, self._pending = self._pending, None
             self._posting = True
@@ -762,7 +762,7 @@ class _Poster:
                 _post(status)
         except _RejectedError as error:
             self._warn("status API", error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the training's fault
+        except Exception as error:  # noqa: BLE001 - no error of the status API may fail the training
             self._warn("status API", error)
             again = True
         with self._changed:
@@ -778,19 +778,19 @@ class _Poster:
             if not self._send():
                 self._send()
             return
-        # By the thread, so that nothing, a name server that is silent included, can hold up the end for longer.
+        # By the thread, so that nothing, e.g. a name server that does not respond, delays the exit for longer.
         with self._changed:
             self._urgent = _FLUSH_TRIES + self._posting
             self._changed.notify_all()
             if not self._changed.wait_for(
                 lambda: not self._posting and (self._pending is None or not self._urgent), _FLUSH_TIMEOUT
             ):
-                self._warn("status API", f"no answer within {_FLUSH_TIMEOUT:g} s")
+                self._warn("status API", f"no response within {_FLUSH_TIMEOUT:g} s")
             self._urgent = 0
 
 
 def _post(status: bytes) -> None:
-    # 40 ms of imports, for a channel that few runs have.
+    # 40 ms of imports, for a channel that few runs use.
     from http.client import HTTPSConnection  # noqa: PLC0415
     from ssl import create_default_context  # noqa: PLC0415
     from urllib.parse import urlsplit  # noqa: PLC0415
@@ -799,10 +799,10 @@ def _post(status: bytes) -> None:
     address = urlsplit(url)
     if address.scheme != "https" or not address.hostname:
         raise _RejectedError(f"{_API[0]} is not an https URL: {url}")
-    # Both files are read each time: kubelet renews the token, and the controller its certificate.
+    # Both files are read each time: kubelet renews the token, and the controller the certificate.
     with open(token_file, encoding="utf-8") as file:  # noqa: PTH123
         token = file.read().strip()
-    # http.client, not urllib.request: no proxy and no redirect may get to see the token.
+    # http.client, not urllib.request: the token must not reach a proxy or a redirect.
     connection = HTTPSConnection(
         address.hostname, address.port, timeout=_POST_TIMEOUT, context=create_default_context(cafile=ca_file)
     )
@@ -818,7 +818,7 @@ def _post(status: bytes) -> None:
     finally:
         connection.close()
     if answer.status >= 300:
-        # 401 and 403: the token may just have been renewed. 429 and 5xx pass.
+        # 401 and 403 are retried, since the token may just have been renewed; 429 and 5xx are temporary.
         error = _RejectedError if answer.status in {400, 404, 405, 413, 422} else ConnectionError
         raise error(f"HTTP {answer.status} from {url}: {body}")
 
@@ -827,7 +827,7 @@ _reporter = _Reporter()
 
 
 def _after_fork() -> None:
-    # A lock held by another thread stays locked in the child for ever, and what is pending is the parent's to send.
+    # A lock held by another thread would stay locked in the child forever, and the parent posts the pending status.
     global _reporter  # noqa: PLW0603
     _reporter = _Reporter()
 

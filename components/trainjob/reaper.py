@@ -1,9 +1,9 @@
-"""End the jobs of a cluster that nobody waits for: one run of ``trainjob reap``.
+"""End the unattended jobs of a cluster: one run of ``trainjob reap``.
 
-A job is ended once nobody has waited for it for as long as its author said. A Lease that was not renewed proves that
-only if its process could have renewed it: so a run keeps looking for `GRACE` seconds, longer than a waiting process
-needs to return after an outage of the API server, and starts again after each outage that it notices. Runs may overlap,
-and may be killed at any instant: each job is ended by one request.
+A job is ended when it has been unattended for as long as its policy says. An expired Lease proves that only if its
+process was able to renew it. Therefore a run observes for `GRACE` seconds, longer than a waiting process needs to
+reconnect after an outage of the API server, and starts over after each outage that it notices. Runs may overlap and may
+be killed at any time: each job is ended by one request.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ REAPER = "trainjob-reaper"
 GRACE = 90.0
 """Seconds: three renewals of a Lease; a request on a broken connection takes 40 s to fail, and is repeated after 10."""
 
-_LOOK = 10.0  # seconds between two looks
-_OLD = timedelta(days=1)  # of a Lease of a process that has ended
+_INTERVAL = 10.0  # seconds between two observations
+_OLD = timedelta(days=1)  # a Lease this old belongs to a process that has ended
 
 
 @dataclass(frozen=True)
 class Reaped:
-    """What was done with a job that nobody waited for.
+    """An unattended job that was ended.
 
     Attributes:
         job: ``namespace/name``.
         done: ``suspended`` or ``deleted``.
-        unattended: For how long nobody had waited for it.
-        why: Why it was deleted, and not suspended as asked; empty otherwise.
+        unattended: For how long it was unattended.
+        why: Why it was deleted instead of suspended; empty otherwise.
     """
 
     job: str
@@ -49,12 +49,12 @@ class Reaped:
     why: str = ""
 
     def as_dict(self) -> dict[str, str | float]:
-        """All of it as JSON values; ``unattended`` in seconds."""
+        """The attributes as JSON values; ``unattended`` in seconds."""
         return {**asdict(self), "unattended": self.unattended.total_seconds()}
 
     def __str__(self) -> str:
         seconds = timedelta(seconds=round(self.unattended.total_seconds()))
-        return f"TrainJob {self.job} was {self.done}: nobody had waited for it for {seconds}{self.why}"
+        return f"TrainJob {self.job} was {self.done}: no process had waited for it for {seconds}{self.why}"
 
 
 async def reap(
@@ -62,31 +62,31 @@ async def reap(
     namespace: str,
     *,
     grace: float = GRACE,
-    look: float = _LOOK,
+    interval: float = _INTERVAL,
     on_reaped: Callable[[Reaped], None] | None = None,
 ) -> list[Reaped]:
-    """End the jobs of `namespace` that nobody waits for; at once if there are none that might be.
+    """End the unattended jobs of `namespace`; return at once if there are no candidates.
 
     Args:
         backend: The cluster.
-        namespace: Where to look.
-        grace: Seconds for which a job has to be seen as unattended before it is ended.
-        look: Seconds between two looks.
+        namespace: Namespace of the jobs.
+        grace: Seconds for which a job must be observed as unattended before it is ended.
+        interval: Seconds between two observations.
         on_reaped: Called with each job that was ended.
 
     Raises:
-        BackendUnavailable: the API server has not answered for a minute.
-        ApiError: jobs or Leases may not be listed.
+        BackendUnavailable: The API server did not respond for a minute.
+        ApiError: Jobs or Leases may not be listed.
     """
     reaped: list[Reaped] = []
     since: dict[str, float] = {}
-    worked = time.monotonic()
+    answered = time.monotonic()
     while True:
-        waiters, found = await _look(backend, namespace)
+        waiters, found = await _observe(backend, namespace)
         now = time.monotonic()
-        if now - worked > max(grace / 3, 2 * look):  # the API server was away
+        if now - answered > max(grace / 3, 2 * interval):  # after an outage of the API server
             since = {}
-        worked = now
+        answered = now
         since = {uid: since.get(uid, now) for uid in found}
         for uid, job in found.items():
             if now - since[uid] >= grace and (done := await _end(backend, job)) is not None:
@@ -96,19 +96,19 @@ async def reap(
         if not found:
             await _forget(backend, namespace, waiters)
             return reaped
-        await anyio.sleep(look)
+        await anyio.sleep(interval)
 
 
-async def _look(backend: Cluster, namespace: str) -> tuple[list[Waiter], dict[str, TrainJob]]:
-    """Who waits for jobs, and the jobs for which nobody has waited for too long, by UID."""
+async def _observe(backend: Cluster, namespace: str) -> tuple[list[Waiter], dict[str, TrainJob]]:
+    """The waiting processes, and the jobs that have been unattended for too long, by UID."""
     jobs = [job for action in ("suspend", "delete") for job in await backend.find(namespace, {LABEL: action})]
-    # After the jobs: who has begun to wait for one of them meanwhile is seen.
+    # After the jobs, so that a process that has started to wait since is included.
     waiters = await backend.waiters(namespace)
     return waiters, {job["metadata"]["uid"]: job for job in jobs if _overdue(job, waiters, backend.now())}
 
 
 def _overdue(job: TrainJob, waiters: list[Waiter], now: datetime) -> timedelta | None:
-    """How long nobody has waited for a job, if that is too long."""
+    """How long a job has been unattended, if that is longer than its policy allows."""
     policy = policy_of(job)
     if policy is None or not runs(job):
         return None
@@ -118,7 +118,7 @@ def _overdue(job: TrainJob, waiters: list[Waiter], now: datetime) -> timedelta |
 
 
 async def _end(backend: Cluster, job: TrainJob) -> Reaped | None:
-    """End a job, unless somebody waits for it or has changed it since it was looked at."""
+    """End a job, unless it is attended or was changed since it was observed."""
     ref = JobRef.of(job)
     latest = await backend.get(ref.namespace, ref.name)
     if latest is None or latest["metadata"]["uid"] != ref.uid:
@@ -127,9 +127,13 @@ async def _end(backend: Cluster, job: TrainJob) -> Reaped | None:
     if policy is None or unattended is None:
         return None
     patch = cancelling(latest, policy.action, MARK)
-    why = "; Kueue would start it again, had it been suspended" if patch is None and policy.action == "suspend" else ""
+    why = (
+        "; it could not be suspended, because Kueue would resume it"
+        if patch is None and policy.action == "suspend"
+        else ""
+    )
     if patch is not None:
-        # With the version that was looked at: the server refuses it if the job was changed since, such as resumed.
+        # With the version that was read: the server refuses the patch if the job was changed since, e.g. resumed.
         patch["metadata"]["resourceVersion"] = latest["metadata"]["resourceVersion"]
         try:
             await backend.patch(ref, patch)
@@ -144,7 +148,7 @@ async def _end(backend: Cluster, job: TrainJob) -> Reaped | None:
 
 
 async def _forget(backend: Cluster, namespace: str, waiters: list[Waiter]) -> None:
-    """Remove the Leases of processes that have ended long ago, and whose jobs have ended, too."""
+    """Remove the Leases of processes that ended long ago and whose jobs have finished."""
     old = [waiter for waiter in waiters if backend.now() - waiter.renewed > _OLD]
     if not old:
         return

@@ -1,7 +1,7 @@
-"""All that is known of a job at one moment, as one value: `trainjob status` and `diagnose` say it in text or JSON.
+"""The state of a job at one moment, as one value: `trainjob status` and `diagnose` print it as text or JSON.
 
-`page` makes one HTML page of it that needs nothing else. Of environment variables only the names are in it, and what
-looks like a secret is left out of everything.
+`page` renders it as one self-contained HTML page. It has only the names of environment variables, and all secrets are
+masked.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     import jinja2
 
 _LONGEST = 2000  # characters of a line of a log or of a message
-_COMMAND = 300  # of a command: one that embeds a function is its source
-_EVENTS = 100  # the latest
+_COMMAND = 300  # characters of a command, which may embed the source of a function
+_EVENTS = 100  # latest Events
 LAST_LINES = 20
-"""Lines of a rank that `last_state` has."""
+"""Lines of a rank in `last_state`."""
 
 _LAST_RANKS = 8  # in `last_state`
-_ALIKE = 60  # characters at the end of two texts of which one quotes the other
+_OVERLAP = 60  # characters at the end by which one text is recognized in another
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class Rank:
     Attributes:
         rank: As ``node-1``.
         pod: Name of the pod.
-        node: Where it runs; empty if it is not scheduled.
-        state: What its container is doing, or why it is not: ``Running``, ``CrashLoopBackOff``, ``Unschedulable``.
-        exit_code: Of the last run of the container that has ended.
-        restarts: How often the container was started again.
-        started: When the container was first started, as far as is known.
-        finished: When its last run ended.
+        node: Its node; empty if it is not scheduled.
+        state: State of its container or the reason why it does not run: ``Running``, ``CrashLoopBackOff``,
+            ``Unschedulable``.
+        exit_code: Exit code of the latest finished run of the container.
+        restarts: Number of restarts of the container.
+        started: First start of the container, if known.
+        finished: End of its latest run.
     """
 
     rank: str
@@ -67,21 +68,21 @@ class Rank:
 
     @property
     def bad(self) -> bool:
-        """Whether somebody should look at it."""
+        """Whether the rank has a problem."""
         return bool(self.exit_code) or self.state not in ("Running", "Completed", "ContainerCreating", "Pending")
 
 
 @dataclass(frozen=True)
 class Event:
-    """What Kubernetes noted about the job or what belongs to it.
+    """An Event of the job or of a related object.
 
     Attributes:
-        time: When it was last seen.
+        time: Latest occurrence.
         kind: ``Normal`` or ``Warning``.
         reason: In CamelCase.
         about: The object, as ``Pod x``.
-        message: For people.
-        count: How often it was seen.
+        message: The reason in words.
+        count: Number of occurrences.
     """
 
     time: datetime | None
@@ -94,20 +95,20 @@ class Event:
 
 @dataclass(frozen=True)
 class Report:
-    """A job as it stands.
+    """The state of a job at one moment.
 
     Attributes:
-        ref: The job; its UID is empty if the TrainJob is gone and only parts of it are left.
-        observation: Where it stands, with what is in its way.
-        diagnosis: Why it failed or does not get on; its category is ``none`` where there is nothing to explain.
-        taken: When all this was so.
-        key: Which piece of work it is, where it was launched with trainjob.
-        spec: What it is to run, in short.
-        metrics: What the training reported.
-        outputs: Name -> URI, other text, a number or a truth value.
-        history: Metric -> its values over time, see `trainjob.waiting.TrainJobResult`; known once rank 0 has ended.
+        ref: The job; its UID is empty if the TrainJob was deleted and only related objects are left.
+        observation: Its state, with its blocker.
+        diagnosis: Why it failed or makes no progress; its category is ``none`` if there is nothing to explain.
+        taken: Time of the report.
+        key: Key of the job; empty if it was not launched with trainjob.
+        spec: Its spec in short.
+        metrics: Metrics that the training reported.
+        outputs: Name -> URI, other text, a number or a bool.
+        history: Metric -> its values over time, see `trainjob.waiting.TrainJobResult`; empty until rank 0 has finished.
         ranks: Its pods.
-        events: The latest last.
+        events: Its Events, the latest last.
         given_up: Whether the job was suspended at its first crash, see `trainjob.lifecycle.give_up`.
     """
 
@@ -131,12 +132,12 @@ class Report:
 
     @property
     def running_since(self) -> datetime | None:
-        """When the first rank began to run; None if it has not, or its pods are gone."""
+        """When the first rank started to run; None if no rank has, or the pods are gone."""
         return min((rank.started for rank in self.ranks if rank.started is not None), default=None)
 
     @property
     def phases(self) -> list[tuple[str, datetime, datetime]]:
-        """What it did from when to when: ``queued``, ``starting``, ``running`` (``active`` where nobody can tell)."""
+        """Its phases with begin and end: ``queued``, ``starting``, ``running`` (``active`` if that is unknown)."""
         now, begun = self.observation, self.running_since
         end = now.finished or self.taken
         spans = [("queued", now.created, now.admitted or end)]
@@ -147,14 +148,14 @@ class Report:
 
     @property
     def besides(self) -> str:
-        """What the job's own condition, or what is in its way, says beyond the diagnosis; empty if nothing."""
+        """What the job's condition or blocker adds to the diagnosis; may be empty."""
         message, summary = self.observation.message, self.diagnosis.summary
-        # Both end alike where they are made of the same finding; a long summary is cut off.
-        alike = message.endswith(summary[-_ALIKE:]) or summary.removesuffix("…")[-_ALIKE:] in message
-        return "" if self.troubled and (alike or message in summary) else message
+        # Texts of the same finding have the same end; a long summary is cut off.
+        same = message.endswith(summary[-_OVERLAP:]) or summary.removesuffix("…")[-_OVERLAP:] in message
+        return "" if self.troubled and (same or message in summary) else message
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The report as JSON values."""
         return facts(self.ref, self.key, self.observation, self.taken) | {
             "running": _iso(self.running_since),
             "metrics": dict(self.metrics),
@@ -177,7 +178,7 @@ def seconds_of(observation: Observation, now: datetime | None = None) -> dict[st
 
 
 def facts(ref: JobRef, key: str, observation: Observation, now: datetime | None = None) -> dict[str, Any]:
-    """What a TrainJob object itself says, for JSON."""
+    """The state of a TrainJob from its object alone, as JSON values."""
     times = {name: _iso(getattr(observation, name)) for name in ("created", "admitted", "finished")}
     return {
         "namespace": ref.namespace,
@@ -197,10 +198,10 @@ def facts(ref: JobRef, key: str, observation: Observation, now: datetime | None 
 
 
 async def take(backend: Backend, namespace: str, name: str) -> Report:
-    """Look at a job, started by whatever means.
+    """Report on any TrainJob, also one that trainjob did not launch.
 
     Raises:
-        NotFound: there is no such job, and nothing is left of one.
+        NotFound: The job and its related objects do not exist.
     """
     trainjob = await backend.get(namespace, name)
     ref = JobRef.of(trainjob) if trainjob is not None else JobRef(namespace, name, "")
@@ -211,14 +212,14 @@ async def take(backend: Backend, namespace: str, name: str) -> Report:
 
 
 def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
-    """What the evidence says of a job. Pure; never raises because of the evidence."""
+    """The report for the evidence. Pure; never raises because of the evidence."""
     trainjob = evidence.trainjob or {}
     observation = observe(evidence.trainjob)
     blocker = _blocker(evidence, observation.phase)
     observation = observe(evidence.trainjob, None, blocker)
-    abandoned = given_up(trainjob) if trainjob else None
-    diagnosis = replace(abandoned or diagnose(evidence), job=str(ref), phase=observation.phase)
-    left = result_of(ref, evidence, observation)
+    given_up_for = given_up(trainjob) if trainjob else None
+    diagnosis = replace(given_up_for or diagnose(evidence), job=str(ref), phase=observation.phase)
+    result = result_of(ref, evidence, observation)
     return Report(
         ref,
         observation,
@@ -226,35 +227,35 @@ def examine(ref: JobRef, evidence: Evidence, now: datetime) -> Report:
         now,
         key=_text(mapping(trainjob, "metadata", "annotations").get(KEY)),
         spec=dict(_spec(trainjob)),
-        metrics=_public(left.metrics),
-        outputs=_public(left.outputs),
-        history={_text(name): points for name, points in left.history.items()},
+        metrics=_public(result.metrics),
+        outputs=_public(result.outputs),
+        history={_text(name): points for name, points in result.history.items()},
         ranks=sorted((_rank(pod) for pod in evidence.pods), key=_order),
         events=_events(evidence.events),
-        given_up=abandoned is not None,
+        given_up=given_up_for is not None,
     )
 
 
 def last_ranks(evidence: Evidence) -> list[str]:
-    """The ranks whose last lines `last_state` shows: those that have failed, else rank 0."""
+    """The ranks whose last lines `last_state` has: the failed ones, else rank 0."""
     ranks = {rank_of(pod): pod for pod in evidence.pods}
     failed = sorted(rank for rank, pod in ranks.items() if _rank(pod).exit_code)[:_LAST_RANKS]
     return failed or sorted(ranks.keys() & {"launcher-0", "node-0"})[:1]
 
 
 def log_of(evidence: Evidence, rank: str) -> Sequence[str]:
-    """The last lines of a rank, as far as the evidence has them."""
+    """The last lines of a rank; empty if the evidence lacks them."""
     return next((evidence.logs.get(name_of(pod), ()) for pod in evidence.pods if rank_of(pod) == rank), ())
 
 
 def last_state(evidence: Evidence, logs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What is lost when a job is deleted, as JSON values.
+    """The state of a job before it is deleted, as JSON values.
 
-    ``phase``, ``progress``, ``metrics`` and, in ``logs``, the last lines of each rank that has failed, else of rank 0.
+    ``phase``, ``progress``, ``metrics`` and, in ``logs``, the last lines of each failed rank, else of rank 0.
 
     Args:
-        evidence: Of the job, which still exists.
-        logs: Rank -> last lines, of ranks whose lines the evidence does not have.
+        evidence: Evidence of the job, which still exists.
+        logs: Rank -> last lines, for ranks whose lines the evidence lacks.
     """
     observation = observe(evidence.trainjob)
     shown = {rank: log_of(evidence, rank) or logs.get(rank, ()) for rank in last_ranks(evidence)}
@@ -267,7 +268,7 @@ def last_state(evidence: Evidence, logs: Mapping[str, Sequence[str]]) -> dict[st
 
 
 def _blocker(evidence: Evidence, phase: Phase) -> Any:
-    """What is in the way of a job that should get on, as a waiter tells it."""
+    """The blocker of a job, as a waiter reports it."""
     if evidence.missing:
         return blockers.of_missing_runtime(evidence.missing[0]).blocker
     if phase is Phase.QUEUED:
@@ -282,12 +283,12 @@ def _blocker(evidence: Evidence, phase: Phase) -> Any:
 
 
 def _spec(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
-    """What the job is to run, in short: names of environment variables, and no values."""
+    """The job's spec in short, with names of environment variables, but without their values."""
     spec, labels = mapping(trainjob, "spec"), mapping(trainjob, "metadata", "labels")
     trainer, runtime = mapping(spec, "trainer"), mapping(spec, "runtimeRef")
     kind = _text(runtime.get("kind") or "ClusterTrainingRuntime")
-    resources_asked = mapping(trainer, "resourcesPerNode")
-    amounts = mapping(resources_asked, "limits") or mapping(resources_asked, "requests")
+    requested = mapping(trainer, "resourcesPerNode")
+    amounts = mapping(requested, "limits") or mapping(requested, "requests")
     found = {
         "runtime": _text(runtime.get("name")) + ("" if kind == "ClusterTrainingRuntime" else f" ({kind})"),
         "nodes": _text(trainer.get("numNodes")),
@@ -307,7 +308,7 @@ def _spec(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
 
 
 def _command(words: object) -> str:
-    """A command on one line, without the values of options that name a secret."""
+    """A command on one line, without the values of secret options."""
     shown, option = [], ""
     for word in words if isinstance(words, list | tuple) else ():
         text = str(word)
@@ -386,19 +387,19 @@ def _lines(log: Iterable[str]) -> list[str]:
 
 
 def _without_secrets(diagnosis: Diagnosis) -> Diagnosis:
-    """A diagnosis that may have been changed by hand: it can be an annotation of the job."""
+    """Mask a diagnosis that a person may have changed, since it can be an annotation of the job."""
     log = tuple(_lines(diagnosis.log))
     unseen = tuple(_text(what) for what in diagnosis.unseen)
     return replace(diagnosis, log=log, unseen=unseen, summary=_text(diagnosis.summary), advice=_text(diagnosis.advice))
 
 
 def _text(value: object) -> str:
-    """On one line, without control sequences and secrets."""
+    """The value as text on one line, without control sequences and secrets."""
     return "" if value is None else one_line(public(str(value)), _LONGEST)
 
 
 def _public(values: Mapping[str, bool | float | str]) -> dict[str, bool | float | str]:
-    """Metrics or outputs, without what looks like a secret."""
+    """Metrics or outputs without secrets."""
     return {_text(name): _text(each) if isinstance(each, str) else each for name, each in values.items()}
 
 
@@ -414,13 +415,13 @@ def _times_as_text(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(report: Report) -> str:
-    """One HTML page: no scripts, and nothing from elsewhere."""
+    """The report as one HTML page, without scripts and external resources."""
     return _template().render(report=report, version=__version__, Phase=Phase)
 
 
 @cache
 def _template() -> jinja2.Template:
-    import jinja2  # noqa: PLC0415 - for those who ask for a page
+    import jinja2  # noqa: PLC0415 - needed for pages only
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -443,7 +444,7 @@ def _moment(time: datetime | None) -> str:
 
 
 def numeric(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those metrics or outputs that are finite numbers."""
+    """The metrics or outputs that are finite numbers."""
     return {
         name: value
         for name, value in values.items()
@@ -452,7 +453,7 @@ def numeric(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def rounded(value: float | str) -> str:
-    """A metric or an output for people: numbers with six digits, truth values as in JSON."""
+    """A metric or an output for display: numbers with six digits, bools as in JSON."""
     if isinstance(value, bool | str):
         return str(value) if isinstance(value, str) else str(value).lower()
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"

@@ -1,8 +1,8 @@
-"""Text of unknown origin without control sequences: the one place that decides what may reach a terminal or a file.
+"""Removes control sequences from text of unknown origin, before it reaches a terminal or a file.
 
-A job's log, a container's message and a server's answer can hold any bytes. On a terminal, an OSC sequence sets the
-clipboard (OSC 52) or the title, a DCS sequence makes the terminal type its answer, and bidirectional controls show text
-in another order than it has. The forms of the sequences are those of ECMA-48, with 7-bit and 8-bit introducers.
+A job's log, a container's message and a server's response can contain any bytes. On a terminal, an OSC sequence sets
+the clipboard (OSC 52) or the title, a DCS sequence makes the terminal send input, and bidirectional controls change the
+displayed order of text. The sequences follow ECMA-48, with 7-bit and 8-bit introducers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _UNSAFE = re.compile(
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls
     "\u2028\u2029\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"  # line separators, invisible tags, surrogates
 )
-_SILENT = "\x07\x08"  # bell and backspace: what follows replaces nothing here
+_SILENT = "\x07\x08"  # bell and backspace, removed without a mark
 _RESET = "\x1b[0m"
 _IS_RESET = re.compile(r"\x1b\[[0;]*m")
 
 
 def plain(text: str) -> str:
-    """`text` without control sequences. Lines and tabs stay; U+FFFD stands for a control character that was removed."""
+    """`text` without control sequences. Newlines and tabs stay; U+FFFD replaces a removed control character."""
     if text.isascii() and text.isprintable():
         return text
     return _UNSAFE.sub(_mark, _SEQUENCE.sub("", text.replace("\r\n", "\n")))
 
 
 def colored(text: str) -> str:
-    """`text` as `plain` returns it, but with its colors (SGR). Each line ends without one, so that none leaks out."""
+    """`text` as `plain` returns it, but with its colors (SGR), which are reset at the end of each line."""
     if "\x1b[" not in text:
         return plain(text)
     return "\n".join(map(_colored_line, text.replace("\r\n", "\n").split("\n")))
@@ -56,28 +56,28 @@ def _colored_line(line: str) -> str:
 
 
 def states(line: str) -> list[str]:
-    """What a terminal shows of a line one after the other, each over the one before; blank states are left out.
+    """The states of a line that a terminal shows one after the other; blank states are left out.
 
-    Progress bars end each state with a carriage return, or begin it with one.
+    Progress bars end or begin each state with a carriage return.
     """
     return [state for state in line.split("\r") if plain(state).strip()]
 
 
 def one_line(text: str, characters: int) -> str:
-    """`plain` text on one line, tabs as blanks, with at most so many characters and how many were left out."""
-    # What is far behind the limit is not looked at.
+    """`plain` text on one line, tabs as blanks, cut after `characters` with the number of characters left out."""
+    # Text far behind the limit is not processed.
     shown = plain(text[: 20 * characters].rstrip("\r\n")).replace("\t", "    ").replace("\n", " ")
     left_out = max(0, len(shown) - characters) + max(0, len(text) - 20 * characters)
     return f"{shown[:characters]} … ({left_out} characters more)" if left_out else shown
 
 
 def escaped_json(text: str) -> str:
-    """JSON `text` with escapes for what is unsafe on a terminal or cannot be encoded. Its value stays the same."""
+    """JSON `text` of the same value, with escapes for characters that are unsafe on a terminal or not encodable."""
     return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def is_safe(text: str) -> bool:
-    """Whether `text` holds nothing that `plain` removes."""
+    """Whether `text` has no characters that `plain` removes."""
     return _UNSAFE.search(text) is None
 
 

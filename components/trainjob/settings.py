@@ -15,13 +15,13 @@ from trainjob.errors import ConfigurationError
 
 
 class Settings(BaseModel):
-    """What can be set in the environment; an explicit argument or an Airflow connection wins over each of these.
+    """Settings from environment variables. An explicit argument or an Airflow connection has precedence.
 
-    ``Settings()`` reads the environment afresh at every call, so tests and notebooks see their changes. An empty
-    variable counts as one that is not set.
+    Each call of ``Settings()`` reads the environment again, so that tests and notebooks see their changes. An empty
+    variable counts as unset.
 
     Raises:
-        ConfigurationError: a variable has a value that it cannot have.
+        ConfigurationError: A variable has an invalid value.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
@@ -30,36 +30,36 @@ class Settings(BaseModel):
     """``kubernetes`` or ``local`` (``TRAINJOB_BACKEND``)."""
 
     namespace: str | None = None
-    """Namespace of jobs that name none; the kubeconfig's or the pod's own if unset (``TRAINJOB_NAMESPACE``)."""
+    """Default namespace of jobs; if unset, that of the kubeconfig or of the pod (``TRAINJOB_NAMESPACE``)."""
 
     home: Path = Field(default_factory=lambda: Path.home() / ".trainjob")
-    """Where the local backend keeps its objects, and what belongs to them (``TRAINJOB_HOME``)."""
+    """Directory of the local backend, with its jobs, logs and models (``TRAINJOB_HOME``)."""
 
     registry: str | None = None
     """Model registry: ``mlflow+sqlite:////abs/path.db``, ``mlflow+https://host``, ``kubeflow+https://host``
     (``TRAINJOB_REGISTRY``)."""
 
     sign_key: str | None = None
-    """Path of the private key with which models that are exported are signed (``TRAINJOB_SIGN_KEY``)."""
+    """Path of the private key that signs exported models (``TRAINJOB_SIGN_KEY``)."""
 
     verify_key: str | None = None
-    """Path of the public key with which all that is initialized has to be signed (``TRAINJOB_VERIFY_KEY``)."""
+    """Path of the public key that verifies the signatures of initialized models and data (``TRAINJOB_VERIFY_KEY``)."""
 
     workspace: str | None = None
-    """Where jobs that kfp.local launches on a cluster write their artifacts, such as ``s3://bucket/prefix``
-    (``TRAINJOB_WORKSPACE``); without it, or with a ``file://`` one, below kfp.local's own pipeline root."""
+    """Location of the artifacts of jobs that kfp.local launches on a cluster, such as ``s3://bucket/prefix``
+    (``TRAINJOB_WORKSPACE``). If unset or a ``file://`` location, they are below the pipeline root of kfp.local."""
 
     job_url: str = ""
-    """Address of a TrainJob in a dashboard, with ``{namespace}``, ``{name}`` and ``{uid}`` in it: a link in the logs of
-    KFP's steps (``TRAINJOB_JOB_URL``). In Airflow it is a field of the connection."""
+    """URL of a TrainJob in a dashboard, with ``{namespace}``, ``{name}`` and ``{uid}``, which KFP's steps log as a link
+    (``TRAINJOB_JOB_URL``). In Airflow it is a field of the connection."""
 
     local_environments: dict[str, Path] = Field(default_factory=dict)
-    """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, as the image
-    decides on a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
+    """Runtime name -> virtual environment whose ``bin`` comes first on the PATH of that runtime's ranks, in place of
+    the image of a cluster. JSON, e.g. ``{"torch-distributed": "/venvs/torch"}`` (``TRAINJOB_LOCAL_ENVIRONMENTS``)."""
 
     oci_plain_http: str = ""
-    """Registries that ``oci://`` reaches without TLS, ``host:port`` with commas between (``TRAINJOB_OCI_PLAIN_HTTP``);
-    one on this machine need not be named."""
+    """Registries that ``oci://`` reaches without TLS, as ``host:port`` separated by commas
+    (``TRAINJOB_OCI_PLAIN_HTTP``). A registry on this machine needs no entry."""
 
     def __init__(self, **values: Any) -> None:
         try:

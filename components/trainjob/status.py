@@ -1,6 +1,6 @@
 """TrainJob object -> `Phase` and `Observation`. Pure: no clock, no I/O.
 
-A TrainJob has three conditions only (``Suspended``, ``Complete``, ``Failed``) and none while it runs; everything else
+A TrainJob has only three conditions (``Suspended``, ``Complete``, ``Failed``), and none while it runs. Everything else
 is read from ``jobsStatus``, which counts Jobs, not pods. Measured on Trainer 2.1.0, 2.2.1 and 2.3.0.
 """
 
@@ -19,53 +19,53 @@ from trainjob.progress import value_of
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CANCELLED = "trainjob.dev/cancelled"
-"""Annotation of a job that `trainjob.lifecycle.cancel` has suspended, ended or deleted. Launching the key again resumes
-a suspended job."""
+"""Annotation of a job that `trainjob.lifecycle.cancel` suspended, terminated or deleted. Launching the key again
+resumes a suspended job."""
 
 
 class Phase(StrEnum):
-    """Where a job stands. Only `COMPLETE`, `FAILED`, `CANCELLED` and `DELETED` are final."""
+    """The phase of a job. Only `COMPLETE`, `FAILED`, `CANCELLED` and `DELETED` are final."""
 
     NOT_STARTED = "NotStarted"
-    """Accepted, but nothing was created for it yet (or its creation is refused: only Events tell)."""
+    """Accepted, but without a JobSet yet. If its creation is refused, only Events report it."""
     QUEUED = "Queued"
-    """Suspended by Kueue until there is room."""
+    """Suspended by Kueue until capacity is available."""
     INITIALIZING = "Initializing"
-    """A dataset or model initializer is at work."""
+    """A dataset or model initializer is running."""
     STARTING = "Starting"
     """Pods are being scheduled, pulled and started."""
     RUNNING = "Running"
-    """All its pods were running. It stays so where one ends before the others, or is started again in place."""
+    """All its pods were running. Stays so if one finishes before the others, or is restarted in place."""
     RESTARTING = "Restarting"
-    """It ran before; its pods are being made anew, or something is in the way of one that was replaced."""
+    """It ran before; its pods are being replaced, or a replaced pod is blocked."""
     SUSPENDED = "Suspended"
     """Suspended by a person or a program other than Kueue."""
     COMPLETE = "Complete"
     FAILED = "Failed"
     CANCELLED = "Cancelled"
-    """Cancelled with its logs and metrics kept, on the local backend; on a cluster, a cancelled job is deleted."""
+    """Cancelled on the local backend, with logs and metrics kept. On a cluster, a cancelled job is deleted."""
     DELETED = "Deleted"
 
     @property
     def terminal(self) -> bool:
-        """True for phases that no job leaves."""
+        """Whether the phase is final."""
         return self in (Phase.COMPLETE, Phase.FAILED, Phase.CANCELLED, Phase.DELETED)
 
     @property
     def idle(self) -> bool:
-        """True for phases in which a job waits for something, and a blocker may explain why."""
+        """Whether a job in this phase waits for something, so that a blocker may explain it."""
         return not self.terminal and self is not Phase.RUNNING
 
 
 @dataclass(frozen=True)
 class Blocker:
-    """Why a job does not get on.
+    """What blocks a job.
 
     Attributes:
-        reason: In CamelCase, as the cluster gives it.
-        message: The same for people.
+        reason: In CamelCase, as the cluster reports it.
+        message: The reason in words.
         permanent: It cannot resolve itself: a person has to change the spec or the cluster.
-        advice: What to do about it.
+        advice: What to do.
     """
 
     reason: str
@@ -76,23 +76,23 @@ class Blocker:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one look at a job says.
+    """The state of a job at one moment.
 
     Attributes:
-        phase: Where the job stands.
-        reason: CamelCase reason of the condition that decided it, or of what is in the job's way; empty for neither.
-        message: The same for people.
+        phase: The phase.
+        reason: CamelCase reason of the deciding condition or of the blocker; empty if there is neither.
+        message: The reason in words.
         created: When the object was created.
-        admitted: When it last became free to run (creation, or the latest resume); None while queued or suspended.
-        waiting_since: While it is queued or suspended: since when. None otherwise.
-        finished: When it ended; None before.
+        admitted: Time of its latest admission (creation, or the latest resume); None while queued or suspended.
+        waiting_since: Since when it is queued or suspended; None otherwise.
+        finished: When it finished; None before.
         progress: Percentage that the training script reported, 0..100.
         remaining_seconds: The script's own estimate, or one that `trainjob.progress` derived from its progress.
-        metrics: The script's metrics, by name: truth values, numbers, text.
-        has_run: Whether its pods were seen running, now or earlier, or have reported progress.
-        pods_gone: Whether it has run and no pod counts any more: it is about to end, or to be started again.
-        stuck: Whether it cannot get on unless a person changes something; `message` says what.
-        advice: What that person should do about what is in its way.
+        metrics: The script's metrics, by name: bools, numbers, text.
+        has_run: Whether its pods were observed running, now or earlier, or reported progress.
+        pods_gone: Whether it has run and no pod counts anymore: it is about to finish or to restart.
+        stuck: Whether the blocker is permanent, so that a person has to act; `message` explains it.
+        advice: What that person should do.
         cancelled: Whether `trainjob.lifecycle.cancel` was called for it.
     """
 
@@ -116,11 +116,11 @@ class Observation:
 def observe(
     trainjob: Mapping[str, Any] | None, previous: Observation | None = None, blocker: Blocker | None = None
 ) -> Observation:
-    """Judge `trainjob` (None: it is gone), given the latest earlier observation of the same UID.
+    """Observe `trainjob` (None: it was deleted), given the previous observation of the same UID.
 
-    What is in its way, which the object does not say, becomes the message of a phase in which it should get on.
+    While the job makes no progress, the blocker supplies reason and message: the object itself does not report it.
 
-    The first final phase of a UID stays: Trainer up to 2.3 can take ``Failed`` back and train again
+    The first final phase of a UID is kept: Trainer up to 2.3 can take ``Failed`` back and train again
     (kubeflow/trainer#3891).
     """
     observation = _observed(trainjob, previous, blocker)
@@ -172,7 +172,7 @@ def _text(condition: Mapping[str, Any], name: str) -> str:
 
 
 def _of_steps(message: str, name: object) -> str:
-    """JobSet names the first Job that failed, as ``x-node-0``: which reads as a rank, and is the Job of all ranks."""
+    """Rename the first failed Job. JobSet calls it ``x-node-0``, which reads as a rank, but is the Job of all ranks."""
     return re.sub(rf"first failed job: {re.escape(str(name))}-(\S+)-\d+\)", r"first failed step: \1)", message)
 
 
@@ -183,17 +183,17 @@ def _suspended(trainjob: Mapping[str, Any], condition: Mapping[str, Any], common
         common |= {"waiting_since": parse_time(condition.get("lastTransitionTime"))}
     labels = mapping(trainjob, "metadata", "labels")
     if QUEUE_LABEL in labels:
-        why = "preempted, waiting again" if common["has_run"] else "waiting for admission"
-        return Observation(Phase.QUEUED, "WaitingInQueue", f"{why} in queue {labels[QUEUE_LABEL]}", **common)
-    by_us = ""
+        state = "preempted, waiting again" if common["has_run"] else "waiting for admission"
+        return Observation(Phase.QUEUED, "WaitingInQueue", f"{state} in queue {labels[QUEUE_LABEL]}", **common)
+    by_trainjob = ""
     if common["cancelled"]:
         unattended = mapping(trainjob, "metadata", "annotations")[CANCELLED] == "unattended"
-        by_us = (
-            "nobody waited for it; wait for it, or launch the same key again, to resume it"
+        by_trainjob = (
+            "suspended because nobody waited for it; to resume it, wait for it or launch the same key again"
             if unattended
-            else "it was cancelled with trainjob; launch the same key again to resume it"
+            else "the job was cancelled with trainjob; to resume it, launch the same key again"
         )
-    message = by_us or _text(condition, "message") or "the TrainJob is suspended"
+    message = by_trainjob or _text(condition, "message") or "the TrainJob is suspended"
     return Observation(Phase.SUSPENDED, _text(condition, "reason") or "Suspended", message, **common)
 
 
@@ -202,7 +202,7 @@ def _progressing(
 ) -> dict[str, Any]:
     """Phase, `has_run` and `pods_gone` of a job that is neither finished nor suspended."""
     if not any(job.get(count) for job in jobs for count in ("ready", "active", "succeeded", "failed", "suspended")):
-        # All counters are zero before the first pod, and for seconds between the last one and `Failed` or a restart.
+        # All counters are zero before the first pod, and for seconds between the last pod and `Failed` or a restart.
         phase = previous.phase if previous is not None else Phase.RESTARTING
         phase = phase if has_run else Phase.NOT_STARTED
         return {"phase": phase, "has_run": has_run, "pods_gone": has_run}
@@ -212,8 +212,8 @@ def _progressing(
         return {"phase": Phase.RUNNING, "has_run": True}
     if any(not job.get("succeeded") for job in initializers):
         return {"phase": Phase.INITIALIZING, "has_run": has_run}
-    # A rank that has ended well is not ready any more 1 to 2 s before it counts as succeeded, and one that restarts in
-    # place looks the same. Where all of them are started again, a Job fails and all counters are zero before.
+    # A rank that finished successfully is not ready for 1 to 2 s before it counts as succeeded. A rank that restarts in
+    # place looks the same. Before a restart of all ranks, a Job fails and all counters are zero.
     ran = previous is not None and previous.phase is Phase.RUNNING and not previous.pods_gone
     if ran and blocker is None and any(job.get("active") for job in training):
         return {"phase": Phase.RUNNING, "has_run": True}
@@ -224,7 +224,7 @@ def _admitted(conditions: Mapping[str, Mapping[str, Any]], created: datetime | N
     suspended = mapping(conditions, "Suspended")
     if not suspended:
         return created
-    # Still True for 10-50 ms after a resume: the time of that resume is not known before it turns False.
+    # Still True for 10-50 ms after a resume. The time of the resume is known only when it turns False.
     return parse_time(suspended.get("lastTransitionTime")) if suspended.get("status") == "False" else None
 
 

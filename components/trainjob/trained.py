@@ -1,7 +1,7 @@
-"""Models that TrainJobs have made: where the model of a job is, and what the job records of its origin.
+"""Models trained by TrainJobs: their location, and the provenance that the job records.
 
-`find` reads any job that is Complete. `export` gives what was found to `trainjob.data.export`, the
-code of the export steps of Airflow and KFP.
+`find` reads any job that is Complete. `export` passes the result to `trainjob.data.export`, which the export steps of
+Airflow and KFP use, too.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from trainjob.data import Exported
 
 _RECORDED = ("trainjob", "run", "datasets", "base_model", "images")
-"""Fields of a provenance that a job decides."""
+"""Fields of the provenance that the job sets."""
 _INPUT, _OUTPUT = "TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_"
 _BASE_MODELS = ("model", "base_model")
-"""Names of inputs that are models which the training starts from; so is every registered model."""
+"""Names of inputs that are base models of the training. Every registered model is one, too."""
 _REGISTERED = re.compile(r"(?:models:/|model-registry://)", re.IGNORECASE)
 _PULLED = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that a job has made.
+    """A model that a job trained.
 
     Attributes:
         ref: The job.
-        source: Where the model is.
-        export_id: The same for every export of this output of this job, and for no other.
-        metrics: The job's final metrics, those that are finite numbers.
-        provenance: What the job records, as `trainjob.data.export` takes it.
+        source: Location of the model.
+        export_id: Unique to this output of this job; the same for all its exports.
+        metrics: The job's final metrics that are finite numbers.
+        provenance: Provenance that the job records, for `trainjob.data.export`.
         history: The job's metrics over time, see `trainjob.waiting.TrainJobResult`.
-        target: Directory of all models of this machine, where the job ran on it; empty for a job of a cluster.
+        target: Directory of all models of this machine; empty for a job on a cluster.
     """
 
     ref: JobRef
@@ -58,19 +58,18 @@ class TrainedModel:
 
 
 async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: str | None = None) -> TrainedModel:
-    """The model that a job has made.
+    """Find the model that a job trained.
 
     Args:
-        backend: Where the job is.
-        ref: The job; without a UID, the one that has the name now.
-        output: Which of its outputs is the model: what the script reported under this name, or else ``outputs`` of the
-            spec.
-        source: The model as this machine sees it, where the output is a path in the pods of a cluster.
+        backend: Backend of the job.
+        ref: The job; without a UID, the current job of that name.
+        output: Name of the output that is the model, as the script reported it or else in ``outputs`` of the spec.
+        source: Path of the model on this machine, if the output is a path in the pods of a cluster.
 
     Raises:
-        NotFound: There is no such job.
-        TrainJobFailed: It failed or was cancelled; with the diagnosis.
-        ConfigurationError: It has not ended, has no such output, or the output cannot be read from this machine.
+        NotFound: The job does not exist.
+        TrainJobFailed: The job failed or was cancelled; with the diagnosis.
+        ConfigurationError: The job has not finished, has no such output, or this machine cannot read the output.
     """
     trainjob = await backend.get(ref.namespace, ref.name)
     if trainjob is None or ref.uid not in ("", JobRef.of(trainjob).uid):
@@ -80,7 +79,7 @@ async def find(backend: Backend, ref: JobRef, output: str = "model", *, source: 
     observation = observe(evidence.trainjob)
     if not observation.phase.terminal:
         raise ConfigurationError(
-            f"TrainJob {ref} is {observation.phase}; only a job that is Complete can be exported. Wait for it:"
+            f"TrainJob {ref} is {observation.phase}; only a Complete job can be exported. Wait for it:"
             f" trainjob wait {ref}"
         )
     if evidence.trainjob is None or observation.phase is not Phase.COMPLETE:
@@ -108,38 +107,38 @@ def export(
     provenance: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Exported:
-    """Export `model` with the metrics and the origin that its job records. The same call again gives the same version.
+    """Export `model` with the metrics and the provenance of its job. Idempotent: a retry returns the same version.
 
     Args:
         model: See `find`.
         target: Directory of all models; that of `model` if left out.
-        name: Model in the registry.
-        export_id: Instead of that of `model`, to export the same output once more.
-        provenance: What the job does not record, such as ``code``; see `trainjob.data.export`.
+        name: Name of the model in the registry.
+        export_id: Replaces that of `model`, to export the same output again.
+        provenance: Fields that the job does not record, such as ``code``; see `trainjob.data.export`.
         **options: ``registry``, ``alias``, ``metric``, ``mode``, ``min_improvement``, ``allow_pickle``, ``sign`` and
             ``progress`` of `trainjob.data.export`.
 
     Raises:
-        ConfigurationError: ``provenance`` has a field that the job decides, or there is no ``target``.
-        TrainJobError: What `trainjob.data.export` raises.
+        ConfigurationError: ``provenance`` has a field that the job sets, or ``target`` is missing.
+        TrainJobError: See `trainjob.data.export`.
     """
-    from trainjob.data import export as export_model  # noqa: PLC0415 - with all stores, which only this needs
+    from trainjob.data import export as export_model  # noqa: PLC0415 - imports all stores, for exports only
     from trainjob.registry.base import is_metric  # noqa: PLC0415 - likewise
 
     if own := sorted({*_RECORDED} & {*(provenance or {})}):
         raise ConfigurationError(
-            f"provenance has {', '.join(own)}, which TrainJob {model.ref} records itself; leave it out, or register the"
-            " model by hand: trainjob registry register"
+            f"provenance has {', '.join(own)}, which TrainJob {model.ref} records; leave it out, or register the model"
+            " manually: trainjob registry register"
         )
     where = target or model.target
     if not where:
         raise ConfigurationError(
-            f"TrainJob {model.ref} ran on a cluster, so no directory of all models is known; give target (--target),"
+            f"TrainJob {model.ref} ran on a cluster, so the directory of all models is unknown; set target (--target),"
             " such as s3://bucket/models"
         )
     metrics = {metric: value for metric, value in model.metrics.items() if is_metric(metric)}
     if (left := sorted(model.metrics.keys() - metrics)) and (progress := options.get("progress")):
-        progress(f"metrics whose names no registry can hold are left out: {', '.join(map(ascii, left))}")
+        progress(f"metrics with names that registries do not accept are left out: {', '.join(map(ascii, left))}")
     return export_model(
         model.source,
         where,
@@ -162,30 +161,30 @@ def _locations(trainjob: TrainJob, prefix: str) -> dict[str, str]:
 
 
 def _location(ref: JobRef, output: str, outputs: Mapping[str, object], source: str | None, *, here: bool) -> str:
-    """Where this machine can read an output."""
+    """The location of an output for this machine."""
     from trainjob.data.locations import parse_store  # noqa: PLC0415 - see `export`
 
     value = outputs.get(output)
     if not isinstance(value, str) or not value:
         found = ", ".join(name for name, each in outputs.items() if isinstance(each, str) and each) or "none"
         raise ConfigurationError(
-            f"TrainJob {ref} has no output {output!r} that is a location; its outputs that are text: {found}. Choose"
-            " one with output (--output), or report it in the script:"
+            f"TrainJob {ref} has no location as output {output!r}; its text outputs: {found}. Choose one with output"
+            " (--output), or report it in the script:"
             f" trainjob.progress.report(outputs={{{output!r}: 's3://…'}})"
         )
     if "://" not in value and not value.startswith("/"):
         raise ConfigurationError(
-            f"output {output!r} of TrainJob {ref} is {value!a}, a path relative to a directory of the job; report a URI"
-            " or an absolute path"
+            f"output {output!r} of TrainJob {ref} is the relative path {value!a}; report a URI or an absolute path in"
+            " the script"
         )
     location = parse_store(value)
     if here or not location.on_disk:
         return location.uri
     if not source:
         raise ConfigurationError(
-            f"output {output!r} of TrainJob {ref} is {location}, which only pods of its cluster can read; if this"
-            " machine has the same volume mounted, give the path here with source (--source). Else export it in the"
-            " cluster (ModelExportOperator, export_model), or write the output to a store such as s3://"
+            f"output {output!r} of TrainJob {ref} is {location}, which only pods of its cluster can read; if the volume"
+            " is mounted on this machine, set its path with source (--source). Otherwise export it in the cluster"
+            " (ModelExportOperator, export_model), or write the output to a store such as s3://"
         )
     return parse_store(source).uri
 
@@ -225,7 +224,7 @@ def _provenance(
 
 
 def _sources(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
-    """What the job read, by name: the sources of Trainer's initializers, and the inputs of the spec."""
+    """The sources of Trainer's initializers and the inputs of the spec, by name."""
     for kind in ("dataset", "model"):
         if uri := mapping(trainjob, "spec", "initializer", kind).get("storageUri"):
             yield kind, str(uri)
@@ -233,7 +232,7 @@ def _sources(trainjob: TrainJob) -> Iterator[tuple[str, str]]:
 
 
 def _images(evidence: Evidence) -> Iterator[dict[str, str]]:
-    """The image of rank 0, with the digest that its node pulled; without its pod, the image of the spec."""
+    """The image of rank 0 with the digest that its node pulled; the image of the spec if the pod is gone."""
     latest = sorted(evidence.pods, key=lambda pod: str(mapping(pod, "metadata").get("creationTimestamp")), reverse=True)
     for pod in latest:
         trains = training_container(pod)
@@ -250,7 +249,7 @@ def _images(evidence: Evidence) -> Iterator[dict[str, str]]:
 
 
 def _run(key: str) -> Any:
-    """Which run of an orchestrator launched the job, as the export steps have it; empty if none did."""
+    """The orchestrator's run that launched the job, as the export steps record it; empty if there is none."""
     kind, _, rest = key.partition("/")
     if kind == "airflow":
         return key
@@ -258,5 +257,5 @@ def _run(key: str) -> Any:
 
 
 def _moment(time: datetime | None) -> str:
-    """As RFC 3339 has it."""
+    """The time in RFC 3339."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time else ""

@@ -1,9 +1,9 @@
-"""What happens to a job that nobody waits for: what its author asked for, and since when nobody has waited. Pure.
+"""Policy for unattended jobs, which no process waits for, and for how long a job has been unattended. Pure.
 
-A workflow's last try may be lost with its worker, and then a training keeps its GPUs with nobody to take its result.
-So each process that waits records its jobs, on a cluster in a Lease (`Backend.attend`), and a
-reaper (`trainjob reap`; on one machine the job's supervisor) ends what nobody has waited for longer than the job's
-bound.
+If the last try of a workflow is lost with its worker, the training keeps its GPUs although no process takes its
+result. Therefore each waiting process records its jobs, on a cluster in a Lease (`Backend.attend`), and a reaper
+(`trainjob reap`; on one machine the job's supervisor) ends jobs that have been unattended for longer than their policy
+allows.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:  # pydantic, which the local backend's supervisors do without
 Action = Literal["suspend", "delete"]
 
 LABEL = "trainjob.dev/unattended"
-"""Label of a job that is not kept when nobody waits for it: ``suspend`` or ``delete``."""
+"""Label of a job that is not kept when it is unattended: ``suspend`` or ``delete``."""
 AFTER = "trainjob.dev/unattended-after"
-"""Annotation: after so many seconds."""
+"""Annotation: seconds after which the action is taken."""
 MARK = "unattended"
-"""Value of the annotation `trainjob.status.CANCELLED` of a job that was suspended because nobody waited for it."""
+"""Value of the annotation `trainjob.status.CANCELLED` of a job that was suspended because it was unattended."""
 
 DEFAULT_AFTER = timedelta(hours=1)
 
 SUSPEND: dict[str, str] = {LABEL: "suspend"}
-"""Label of a workflow's jobs, which its steps wait for; what a spec says has precedence."""
+"""Default label of a workflow's jobs, which its steps wait for; the spec has precedence."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What happens to a job that nobody waits for.
+    """What happens to an unattended job.
 
     Attributes:
         action: ``suspend`` or ``delete``.
-        after: Once nobody has waited for so long.
+        after: How long the job must be unattended.
     """
 
     action: Action
@@ -48,14 +48,14 @@ class Policy:
 
 
 def metadata_of(spec: TrainJobSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations for what `spec` asks for. What it leaves out is for the launcher to decide."""
+    """Labels and annotations for the policy of `spec`. The launcher decides about fields that are left out."""
     labels: dict[str, str] = {} if spec.unattended is None else {LABEL: spec.unattended}
     after = spec.unattended_after
     return labels, {} if after is None else {AFTER: f"{after.total_seconds():g}"}
 
 
 def policy_of(trainjob: Mapping[str, Any]) -> Policy | None:
-    """What is asked for a job; None if it is kept."""
+    """The policy of a job; None if the job is kept."""
     action = mapping(trainjob, "metadata", "labels").get(LABEL)
     if action not in ("suspend", "delete"):
         return None
@@ -67,14 +67,14 @@ def policy_of(trainjob: Mapping[str, Any]) -> Policy | None:
 
 
 def marked(trainjob: Mapping[str, Any]) -> bool:
-    """Whether a job was suspended because nobody waited for it. It may have been resumed by hand since."""
+    """Whether a job was suspended because it was unattended. A person may have resumed it since."""
     return bool(mapping(trainjob, "metadata", "annotations").get(CANCELLED) == MARK)
 
 
 def resuming(trainjob: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch that takes back a suspension by this package.
+    """The patch that undoes a suspension by this package.
 
-    The mark goes also where somebody has resumed the job by hand: a later suspension is that person's.
+    The mark is removed also if a person has resumed the job: a later suspension is that person's.
     """
     patch: dict[str, Any] = {"metadata": {"annotations": {CANCELLED: None}}}
     if mapping(trainjob, "spec").get("suspend"):
@@ -83,19 +83,19 @@ def resuming(trainjob: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def runs(trainjob: Mapping[str, Any]) -> bool:
-    """Whether a job runs, or is about to: one that is paused, by Kueue or a person, costs nothing."""
+    """Whether a job is running or about to run. A job that Kueue or a person suspended uses no resources."""
     paused = mapping(trainjob, "spec").get("suspend") or "deletionTimestamp" in mapping(trainjob, "metadata")
     return not paused and not observe(trainjob).phase.terminal
 
 
 def unattended_for(trainjob: Mapping[str, Any], attended: datetime | None, now: datetime) -> timedelta:
-    """How long nobody has waited for a job that runs.
+    """How long a running job has been unattended.
 
     Args:
-        trainjob: The job. Its creation and its latest resume count as if somebody had waited at that moment: who
-            launched or resumed it may need time until somebody waits.
-        attended: When somebody last waited for it, as far as that is known.
-        now: The present, by the clock of the API server, as all times here.
+        trainjob: The job. Its creation and its latest resume count as attended, since the launching process may need
+            time before it waits.
+        attended: When a process last waited for the job, if known.
+        now: The current time by the clock of the API server, as all times here.
     """
     created = parse_time(mapping(trainjob, "metadata").get("creationTimestamp"))
     resumed = [parse_time(each.get("lastTransitionTime")) for each in mappings(trainjob, "status", "conditions")]

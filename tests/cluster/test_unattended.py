@@ -68,7 +68,7 @@ async def waited_for(backend: KubernetesBackend, ref: JobRef) -> AsyncIterator[N
 
 
 async def reaped(backend: KubernetesBackend, namespace: str) -> list[Reaped]:
-    return await reap(backend, namespace, grace=GRACE, look=LOOK)
+    return await reap(backend, namespace, grace=GRACE, interval=LOOK)
 
 
 async def until_unattended() -> None:

@@ -192,7 +192,7 @@ class Run:
             backend = self.opened()
             with anyio.move_on_after(seconds):
                 try:
-                    await reap(backend, self.namespace, grace=GRACE, look=LOOK, on_reaped=self._reaped)
+                    await reap(backend, self.namespace, grace=GRACE, interval=LOOK, on_reaped=self._reaped)
                 except TrainJobError as error:
                     self.problems.append(f"a reaper gave up: {error}")
             await backend._client.aclose()

@@ -36,7 +36,7 @@ ROWS = (
         'runtime="torch-distributed", trainer=BuiltinTrainer(config=TorchTuneConfig())',
         'runtime="torch-distributed", torchtune={}',
         refused="BuiltinTrainer can't be used with",
-        sooner="names no model that Trainer's torchtune plugin knows",
+        sooner="does not name a model of Trainer's torchtune plugin",
     ),
     Row(
         "variables-of-the-runtime",

@@ -267,7 +267,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"spec": nested(200)}, "spec is nested 65 lists and mappings deep, or more; a spec has at most 64"),
         ({"runtime": "jax-distribute"}, "runtime 'jax-distribute' does not exist on this machine"),
         ({"num_nodes": 0}, "num_nodes: is 0 (give 1 or more)"),
-        ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a secret given as a literal"),
+        ({"env": {"HF_TOKEN": "hf_0123456789abcdefghij"}}, "env.HF_TOKEN: is a literal secret"),
         ({"spec": {"lables": {}}}, "lables: no such field (did you mean labels?)"),
         ({"spec": {"numNodes": 2.0}}, "spec.num_nodes: is a parameter of the component"),
         ({"spec": {"torchtune": {"epochs": 0}}}, "torchtune.epochs: Input should be greater than or equal to 1"),

@@ -77,7 +77,7 @@ def test_what_a_job_has_made_is_exported_with_what_it_records(
     promoted = ("--alias", "champion", "--metric", "accuracy", "--min-improvement", "0.01")
     code, out, err = export(str(trained), "--name", "digits", *promoted, "--json")
     assert code == 0, err
-    assert "metrics whose names no registry can hold are left out: 'top@5'" in err
+    assert "metrics with names that registries do not accept are left out: 'top@5'" in err
     done = json.loads(out)
     assert (done["name"], done["version"], done["promoted"], done["parameters"]) == ("digits", "1", True, 4)
     assert done["uri"].startswith(f"file://{home}/models/digits/")
@@ -127,9 +127,9 @@ REFUSED = [
     (("--metrics", '{"accuracy": 1}'), "No such option"),
     (("--provenance", '{"trainjob": {"name": "other"}, "code": "x"}'), "has trainjob, which TrainJob default/"),
     (("--provenance", "[]"), "--provenance has to be a JSON object"),
-    (("--output", "weights"), "its outputs that are text: declared, model, relative, log"),
-    (("--output", "epochs"), "no output 'epochs' that is a location"),
-    (("--output", "relative"), "a path relative to a directory of the job"),
+    (("--output", "weights"), "its text outputs: declared, model, relative, log"),
+    (("--output", "epochs"), "has no location as output 'epochs'"),
+    (("--output", "relative"), "is the relative path"),
     (("--metric", "accuracy"), "no alias is given"),
     (("--alias", "champion", "--metric", "f1"), "the metrics given are: accuracy"),
     (("--alias", "v1"), "cannot be an alias"),

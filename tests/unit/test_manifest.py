@@ -320,12 +320,12 @@ def test_an_owner_is_noted() -> None:
     "at", ["", "/some/where", "file:some/where", "file://host/x", "pvc:///x", "pvc://Claim/x", "s3://", "s3://a b"]
 )
 def test_no_place_for_checkpoints(at: str) -> None:
-    with pytest.raises(InvalidSpec, match=r"checkpoints: .* is no place for them"):
+    with pytest.raises(InvalidSpec, match=r"checkpoints: .* is not a checkpoint location"):
         rendered(checkpoints=at)
 
 
 def test_checkpoints_hold_no_credential() -> None:
-    with pytest.raises(InvalidSpec, match="checkpoints: holds a credential"):
+    with pytest.raises(InvalidSpec, match="checkpoints: contains a credential"):
         rendered(checkpoints="s3://me:word@host/x")
-    with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is made from"):
+    with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is set from"):
         rendered(env={"TRAINJOB_CHECKPOINT": "/x"})

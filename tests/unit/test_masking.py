@@ -191,7 +191,7 @@ def test_only_the_secret_of_a_line_is_masked(line: str, shown: str) -> None:
         "KeyError: 'token'",
         "loss per token: 0.34, next token: 50256, tokens: 512",
         "error: token expired; secret: not found",
-        "env.HF_TOKEN: is a secret given as a literal (write HF_TOKEN: {'valueFrom': {'secretKeyRef': {'name': …}}})",
+        "env.HF_TOKEN: is a literal secret (write HF_TOKEN: {'valueFrom': {'secretKeyRef': {'name': …}}})",
         "put it into env by secretKeyRef and write $(NAME)",
         "step 12000: 3f786850e387550fdab836ed7e6dc881de23001b",
         "wandb: run 3k2j1h0g at https://wandb.ai/team/project/runs/3k2j1h0g",

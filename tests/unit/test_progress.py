@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_written_warns_once(
     report(progress=2)
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "termination message failed, the training goes on" in error
+    assert "termination message failed, the training continues" in error
 
 
 def test_concurrent_calls_lose_nothing_and_readers_see_whole_messages(log: Path) -> None:
@@ -625,7 +625,7 @@ def test_the_last_one_is_tried_again(server: Server) -> None:
     script = SCRIPT.format(path=str(SOURCE.parent), end="")
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=30, check=True)
     assert server.statuses()[-1]["progressPercentage"] == 100
-    assert done.stderr.count("trainjob.progress: status API failed, the training goes on: HTTP 503") == 1
+    assert done.stderr.count("trainjob.progress: status API failed, the training continues: HTTP 503") == 1
 
 
 def test_a_failed_post_is_sent_again_while_the_training_goes_on(
@@ -714,7 +714,7 @@ def test_the_end_is_not_held_up(
     progress.flush()
     progress.flush()
     assert 0.5 < time.monotonic() - start < 25
-    assert capsys.readouterr().err.count("the training goes on: no answer within 0.3 s\n") == 1
+    assert capsys.readouterr().err.count("the training continues: no response within 0.3 s\n") == 1
     released.set()
 
 

@@ -269,7 +269,7 @@ def test_what_is_left_of_a_job_that_is_gone() -> None:
     report = examine(JobRef("ns", "x", ""), Evidence(None, [], {}, [EVENT]), NOW)
     assert (report.observation.phase, report.diagnosis.category) == (Phase.DELETED, Category.DELETED)
     assert "Back-off" in plain(report)
-    assert "the TrainJob is gone" in Page(page(report)).text
+    assert "the TrainJob was deleted" in Page(page(report)).text
 
 
 def test_many_ranks_and_events_are_bounded_and_trouble_comes_first() -> None:

@@ -270,7 +270,7 @@ def test_a_spec_is_immutable_and_built_by_its_names() -> None:
         ),
         ({"initializer": {"dataset": "org/set"}}, "initializer.dataset.storage_uri", "a URI such as hf://"),
         ({"initializer": {"dataset": "hf://" + "x" * 2048}}, "initializer.dataset.storage_uri", "2048"),
-        ({"inputs": {"Data": "s3://b/d"}}, "inputs.Data", "not a name"),
+        ({"inputs": {"Data": "s3://b/d"}}, "inputs.Data", "not a valid name"),
         ({"inputs": {"data": "/some/where"}}, "inputs.data", "not a URI"),
         ({"labels": {"a b": "x"}}, "labels.a b", "not a Kubernetes key"),
         ({"labels": {"a": "x" * 64}}, "labels.a", "not a label value"),
@@ -428,7 +428,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             },
         },
         {
-            "env.A.secretKeyRef.name": "is not a name",
+            "env.A.secretKeyRef.name": "is not a valid name",
             "env.A.secretKeyRef.keyy": "did you mean key?",
             "env.B.secretKeyReff": "did you mean secretKeyRef?",
             "env.A B": "not a name",
@@ -483,9 +483,9 @@ def test_unknown_fields_and_bad_values_are_reported_together(case: str) -> None:
     ("source", "says"),
     [
         ("a: [", "not valid YAML"),
-        ("just text", "the spec is a single value; a mapping of fields is needed"),
-        ("- a", "the spec is a list; a mapping of fields is needed"),
-        ("", "the spec is empty; a mapping of fields is needed"),
+        ("just text", "the spec is a single value; write a mapping of fields"),
+        ("- a", "the spec is a list; write a mapping of fields"),
+        ("", "the spec is empty; write a mapping of fields"),
         (Path("/nonexistent/spec.yaml"), "cannot be read"),
         ({1: 2}, "should be strings"),
     ],
@@ -605,7 +605,7 @@ def test_a_secret_in_any_part_of_a_patch_is_refused(value: str) -> None:
 def test_a_literal_in_a_function_is_refused() -> None:
     function = {"name": "train", "source": "def train():\n    login(token='hunter2')"}
     found = problems({"runtime": "torch-distributed", "func": function})
-    assert found == {"func": "holds a secret in its source (read it from an environment variable of env)"}
+    assert found == {"func": "contains a secret in its source (read it from an environment variable of env)"}
     function["source"] = "def train(token: str = ''):\n    login(token=token)"
     TrainJobSpec.parse({"runtime": "torch-distributed", "func": function})
 

@@ -359,7 +359,7 @@ def test_what_is_no_plain_function(function: object) -> None:
 def test_a_function_without_a_file() -> None:
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent("def typed():\n    pass\n"), namespace)
-    with pytest.raises(InvalidSpec, match=r"source of typed\(\) cannot be read.*put it into a file"):
+    with pytest.raises(InvalidSpec, match=r"source of typed\(\) cannot be read.*write the function to a file"):
         TrainJobSpec.parse({"runtime": "r", "func": namespace["typed"]})
 
 

@@ -109,8 +109,8 @@ def test_a_secret_is_named() -> None:
     ("kind", "source", "path", "says"),
     [
         ("dataset", "hf://squad", "storage_uri", "hf://org/name"),
-        ("dataset", {"storage_uri": "hf://o/s", "region": "eu"}, "region", "it takes ignore_patterns, access_token"),
-        ("dataset", {"storage_uri": "gs://b/s", "region": "eu"}, "region", "say it in env"),
+        ("dataset", {"storage_uri": "hf://o/s", "region": "eu"}, "region", "settings: ignore_patterns, access_token"),
+        ("dataset", {"storage_uri": "gs://b/s", "region": "eu"}, "region", "set it in env"),
         ("dataset", {"storage_uri": "hf://o/s", "access_token": "abc"}, "access_token", "a Secret with ACCESS_TOKEN"),
         ("model", {"storage_uri": "s3://b/m", "secret_access_key": "abc"}, "secret_access_key", "'secretKeyRef'"),
         ("model", {"storage_uri": "s3://b/m", "endpoint": "https://me:pw@host"}, "endpoint", "secret"),
@@ -119,7 +119,7 @@ def test_a_secret_is_named() -> None:
         ("dataset", {**CACHE, "num_data_nodes": 1}, "num_data_nodes", "greater than or equal to 2"),
         ("dataset", {**CACHE, "num_data_nodes": None}, "num_data_nodes", "is missing"),
         ("dataset", {**CACHE, "metadata_loc": None}, "metadata_loc", "is missing"),
-        ("model", {**CACHE}, "storage_uri", "holds no models"),
+        ("model", {**CACHE}, "storage_uri", "does not support models"),
         ("dataset", {"storage_uri": "hf://o/s", "acess_token": BY_KEY}, "acess_token", "no such field"),
     ],
 )

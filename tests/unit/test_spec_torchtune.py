@@ -138,7 +138,7 @@ QLORA = {"peft_config": {"quantize_base": True}}
     ("fields", "path", "says"),
     [
         ({"runtime": "torch-distributed"}, "runtime", "torchtune-llama3.2-1b"),
-        ({"runtime": "my-own-llama3.2-1b"}, "runtime", "names no model"),
+        ({"runtime": "my-own-llama3.2-1b"}, "runtime", "does not name a model"),
         ({"num_nodes": 2}, "num_nodes", "torchtune trains llama3.2-1b on one node only"),
         (
             {"runtime": "torchtune-llama3.3-70b", "num_nodes": 2, "torchtune": {"peft_config": {}}},
@@ -148,8 +148,8 @@ QLORA = {"peft_config": {"quantize_base": True}}
         ({"runtime": "torchtune-qwen2.5-1.5b", "torchtune": QLORA}, "torchtune.peft_config", "quantize_base"),
         ({"torchtune": QLORA, "resources_per_node": {"gpu": 2}}, "torchtune.peft_config", "on a single GPU only"),
         ({"torchtune": QLORA, "resources_per_node": {"cpu": 2}}, "torchtune.peft_config", "resources_per_node"),
-        ({"args": ["epochs=1", "output_dir=/x"]}, "args[1]", "output_dir, which the runtime decides"),
-        ({"args": ["tokenizer.path=/x"]}, "args[0]", "leave it out"),
+        ({"args": ["epochs=1", "output_dir=/x"]}, "args[1]", "output_dir, which the runtime sets"),
+        ({"args": ["tokenizer.path=/x"]}, "args[0]", "remove it"),
         ({"command": ["tune", "run"]}, "torchtune", "cannot be combined with command"),
         ({"func": {"name": "f", "source": "def f(): pass"}}, "torchtune", "or func"),
         ({"torchtune": {"dtype": "fp16"}}, "torchtune.dtype", "'bf16' or 'fp32'"),

@@ -63,7 +63,7 @@ def test_what_a_job_of_a_cluster_records(client: TrainJobClient, backend: Memory
     assert told["trainjob"]["finished"].endswith("Z")
     # Its pods are gone: what the spec says is left.
     del backend.terminated[ref.uid]
-    with pytest.raises(ConfigurationError, match=r"its outputs that are text: none.*progress\.report"):
+    with pytest.raises(ConfigurationError, match=r"its text outputs: none.*progress\.report"):
         _find(client, ref)
     plain = _trained(client, backend, {}, "plain", image="registry.example/x", outputs={"model": "s3://models/8"})
     del backend.terminated[plain.uid]

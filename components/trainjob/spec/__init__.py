@@ -1,9 +1,9 @@
-"""What an author asks for: `TrainJobSpec` and its parts.
+"""`TrainJobSpec` and its parts.
 
-A spec says *what* to run; the key given at launch says *which piece of work* it is (see `trainjob.manifest`). Field
-names are those of the Kubeflow SDK where it has them; the camelCase names of the TrainJob API are accepted as well.
-Rules are those of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer/v1alpha1``,
-``pkg/webhooks``), checked here so that a mistake is refused before anything is created.
+A spec defines *what* to run; the key given at launch defines *which piece of work* it is (see `trainjob.manifest`).
+Field names are those of the Kubeflow SDK, if it has them; camelCase names of the TrainJob API are accepted, too. The
+rules of the TrainJob CRD and webhooks of Trainer 2.1 to 2.3 (``pkg/apis/trainer/v1alpha1``, ``pkg/webhooks``) are
+checked here, so that an invalid spec is refused before anything is created.
 """
 
 from trainjob.spec.function import Function

@@ -1,4 +1,4 @@
-"""Rules about names, environment and secrets that hold for fields and for whole manifests alike."""
+"""Rules for names, environment and secrets, for the fields of a spec and for whole manifests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainjob.errors import Problem
 from trainjob.masking import holds_secret, names_a_secret, source_holds_secret
 
 RESERVED_PREFIX = "trainjob.dev/"
-"""Labels and annotations under this prefix carry a job's identity and belong to `trainjob.manifest`."""
+"""Prefix of labels and annotations with a job's identity, which `trainjob.manifest` sets."""
 
 _RESERVED_ENV = {
-    # Trainer's webhook rejects the first three groups; it overwrites the fourth without a word.
+    # Trainer's webhook rejects the first three groups; Trainer silently overwrites the fourth.
     "torch": {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"},
     "xgboost": {"DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_TASK_ID", "DMLC_NUM_WORKER"},
     "MPI": {
@@ -35,7 +35,7 @@ _LOCATION = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|(?!pvc:)[A-Za-z][A-Za-z0-9
 _CHECKPOINTS = re.compile(rf"pvc://{volumes.NAME}(/\S*)?|file:///\S*|(?!pvc:|file:)[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 _ABOUT_SECRETS = "vault.hashicorp.com/"
-"""Annotations under this prefix name secrets that Vault's injector brings into the pod."""
+"""Prefix of annotations with the names of secrets that Vault's injector adds to the pod."""
 
 _BY_REFERENCE = "write {name}: {{'valueFrom': {{'secretKeyRef': {{'name': …, 'key': …}}}}}}"
 
@@ -52,13 +52,15 @@ def text_problem(path: str, value: object) -> Problem:
 def metadata_problems(
     labels: Mapping[str, str], annotations: Mapping[str, str], prefix: str = "", *, own: bool = False
 ) -> Iterator[Problem]:
-    """What is wrong with the metadata of a TrainJob; `own` allows the labels that trainjob itself sets."""
+    """Problems of a TrainJob's metadata; `own` allows the labels that trainjob itself sets."""
     for kind, pairs in (("labels", labels), ("annotations", annotations)):
         for name, value in pairs.items():
             key = str(name)  # in YAML, a number or a bool, too
             where = f"{prefix}{kind}.{key}"
             if not _QUALIFIED_NAME.fullmatch(key):
-                yield Problem(where, "is not a Kubernetes key", "[domain/]name of letters, digits, '-', '_', '.'")
+                yield Problem(
+                    where, "is not a Kubernetes key", "write [domain/]name with letters, digits, '-', '_', '.'"
+                )
             elif not own and (key.startswith(RESERVED_PREFIX) or key == "app.kubernetes.io/managed-by"):
                 yield Problem(where, "is reserved for the job's identity")
             if not isinstance(value, str):
@@ -66,29 +68,29 @@ def metadata_problems(
             elif kind == "labels" and not _LABEL_VALUE.fullmatch(value):
                 yield Problem(where, f"{value!r} is not a label value: up to 63 letters, digits, '-', '_', '.'")
             elif holds_secret(value) or (not key.startswith(_ABOUT_SECRETS) and names_a_secret(key, value)):
-                yield Problem(where, "is a secret given as a literal", "leave it out, and read it from a Secret by env")
+                yield Problem(where, "is a literal secret", "remove it, and pass a Secret by env")
 
 
 def env_problems(env: Sequence[Mapping[str, Any]], where: str, *, reserved: bool = False) -> Iterator[Problem]:
-    """What is wrong with an environment in the API's form; `reserved` names are those that runtimes set on nodes."""
+    """Problems of an environment in the API's form; `reserved` refuses the names that runtimes set on nodes."""
     if len(env) > 128:
-        yield Problem(where, f"has {len(env)} variables; the API takes 128")
+        yield Problem(where, f"has {len(env)} variables; the API accepts 128")
     for variable in env:
         name, value = str(variable.get("name", "")), variable.get("value")
         path = f"{where}.{name}"
         if not _ENV_NAME.fullmatch(name):
-            yield Problem(path, "is not a name for an environment variable")
+            yield Problem(path, "is not a name of an environment variable")
         if name.startswith(("TRAINJOB_INPUT_", "TRAINJOB_OUTPUT_", "TRAINJOB_CHECKPOINT")) and reserved:
-            yield Problem(path, "is made from inputs and outputs or checkpoints", "use those")
+            yield Problem(path, "is set from inputs and outputs or checkpoints", "set those fields")
         for framework, names in _RESERVED_ENV.items() if reserved else ():
             if name in names:
                 yield Problem(path, f"is set by Trainer's {framework} runtimes", "use num_nodes and num_proc_per_node")
         if value is not None and not isinstance(value, str):
             yield text_problem(path, value)
         elif value and "\x00" in value:
-            yield Problem(path, "holds a NUL character")
+            yield Problem(path, "contains a NUL character")
         elif value and (names_a_secret(name, value) or holds_secret(value)):
-            yield Problem(path, "is a secret given as a literal", _BY_REFERENCE.format(name=name))
+            yield Problem(path, "is a literal secret", _BY_REFERENCE.format(name=name))
 
 
 def well_shaped(value: Any, shapes: Mapping[str, type], where: str) -> tuple[Any, list[Problem]]:
@@ -126,7 +128,7 @@ def _well_shaped(value: Any, path: Sequence[str], kind: type, where: str, proble
 
 
 def secret_texts(value: object, path: str) -> Iterator[str]:
-    """Paths of all text in a JSON value that holds a secret."""
+    """Paths of all text in a JSON value that contains a secret."""
     if isinstance(value, str) and holds_secret(value):
         yield path
     elif isinstance(value, Mapping):
@@ -143,7 +145,7 @@ def secret_texts(value: object, path: str) -> Iterator[str]:
 
 
 def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[Problem]:
-    """What is wrong with a trainer's command and args."""
+    """Problems of a trainer's command and args."""
     before: list[str] = []  # words of the command so far
     for field in ("command", "args"):
         for i, argument in enumerate(trainer.get(field) or []):
@@ -154,16 +156,16 @@ def argument_problems(trainer: Mapping[str, Any], prefix: str = "") -> Iterator[
             if _is_secret_word(before, argument):
                 yield Problem(
                     path,
-                    "holds a secret, which everyone who can see the job can read",
+                    "contains a secret, which everyone who can see the job can read",
                     "put it into env by secretKeyRef and write $(NAME)",
                 )
             if "\x00" in argument:
-                yield Problem(path, "holds a NUL character")
+                yield Problem(path, "contains a NUL character")
             before.append(argument)
 
 
 def _is_secret_word(before: Sequence[str], word: str) -> bool:
-    """Whether a word of a command holds a secret, by itself or behind the words `before` it."""
+    """Whether a word of a command contains a secret, alone or after the words `before` it."""
     last = before[-1] if before else ""
     if last == "-c" and any("python" in each.rpartition("/")[2] for each in before):
         return source_holds_secret(word)
@@ -171,16 +173,20 @@ def _is_secret_word(before: Sequence[str], word: str) -> bool:
         last.startswith("--") and "=" not in last and not word.startswith("-") and names_a_secret(last, word)
     ):
         return True
-    # `curl -u NAME:PASSWORD`: quoted, so that only a command's own form counts.
+    # `curl -u NAME:PASSWORD`: without words that contain blanks, so that only the command itself counts.
     joined = " ".join([*(each for each in before[-8:] if not re.search(r"\s", each)), word])
     return not re.search(r"\s", word) and holds_secret(joined) and not holds_secret(joined[: -len(word) - 1])
 
 
 def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Problem]:
-    """What is wrong with named URIs."""
+    """Problems of named URIs."""
     for name, uri in locations.items():
         if not _LOCATION_NAME.fullmatch(name):
-            yield Problem(f"{where}.{name}", "is not a name: lower-case letters, digits and '_', a letter first")
+            yield Problem(
+                f"{where}.{name}",
+                "is not a valid name",
+                "use lower-case letters, digits and '_', starting with a letter",
+            )
         if uri and not _LOCATION.fullmatch(uri):
             yield Problem(
                 f"{where}.{name}", f"{uri!r} is not a URI", "write s3://…, hf://…, pvc://claim/…, file:///…, …"
@@ -189,14 +195,16 @@ def location_problems(locations: Mapping[str, str], where: str) -> Iterator[Prob
 
 
 def checkpoint_problems(uri: str) -> Iterator[Problem]:
-    """What is wrong with the place of checkpoints."""
+    """Problems of a checkpoint location."""
     if not _CHECKPOINTS.fullmatch(uri):
-        yield Problem("checkpoints", f"{uri!r} is no place for them", "write pvc://claim/path, s3://… or file:///…")
+        yield Problem(
+            "checkpoints", f"{uri!r} is not a checkpoint location", "write pvc://claim/path, s3://… or file:///…"
+        )
     yield from _uri_problems(uri, "checkpoints")
 
 
 def _uri_problems(uri: str, path: str) -> Iterator[Problem]:
     if "\x00" in uri:
-        yield Problem(path, "holds a NUL character")
+        yield Problem(path, "contains a NUL character")
     if holds_secret(uri):
-        yield Problem(path, "holds a credential", "give credentials to the job by secretKeyRef")
+        yield Problem(path, "contains a credential", "pass credentials to the job by secretKeyRef")

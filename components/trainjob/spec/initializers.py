@@ -1,7 +1,7 @@
-"""Trainer's own initializers: what they bring in, and the environment from which their images read how.
+"""Trainer's initializers: what they download, and the environment variables that configure their images.
 
-The images (``pkg/initializers`` of Trainer) read one variable for each setting, named like it in upper case. The names
-of fields are those of the Kubeflow SDK's ``HuggingFaceDatasetInitializer``, ``S3DatasetInitializer``,
+The images (``pkg/initializers`` of Trainer) read one variable for each setting, with its name in upper case. Names of
+fields are those of the Kubeflow SDK's ``HuggingFaceDatasetInitializer``, ``S3DatasetInitializer``,
 ``DataCacheInitializer``, ``HuggingFaceModelInitializer`` and ``S3ModelInitializer``.
 """
 
@@ -21,7 +21,7 @@ from trainjob.spec.parts import Env, EnvVarSource, Part, SecretRef, env_api, unw
 _STORAGE_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _CACHE_URI = re.compile(r"cache://[^/]+/[^/]+")
 
-# In the order of the SDK's fields, which is that of the variables.
+# In the order of the SDK's fields and of the variables.
 _SETTINGS = {
     "hf": ("ignore_patterns", "access_token"),
     "s3": ("ignore_patterns", "endpoint", "access_key_id", "secret_access_key", "region", "role_arn"),
@@ -30,17 +30,17 @@ _SETTINGS = {
 _ALL_SETTINGS = sorted({setting for settings in _SETTINGS.values() for setting in settings})
 
 _NO_MODEL_WEIGHTS = ("*.msgpack", "*.h5", "*.bin", "*.pt", "*.pth")
-"""The SDK's default for models: other frameworks' weights, and pickles, which may run code when they are loaded."""
+"""The SDK's default for models: weights of other frameworks, and pickles, which may run code when they are loaded."""
 
 Kind = Literal["dataset", "model"]
 ByReference = Annotated[str | EnvVarSource, BeforeValidator(unwrap_value_from)]
 
 
 class InitializerSource(Part):
-    """What one of Trainer's initializers brings in, from ``hf://``, ``s3://`` or (datasets) ``cache://``.
+    """The source of one of Trainer's initializers: ``hf://``, ``s3://`` or (datasets) ``cache://``.
 
-    ``secret_ref`` is a Secret whose keys are the image's variables: ``ACCESS_TOKEN``, ``ACCESS_KEY_ID``, …; a Secret
-    with other keys is named variable by variable: ``access_token={"secretKeyRef": {"name": …, "key": …}}``.
+    ``secret_ref`` is a Secret whose keys are the image's variables: ``ACCESS_TOKEN``, ``ACCESS_KEY_ID``, …; for a
+    Secret with other keys, set each field: ``access_token={"secretKeyRef": {"name": …, "key": …}}``.
     """
 
     storage_uri: Annotated[str, Field(max_length=2048)]
@@ -51,7 +51,7 @@ class InitializerSource(Part):
     """hf, s3: files not to download. Of a model, by default, ``*.msgpack *.h5 *.bin *.pt *.pth``; ``[]`` for none."""
 
     access_token: ByReference | None = None
-    """hf: where the token is."""
+    """hf: reference to the token."""
 
     endpoint: str | None = None
     access_key_id: ByReference | None = None
@@ -63,7 +63,7 @@ class InitializerSource(Part):
     """cache: the metadata file of the Iceberg table."""
 
     num_data_nodes: Annotated[int, Field(ge=2)] | None = None
-    """cache: number of nodes that hold data; one more is their head."""
+    """cache: number of data nodes, without the head node."""
 
     head_cpu: str | None = None
     head_mem: str | None = None
@@ -80,7 +80,7 @@ class InitializerSource(Part):
     @classmethod
     def _uri(cls, value: str) -> str:
         if not _STORAGE_URI.fullmatch(value):
-            raise ValueError("a URI such as hf://org/name or s3://bucket/prefix is needed")
+            raise ValueError("must be a URI such as hf://org/name or s3://bucket/prefix")
         return value
 
     @property
@@ -89,7 +89,7 @@ class InitializerSource(Part):
         return self.storage_uri.partition("://")[0].lower()
 
     def environment(self, kind: Kind) -> dict[str, str | EnvVarSource]:
-        """The settings as the image reads them, then `env`."""
+        """The settings as environment variables of the image, then `env`."""
         environment: dict[str, str | EnvVarSource] = {}
         for setting in _SETTINGS.get(self.scheme, ()):
             value = getattr(self, setting)
@@ -104,50 +104,52 @@ class InitializerSource(Part):
         return environment | self.env
 
     def api_of(self, kind: Kind) -> dict[str, Any]:
-        """As in the API."""
+        """The part as in the API."""
         environment = self.environment(kind)
         env = {"env": env_api(environment)} if environment else {}
         secret = {"secretRef": self.secret_ref.api()} if self.secret_ref else {}
         return {"storageUri": self.storage_uri, **env, **secret}
 
     def problems(self, kind: Kind, where: str) -> Iterator[Problem]:
-        """What is wrong with it."""
+        """Problems of the source."""
         if holds_secret(self.storage_uri):
-            yield Problem(f"{where}.storage_uri", "holds a credential", "use secret_ref")
-        taken = _SETTINGS.get(self.scheme, ())
+            yield Problem(f"{where}.storage_uri", "contains a credential", "use secret_ref")
+        settings = _SETTINGS.get(self.scheme, ())
         for setting in _ALL_SETTINGS:
             value = getattr(self, setting)
             if value is None:
                 continue
-            if setting not in taken:
-                instead = f"it takes {', '.join(taken)}" if taken else "say it in env"
-                yield Problem(f"{where}.{setting}", f"is no setting of {self.scheme}://", instead)
+            if setting not in settings:
+                instead = f"settings: {', '.join(settings)}" if settings else "set it in env"
+                yield Problem(f"{where}.{setting}", f"is not a setting of {self.scheme}://", instead)
             elif isinstance(value, str) and (names_a_secret(setting, value) or holds_secret(value)):
                 by_key = f"{{'secretKeyRef': {{'name': …, 'key': …}}}}, or secret_ref: a Secret with {setting.upper()}"
-                yield Problem(f"{where}.{setting}", "is a secret given as a literal", f"write {setting}: {by_key}")
+                yield Problem(f"{where}.{setting}", "is a literal secret", f"write {setting}: {by_key}")
             if setting.upper() in self.env:
-                yield Problem(f"{where}.env.{setting.upper()}", f"is set by {setting}, too", "give one of them")
+                yield Problem(f"{where}.env.{setting.upper()}", f"is set by {setting}, too", "remove one of them")
         yield from self._uri_problems(kind, where)
         yield from env_problems(env_api(self.env), f"{where}.env")
 
     def _uri_problems(self, kind: Kind, where: str) -> Iterator[Problem]:
         path = f"{where}.storage_uri"
         if kind == "dataset" and self.scheme == "hf" and "/" not in self.storage_uri[5:].rstrip("/"):
-            yield Problem(path, "names no owner of the dataset, without which Trainer's image fails", "hf://org/name")
+            yield Problem(path, "has no owner of the dataset, which Trainer's image needs", "write hf://org/name")
         if self.scheme != "cache":
             return
         if kind == "model":
-            yield Problem(path, "is a data cache, which holds no models", "write hf://org/name or s3://bucket/prefix")
+            yield Problem(
+                path, "is a data cache, which does not support models", "write hf://org/name or s3://bucket/prefix"
+            )
         elif not _CACHE_URI.fullmatch(self.storage_uri):
-            yield Problem(path, f"{self.storage_uri!r} is not a table", "write cache://schema/table")
+            yield Problem(path, f"{self.storage_uri!r} is not the URI of a table", "write cache://schema/table")
         for setting in ("metadata_loc", "num_data_nodes"):
             variable = {"num_data_nodes": "CLUSTER_SIZE"}.get(setting, setting.upper())
             if kind == "dataset" and getattr(self, setting) is None and variable not in self.env:
-                yield Problem(f"{where}.{setting}", "is missing, and a data cache needs it")
+                yield Problem(f"{where}.{setting}", "is missing; a data cache needs it")
 
 
 class Initializer(Part):
-    """Trainer's own initializers; the runtime must have a job for each that is used (``spec.initializer``)."""
+    """Trainer's initializers. The runtime must have a job for each one that is used (``spec.initializer``)."""
 
     dataset: InitializerSource | None = None
     model: InitializerSource | None = None
@@ -159,10 +161,10 @@ class Initializer(Part):
             yield "model", self.model
 
     def api(self) -> dict[str, Any]:
-        """As in the API."""
+        """The part as in the API."""
         return {kind: source.api_of(kind) for kind, source in self._sources()}
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with either."""
+        """Problems of both sources."""
         for kind, source in self._sources():
             yield from source.problems(kind, f"initializer.{kind}")

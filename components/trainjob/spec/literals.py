@@ -1,4 +1,4 @@
-"""What is known of a spec while a workflow is read, before templates and results of other steps fill in the rest."""
+"""Checks the literals of a spec while a workflow is parsed, before templates and results of other steps are known."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from trainjob.spec.reading import check_limits
 from trainjob.spec.trainjob import TrainJobSpec
 
 IsOpen = Callable[[object], bool]
-"""Whether a single value is decided later: a template, the result of another step."""
+"""Whether a single value is set later: a template, the result of another step."""
 
 _BY_ENTRY = (
     *("env", "inputs", "outputs", "labels", "annotations", "func_args", "command", "args", "runtime_patches"),
     *("packages_to_install", "pip_index_urls", "resources_per_node"),
 )
-"""Fields whose entries can be checked each by itself; any other is checked if all of it is known."""
+"""Fields whose entries are checked one by one; any other field is checked if it is completely known."""
 _OF_TORCHTUNE = ("runtime", "initializer", "args", "num_nodes", "num_proc_per_node", "resources_per_node")
 
 
 def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec | None:
-    """Check what is known of the fields of a spec.
+    """Check the known fields of a spec.
 
     Args:
         fields: Fields of a `TrainJobSpec`, or a whole TrainJob object.
-        is_open: Which values, or parts of them, are decided later.
+        is_open: Which values, or parts of them, are set later.
 
     Returns:
-        The spec without what is decided later; None for a whole object of which a part is.
+        The spec without values that are set later; None for a whole object that has such values.
 
     Raises:
-        InvalidSpec: with every problem that no later value can make good.
+        InvalidSpec: With every problem that no later value can solve.
     """
     check_limits(fields)
     if "apiVersion" in fields or "kind" in fields:
@@ -47,7 +47,7 @@ def check_literals(fields: Mapping[str, Any], is_open: IsOpen) -> TrainJobSpec |
 
 
 def has_open(value: object, is_open: IsOpen) -> bool:
-    """Whether any part of a value is decided later."""
+    """Whether any part of a value is set later."""
     if is_open(value):
         return True
     if isinstance(value, Mapping):

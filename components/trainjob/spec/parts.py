@@ -1,4 +1,4 @@
-"""The parts that specs are made of: runtime, environment, resources."""
+"""Parts of specs: runtime, environment, resources."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from trainjob import names
 _DECIMAL = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _QUANTITY = re.compile(r"(\d+(\.\d*)?|\.\d+)([EPTGMk]i?|Ki|m|u|n|[eE][+-]?\d+)?")
-_LONGEST_NAME = 100  # characters of a field's name, with much to spare
+_LONGEST_NAME = 100  # characters of a field's name, far more than any field has
 _LONGEST = 40  # characters of a quantity: the largest is 2^63 - 1, with nine decimals
 
-# The Kubeflow SDK's short names, and those that it takes in any case.
+# The Kubeflow SDK's short names, and the names that it accepts in any case.
 _SHORT_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
 _IN_ANY_CASE = {"cpu", "memory", "ephemeral-storage", *_SHORT_NAMES}
 
 
 def field_name(name: str) -> str:
-    """A field's name as it is in Python; `name` itself where that is too long to be a field's.
+    """A field's name in snake_case; `name` unchanged if it is too long for a field.
 
-    pydantic's `to_snake` takes time by the square of the length: two minutes for 100,000 capitals.
+    The time of pydantic's `to_snake` grows with the square of the length: two minutes for 100,000 capitals.
     """
     return to_snake(name) if len(name) <= _LONGEST_NAME else name
 
 
 class Part(BaseModel):
-    """Base of all parts: no unknown fields, snake_case or camelCase on the way in, immutable."""
+    """Base of all parts: immutable, without unknown fields, reads snake_case and camelCase."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -55,7 +55,7 @@ class Part(BaseModel):
     )
 
     def api(self) -> dict[str, Any]:
-        """This part as the API spells it, without what was left unset."""
+        """This part in the API's spelling, without unset fields."""
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
@@ -98,12 +98,12 @@ def refuse(faults: Sequence[Fault]) -> None:
 
 
 Count = Annotated[int, BeforeValidator(_is_count), Field(ge=1)]
-"""A whole number from 1 on. A bool, which Python takes for one, is a mistake."""
+"""A whole number from 1. A bool, which is an int in Python, is refused."""
 
 
 def _is_object_name(value: str) -> str:
     if not names.JOB.fullmatch(value):
-        raise ValueError(f"{value!r} is not a name: lower-case letters, digits, '-' and '.', such as team-1")
+        raise ValueError(f"{value!r} is not a valid name: use lower-case letters, digits, '-' and '.', such as team-1")
     return value
 
 
@@ -112,7 +112,7 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(
 
 
 class RuntimeRef(Part):
-    """Which runtime runs the job (``spec.runtimeRef``)."""
+    """The runtime of the job (``spec.runtimeRef``)."""
 
     name: ObjectName
     api_group: str = "trainer.kubeflow.org"
@@ -125,7 +125,7 @@ class RuntimeRef(Part):
 
 
 class KeyRef(Part):
-    """One key of a Secret or ConfigMap of the job's namespace."""
+    """A key of a Secret or ConfigMap in the job's namespace."""
 
     name: ObjectName
     key: Annotated[str, Field(min_length=1)]
@@ -148,7 +148,7 @@ class ResourceFieldRef(Part):
 
 
 class EnvVarSource(Part):
-    """Where an environment variable's value comes from, if not from the manifest; exactly one of the four."""
+    """Source of an environment variable's value; exactly one of the four."""
 
     secret_key_ref: KeyRef | None = None
     config_map_key_ref: KeyRef | None = None
@@ -158,12 +158,12 @@ class EnvVarSource(Part):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef is needed")
+            raise ValueError("must have exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef")
         return self
 
 
 def unwrap_value_from(value: object) -> object:
-    """Of ``{"valueFrom": …}`` what is inside; anything else as it is."""
+    """The content of ``{"valueFrom": …}``; other values unchanged."""
     if isinstance(value, Mapping) and set(value) in ({"valueFrom"}, {"value_from"}):
         return next(iter(value.values()))
     return value
@@ -207,10 +207,10 @@ Env = Annotated[dict[str, str | EnvVarSource], WrapValidator(_normalize_env)]
 
 
 def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
-    """`env` as the API's list, in the author's order (``$(NAME)`` may refer to what stands before it).
+    """`env` as the API's list, in the author's order (``$(NAME)`` may refer to earlier variables).
 
-    As the API itself would write it, which everything in ``spec.trainer`` has to be: to let a job begin, Kueue writes
-    back all that it has read, and a value that was given as empty, and is left out then, is refused as a change.
+    Written as the API itself writes it, like everything in ``spec.trainer``: to start a job, Kueue writes back all that
+    it has read. An empty value would be left out then, and be refused as a change.
     """
     return [
         {"name": name, **({"value": value} if value else {})}
@@ -221,7 +221,7 @@ def env_api(env: Mapping[str, str | EnvVarSource]) -> list[dict[str, Any]]:
 
 
 class Resources(Part):
-    """Resources of each node; amounts as Kubernetes quantities (``4``, ``500m``, ``16Gi``)."""
+    """Resources of each node, as Kubernetes quantities (``4``, ``500m``, ``16Gi``)."""
 
     requests: dict[str, str] = Field(default_factory=dict)
     limits: dict[str, str] = Field(default_factory=dict)
@@ -243,7 +243,7 @@ class Resources(Part):
         return _quantities(value) if isinstance(value, Mapping) else value
 
     def api(self) -> dict[str, Any]:
-        """As in the API; see `env_api`."""
+        """The part as the API itself writes it; see `env_api`."""
         kinds = {"requests": self.requests, "limits": self.limits}
         return {
             kind: {name: canonical_quantity(amount) for name, amount in amounts.items()}
@@ -270,7 +270,7 @@ def _resource_name(name: object) -> object:
 def canonical_quantity(amount: str) -> str:
     """A quantity as the API writes it: a whole number with the largest suffix, ``500m`` for ``0.5``.
 
-    (``resource.Quantity`` of k8s.io/apimachinery. Exponents, which nobody writes, stay as they are.)
+    (``resource.Quantity`` of k8s.io/apimachinery. Exponents are rare and stay unchanged.)
     """
     match = re.fullmatch(r"([\d.]+)([A-Za-z]*)", amount)
     if match is None:
@@ -289,7 +289,7 @@ def canonical_quantity(amount: str) -> str:
 
 
 class OwnerReference(Part):
-    """An object of the job's own namespace that the job goes with (``metadata.ownerReferences``)."""
+    """An object of the job's namespace that owns the job (``metadata.ownerReferences``)."""
 
     api_version: Annotated[str, Field(min_length=1)]
     kind: Annotated[str, Field(min_length=1)]
@@ -298,7 +298,7 @@ class OwnerReference(Part):
 
 
 class SecretRef(Part):
-    """A Secret of the job's namespace."""
+    """A Secret in the job's namespace."""
 
     name: ObjectName
 

@@ -1,4 +1,4 @@
-"""Changes to a runtime for one job only (``spec.runtimePatches``), as far as Trainer's API allows them."""
+"""Changes to a runtime for one job only (``spec.runtimePatches``), as Trainer's API allows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainjob.spec.parts import Env, ObjectName, Part, SecretRef, env_api
 _MANAGER = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)+")
 
 
-# Those of Kubernetes 1.34 (core/v1 VolumeSource) that are not removed.
+# Volume sources of Kubernetes 1.34 (core/v1 VolumeSource) that have not been removed.
 _VOLUME_SOURCES = (
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "fc", "hostPath", "image", "iscsi", "nfs"),
     *("persistentVolumeClaim", "projected", "secret"),
@@ -33,8 +33,8 @@ _VOLUME_SOURCES = (
 )
 
 _LAUNCHER_IS_A_NODE = ("deepspeed-distributed", "mlx-distributed")
-"""Runtimes that Trainer ships whose MPI launcher trains, too (``mpi.runLauncherAsNode``), as a Job of its own. Of a
-runtime under another name nothing is known, and Trainer's webhook refuses a patch of a Job that it does not have."""
+"""Runtimes that Trainer ships whose MPI launcher trains, too (``mpi.runLauncherAsNode``), as a separate Job. Runtimes
+with other names are unknown, and Trainer's webhook refuses a patch of a Job that the runtime lacks."""
 
 
 def for_every_node(
@@ -44,8 +44,8 @@ def for_every_node(
 
     Args:
         runtime: Name of the job's runtime.
-        pod: What to change, a PodSpecPatch as in the API; the training's container is called ``node``.
-        manager: Who asks for it, such as ``trainjob.dev/checkpoints``.
+        pod: The changes, a PodSpecPatch as in the API; the training container is called ``node``.
+        manager: Name of the patch's manager, such as ``trainjob.dev/checkpoints``.
         metadata: Labels and annotations to add to the pods.
     """
     template = {**({"metadata": dict(metadata)} if metadata else {}), "spec": dict(pod)}
@@ -62,7 +62,7 @@ class MetadataPatch(Part):
 
 
 class VolumeMount(Part):
-    """Where a container mounts a volume of the pod."""
+    """Mount of a pod's volume in a container."""
 
     name: Annotated[str, Field(min_length=1)]
     mount_path: Annotated[str, Field(min_length=1)]
@@ -74,7 +74,7 @@ class VolumeMount(Part):
 
 
 class Toleration(Part):
-    """A taint of nodes that the pod accepts."""
+    """A node taint that the pod tolerates."""
 
     key: str | None = None
     operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = None
@@ -85,14 +85,14 @@ class Toleration(Part):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if not self.key and self.operator != "Exists":
-            raise ValueError("without a key it needs operator: Exists, which accepts every taint")
+            raise ValueError("without a key it needs operator: Exists, which tolerates every taint")
         if self.operator == "Exists" and self.value:
-            raise ValueError("operator Exists takes no value")
+            raise ValueError("operator Exists does not allow a value")
         return self
 
 
 def _is_volume(volume: dict[str, Any]) -> dict[str, Any]:
-    """A name and one source, as the API has it; which fields a source has is left to the API server."""
+    """Check for a name and one source, as in the API. The API server checks the fields of the source."""
     sources = [field for field in volume if field != "name"]
     if not isinstance(volume.get("name"), str) or len(sources) != 1 or not isinstance(volume[sources[0]], Mapping):
         raise ValueError("needs a name and one source such as persistentVolumeClaim: {claimName: …}")
@@ -107,7 +107,7 @@ Volume = Annotated[dict[str, Any], AfterValidator(_is_volume)]
 
 
 class ContainerPatch(Part):
-    """What may be changed of a container that the runtime has."""
+    """Allowed changes to a container of the runtime."""
 
     name: str
     env: Env | None = None
@@ -115,13 +115,13 @@ class ContainerPatch(Part):
     security_context: dict[str, Any] | None = None
 
     def api(self) -> dict[str, Any]:
-        """As in the API."""
+        """The part as in the API."""
         part = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         return {**part, "env": env_api(self.env)} if self.env is not None else part
 
 
 class PodSpecPatch(Part):
-    """What may be changed of a pod; everything else needs a runtime of one's own."""
+    """Allowed changes to a pod; all other changes need a custom runtime."""
 
     service_account_name: ObjectName | None = None
     volumes: list[Volume] | None = None
@@ -136,7 +136,7 @@ class PodSpecPatch(Part):
     termination_grace_period_seconds: Annotated[int, Field(ge=0)] | None = None
 
     def api(self) -> dict[str, Any]:
-        """As in the API."""
+        """The part as in the API."""
         part = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         for field, containers in (("containers", self.containers), ("initContainers", self.init_containers)):
             if containers is not None:
@@ -200,11 +200,11 @@ class RuntimePatch(Part):
     @classmethod
     def _domain_prefixed(cls, value: str) -> str:
         if not _MANAGER.fullmatch(value):
-            raise ValueError("must be a domain-prefixed path such as example.com/team (Trainer's webhook)")
+            raise ValueError("must be a domain-prefixed path such as example.com/team")
         return value
 
     def api(self) -> dict[str, Any]:
-        """As in the API."""
+        """The part as in the API."""
         part = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         for replicated_job, patched in zip(self._replicated_jobs(), _rendered_jobs(part), strict=True):
             pod = _pod_spec(replicated_job)

@@ -1,6 +1,6 @@
-"""How specs are read, with limits of size and depth: every reader of specs comes through here.
+"""Reads specs, with limits of size and depth. All readers of specs use this module.
 
-`load` reads a mapping, YAML or JSON; `check_limits` is for values that something else has read (Airflow, KFP).
+`load` reads a mapping, YAML or JSON; `check_limits` checks values that other programs have read (Airflow, KFP).
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from trainjob.errors import InvalidSpec, Problem
 
 if TYPE_CHECKING:
     _Safe = yaml.SafeLoader
-else:  # libyaml, which the wheels of PyYAML have, reads 1 MiB in a second; the same in Python takes ten
+else:  # libyaml, which the wheels of PyYAML contain, reads 1 MiB in a second; the Python version takes ten
     _Safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 MAX_BYTES = 1 << 20
-"""Bytes of a spec with its YAML aliases written out. etcd takes requests of 1.5 MiB (``--max-request-bytes``,
-https://etcd.io/docs/v3.6/dev-guide/limit/), and what the API server adds to an object has to fit in, too."""
+"""Bytes of a spec with its YAML aliases expanded. etcd accepts requests of 1.5 MiB (``--max-request-bytes``,
+https://etcd.io/docs/v3.6/dev-guide/limit/), which include the API server's additions to an object."""
 
 MAX_DEPTH = 64
-"""Lists and mappings inside each other. Those of a pod template in a manifest are about 20; Python's own limit, which
-would end the program, is reached by the modules that check and write a spec from some 300 on."""
+"""Nested lists and mappings. A pod template in a manifest has about 20 levels. The modules that check and write a spec
+reach Python's recursion limit, which would end the program, at about 300 levels."""
 
 MAX_BITS = 1024
-"""Of an integer: about those of the largest float, which is what numbers are in KFP. Python refuses to write integers
-of more than 4,300 digits."""
+"""Bits of an integer: about those of the largest float, which is KFP's type for numbers. Python refuses to write
+integers of more than 4,300 digits."""
 
 MAX_VALUES = 50_000
-"""Names and values of lists and mappings: more than fit into `func_args`, which are one argument of a process, of which
-Linux takes 128 KiB (``MAX_ARG_STRLEN``)."""
+"""Names and values of lists and mappings: more than fit into `func_args`, which become one argument of a process of at
+most 128 KiB (Linux, ``MAX_ARG_STRLEN``)."""
 
-_DIGITS = 400  # of an integer in YAML: more than 1,024 bits have, in every base but 2
-_INSTEAD = "put data into a file and name it in inputs, code into the image"
+_DIGITS = 400  # of an integer in YAML: more than those of 1,024 bits, in every base except 2
+_INSTEAD = "put data into a file and list it in inputs; put code into the image"
 
 
 def content(source: Path | IO[bytes], name: str = "") -> bytes:
@@ -46,11 +46,11 @@ def content(source: Path | IO[bytes], name: str = "") -> bytes:
 
     Args:
         source: The file, or its path.
-        name: What errors call it; the path if left out.
+        name: Its name in errors; the path if left out.
 
     Raises:
-        InvalidSpec: it is larger than a spec may be. No more than that is read.
-        OSError: it cannot be read.
+        InvalidSpec: The file is too large. Only the maximum size is read.
+        OSError: The file cannot be read.
     """
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -62,16 +62,16 @@ def content(source: Path | IO[bytes], name: str = "") -> bytes:
 
 
 def load(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: str = "") -> dict[str, Any]:
-    """The fields of a spec, unchecked but for the limits of a text. `TrainJobSpec` itself has `check_limits`.
+    """The fields of a spec. Only the limits of text are checked; `TrainJobSpec` checks the others.
 
-    YAML is read as ``kubectl`` reads it: dates and ``12:30`` are text.
+    YAML is read as by ``kubectl``: dates and ``12:30`` are text.
 
     Args:
         source: A mapping, YAML or JSON text, a file of it, or the path of one.
-        name: What errors call it; the path if left out.
+        name: Its name in errors; the path if left out.
 
     Raises:
-        InvalidSpec: it cannot be read, is no mapping, or is larger or more deeply nested than a spec may be.
+        InvalidSpec: The source cannot be read, is not a mapping, is too large or too deeply nested.
     """
     if isinstance(source, Mapping):
         return dict(source)
@@ -92,22 +92,22 @@ def load(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: str =
         raise InvalidSpec([Problem("", f"{name or 'the spec'}{where}: not valid YAML: {why}")]) from None
     if not isinstance(loaded, dict):
         found = "is empty" if loaded is None else f"is {'a list' if isinstance(loaded, list) else 'a single value'}"
-        _refuse(name, f"{found}; a mapping of fields is needed, such as runtime: torch-distributed")
+        _refuse(name, f"{found}; write a mapping of fields, such as runtime: torch-distributed")
     return loaded
 
 
-_MOST = f"a spec has at most {MAX_BYTES:,} (1 MiB), since a cluster stores no object above 1.5 MiB"
+_MOST = f"a spec has at most {MAX_BYTES:,} (1 MiB), since a cluster stores objects of at most 1.5 MiB"
 
 
 def check_limits(value: object, name: str = "") -> None:
-    """Refuse a value that is larger or more deeply nested than a spec may be. Takes no longer for a larger one.
+    """Refuse a value that is too large or too deeply nested for a spec. Larger values do not take longer.
 
     Args:
-        value: Lists, mappings, models and what is in them; other objects are not looked into.
-        name: What errors call it.
+        value: Lists, mappings, models and their contents; other objects are not inspected.
+        name: Its name in errors.
 
     Raises:
-        InvalidSpec: with the limit, and what was found.
+        InvalidSpec: With the limit and the actual value.
     """
     size, count, level, depth = 0, 1, [value], 0
     while level:  # by level, without recursion: the value may contain itself
@@ -129,7 +129,7 @@ def _parts(value: object) -> Iterable[object]:
         return [part for pair in value.items() for part in pair]
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    # Models of pydantic: this module stays without it, as a DAG file does.
+    # pydantic's models: this module does not import pydantic, so that a DAG file does not need it.
     return vars(value).values() if hasattr(type(value), "model_fields") else ()
 
 
@@ -139,9 +139,9 @@ def _bytes_of(value: object, name: str) -> int:
             return len(value.encode()) + 1
         except UnicodeEncodeError as error:
             text = repr(value[max(0, error.start - 20) : error.end])
-            _refuse(name, f"holds text that is not Unicode (half of a surrogate pair): {text}")
+            _refuse(name, f"has text that is not Unicode (half of a surrogate pair): {text}")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        _refuse(name, f"holds an integer of {value.bit_length():,} bits; at most {MAX_BITS:,}", "write it as text")
+        _refuse(name, f"has an integer of {value.bit_length():,} bits; at most {MAX_BITS:,}", "write it as text")
     return len(value) if isinstance(value, bytes) else 1
 
 
@@ -150,13 +150,13 @@ def _bytes_of(value: object, name: str) -> int:
 
 @dataclass
 class _Open:
-    """A list or mapping whose end was not read yet.
+    """A list or mapping whose end has not been read yet.
 
     Attributes:
         anchor: Its name for aliases.
-        size: Bytes in it.
-        count: Names and values in it, itself included.
-        height: Lists and mappings inside each other in it, itself included.
+        size: Its bytes.
+        count: Its names and values, itself included.
+        height: Its levels of nested lists and mappings, itself included.
     """
 
     anchor: str | None
@@ -166,7 +166,7 @@ class _Open:
 
 
 def _check_events(data: bytes, name: str) -> None:
-    """Refuse before anything is built what is too deep, or too large with its aliases written out."""
+    """Refuse YAML that is too deep, or too large with its aliases expanded, before objects are built."""
     known: dict[str | None, tuple[int, int, int]] = {}
     opened, aliased = [_Open(None)], False
     for event in yaml.parse(data, Loader=_Safe):
@@ -180,7 +180,7 @@ def _check_events(data: bytes, name: str) -> None:
             size, count, height = known[event.anchor] = len(event.value.encode("utf-8", "surrogatepass")) + 1, 1, 0
         elif isinstance(event, yaml.AliasEvent):
             if any(each.anchor == event.anchor for each in opened[1:]):
-                _refuse(name, f"has an alias inside what it stands for: *{event.anchor}{_at(event.start_mark)}")
+                _refuse(name, f"has an alias inside its own anchor: *{event.anchor}{_at(event.start_mark)}")
             aliased = True
             size, count, height = known.get(event.anchor, (0, 0, 0))
         else:
@@ -191,29 +191,29 @@ def _check_events(data: bytes, name: str) -> None:
             _refuse(name, _deep(len(opened) - 1 + height, _at(event.start_mark)))
         if last.size > MAX_BYTES or last.count > MAX_VALUES:
             found = f"{MAX_BYTES:,} bytes" if last.size > MAX_BYTES else f"{MAX_VALUES:,} names and values"
-            written = " with its aliases written out" if aliased else ""
-            _refuse(name, f"has more than {found}{written}{_at(event.start_mark)}; a spec has no more", _INSTEAD)
+            expanded = " with its aliases expanded" if aliased else ""
+            _refuse(name, f"has more than {found}{expanded}{_at(event.start_mark)}, the limit of a spec", _INSTEAD)
 
 
 class _Loader(_Safe):
-    """JSON's types only, as ``kubectl`` has it, and errors that name the line."""
+    """JSON's types only, as in ``kubectl``, and errors with line numbers."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """See PyYAML.
+        """Construct a value.
 
         Raises:
-            ConstructorError: the value is none of its type.
+            ConstructorError: The value is invalid for its type.
         """
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, OverflowError, AttributeError):
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
-                None, None, f"{_brief(repr(node.value))} is no {kind}", node.start_mark
+                None, None, f"{_brief(repr(node.value))} is not a valid {kind}", node.start_mark
             ) from None
 
     def integer(self, node: Any) -> int | str:
-        """An integer; YAML 1.1's base 60 (12:30) is text."""
+        """An integer; base 60 of YAML 1.1 (12:30) is text."""
         text = str(self.construct_scalar(node))
         if ":" in text:
             return text
@@ -223,7 +223,7 @@ class _Loader(_Safe):
         return int(self.construct_yaml_int(node))
 
     def real(self, node: Any) -> float | str:
-        """A float; YAML 1.1's base 60 is text."""
+        """A float; base 60 of YAML 1.1 is text."""
         text = str(self.construct_scalar(node))
         return text if ":" in text else float(self.construct_yaml_float(node))
 
@@ -243,7 +243,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _explained(error: yaml.YAMLError, data: bytes) -> tuple[str, str]:
-    """Where YAML is wrong, as ``, line 3, column 5``, and why; each on one line."""
+    """Position of a YAML error, as ``, line 3, column 5``, and its cause; each on one line."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         began = _at(error.context_mark) if error.context_mark and error.context else ""
@@ -265,7 +265,7 @@ def _brief(text: str) -> str:
 
 
 def _size(source: IO[bytes]) -> str:
-    """Bytes of a file; empty where only reading it to its end would show that."""
+    """Bytes of a file; empty if only reading it to its end would tell."""
     try:
         found = os.fstat(source.fileno())
     except OSError:

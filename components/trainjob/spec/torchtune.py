@@ -1,7 +1,7 @@
-"""Fine-tuning without a script: Trainer's torchtune runtimes, configured (the Kubeflow SDK's ``BuiltinTrainer``).
+"""Fine-tuning without a script: configures Trainer's torchtune runtimes (the Kubeflow SDK's ``BuiltinTrainer``).
 
-What is rendered are the arguments of ``tune run``; Trainer's torch plugin adds the recipe and what the runtime decides
-(``pkg/runtime/framework/plugins/torch/torchtune.go``). Its webhook's rules are checked here first.
+Renders the arguments of ``tune run``. Trainer's torch plugin adds the recipe and the settings of the runtime
+(``pkg/runtime/framework/plugins/torch/torchtune.go``). The rules of its webhook are checked here first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from trainjob.errors import Problem
 from trainjob.spec.parts import Part
 
 COMMAND = ["tune", "run"]
-"""The command by which Trainer knows torchtune."""
+"""The command by which Trainer detects torchtune."""
 
 _DATASET = "/workspace/dataset"
 _KNOWN = ("llama3.2-1b", "llama3.2-3b", "llama3.3-70b", "qwen2.5-1.5b")
 _SEVERAL_NODES = "llama3.3-70b"
-_NUMBER = re.compile(r"[-+.\d_]+(e[-+]?\d+)?", re.IGNORECASE)  # OmegaConf takes 1e3 for one, which PyYAML does not
+_NUMBER = re.compile(r"[-+.\d_]+(e[-+]?\d+)?", re.IGNORECASE)  # OmegaConf reads 1e3 as a number, PyYAML does not
 _BY_RUNTIME = {"output_dir", "tokenizer.path", "checkpointer.checkpoint_dir", "tokenizer.merges_file"}
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "output_proj"]
@@ -38,7 +38,7 @@ class LoraConfig(Part):
     apply_lora_to_mlp: bool | None = None
     apply_lora_to_output: bool | None = None
     lora_attn_modules: Annotated[list[Projection], Field(min_length=1)] = Field(default_factory=lambda: [*_ADAPTED])
-    """Projections of each attention layer that are adapted. By their being there Trainer knows that LoRA is meant."""
+    """Adapted projections of each attention layer. Trainer detects LoRA by this argument."""
 
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     lora_alpha: Annotated[int, Field(ge=1)] | None = None
@@ -55,13 +55,13 @@ class LoraConfig(Part):
 
 
 class TorchTuneInstructDataset(Part):
-    """How rows of the dataset become prompts and answers (``torchtune.datasets.instruct_dataset``)."""
+    """Conversion of dataset rows to prompts and answers (``torchtune.datasets.instruct_dataset``)."""
 
     source: Literal["json", "csv", "parquet", "arrow", "text", "xml"] | None = None
     """Format of the files."""
 
     split: str | None = None
-    """Which part of the dataset: ``train``, ``train[:10%]``, …"""
+    """Part of the dataset: ``train``, ``train[:10%]``, …"""
 
     train_on_input: bool | None = None
     new_system_prompt: str | None = None
@@ -86,9 +86,9 @@ class TorchTuneInstructDataset(Part):
 
 
 class TorchTuneConfig(Part):
-    """What to change of torchtune's recipe for the runtime's model; ``args`` of the spec can change everything else.
+    """Changes to torchtune's recipe for the runtime's model. ``args`` of the spec can change all other settings.
 
-    Nodes and resources are those of the spec: ``num_nodes``, ``resources_per_node``.
+    Nodes and resources are set in the spec: ``num_nodes``, ``resources_per_node``.
     """
 
     dtype: Literal["bf16", "fp32"] | None = None
@@ -108,7 +108,7 @@ class TorchTuneConfig(Part):
         """Arguments of ``tune run``.
 
         Args:
-            dataset: URI of what Trainer's dataset initializer brings in, if anything.
+            dataset: URI of Trainer's dataset initializer, if any.
         """
         given = [(name, getattr(self, name)) for name in ("dtype", "batch_size", "epochs", "loss")]
         return [
@@ -120,9 +120,9 @@ class TorchTuneConfig(Part):
 
 
 def _files(dataset: str) -> str:
-    """Where the initializer has put the dataset: a directory, or a file if the last part of the URI has a suffix."""
+    """Path of the downloaded dataset: a directory, or a file if the last part of the URI has a suffix."""
     uri = urlparse(dataset)
-    if uri.scheme != "hf":  # of S3, what is below the prefix
+    if uri.scheme != "hf":  # for S3, the initializer downloads the content of the prefix
         return f"dataset.data_dir={_DATASET}"
     _, _, inside = uri.path.strip("/").partition("/")
     kind = "data_files" if "." in inside else "data_dir"
@@ -130,7 +130,7 @@ def _files(dataset: str) -> str:
 
 
 def _text(value: str) -> str:
-    """`value` such that torchtune, which reads it as YAML, and the pod, which expands ``$(NAME)``, find it as it is."""
+    """`value`, escaped for torchtune, which reads it as YAML, and for the pod, which expands ``$(NAME)``."""
     try:
         plain = yaml.safe_load(value) == value and "${" not in value and not _NUMBER.fullmatch(value)
     except yaml.YAMLError:
@@ -149,36 +149,40 @@ def _quoted(value: str) -> str:
 def problems(
     runtime: str, trainer: Mapping[str, Any], args: Sequence[str], paths: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """What Trainer's webhook would say to ``tune run``.
+    """Problems that Trainer's webhook would find in ``tune run``.
 
     Args:
-        runtime: Name of the runtime, which names the model.
+        runtime: Name of the runtime, which contains that of the model.
         trainer: numNodes, numProcPerNode and resourcesPerNode, as in the API.
-        args: Arguments, first those that the author wrote.
-        paths: How the author calls runtime, num_nodes, args and lora.
+        args: Arguments, first those of the author.
+        paths: Paths of runtime, num_nodes, args and lora in the author's spec.
     """
     _, _, model = runtime.partition("-")
     if model not in _KNOWN:
-        alike = ", ".join(f"torchtune-{known}" for known in _KNOWN)
-        message = f"{runtime!r} names no model that Trainer's torchtune plugin knows"
-        yield Problem(paths["runtime"], message, f"{alike}, or a runtime of your own named like one of these")
+        known = ", ".join(f"torchtune-{each}" for each in _KNOWN)
+        message = f"{runtime!r} does not name a model of Trainer's torchtune plugin"
+        yield Problem(paths["runtime"], message, f"use {known}, or a custom runtime with such a name")
     nodes = trainer.get("numNodes")
     nodes = nodes if isinstance(nodes, int) else 1
     quantized = _enabled(args, "model.quantize_base") and not _enabled(args, "model.use_dora")
     if nodes > 1 and model != _SEVERAL_NODES:
-        instead = f"1 node with more GPUs; of Trainer's models only {_SEVERAL_NODES} trains on several"
-        yield Problem(paths["num_nodes"], f"is {nodes}, and torchtune trains {model} on one node only", instead)
+        instead = f"use 1 node with more GPUs; only {_SEVERAL_NODES} supports several nodes"
+        yield Problem(paths["num_nodes"], f"is {nodes}, but torchtune trains {model} on one node only", instead)
     if nodes > 1 and (quantized or any("model.lora_attn_modules" in arg for arg in args)):
-        yield Problem(paths["lora"], f"is LoRA on {nodes} nodes, which torchtune cannot do", "num_nodes: 1, or no LoRA")
+        yield Problem(
+            paths["lora"],
+            f"is LoRA on {nodes} nodes, which torchtune does not support",
+            "set num_nodes: 1, or remove LoRA",
+        )
     if quantized and model == "qwen2.5-1.5b":
-        yield Problem(paths["lora"], "is QLoRA, which torchtune cannot do with qwen2.5", "leave quantize_base out")
+        yield Problem(paths["lora"], "is QLoRA, which torchtune does not support for qwen2.5", "remove quantize_base")
     elif quantized and model in ("llama3.2-1b", "llama3.2-3b") and _single_device(trainer) is False:
-        instead = "num_proc_per_node: 1, or resources_per_node with one GPU"
-        yield Problem(paths["lora"], f"is QLoRA, which torchtune does with {model} on a single GPU only", instead)
+        instead = "set num_proc_per_node: 1, or resources_per_node with one GPU"
+        yield Problem(paths["lora"], f"is QLoRA, which torchtune supports for {model} on a single GPU only", instead)
     for i, arg in enumerate(args):
         name = arg.partition("=")[0]
         if name in _BY_RUNTIME:
-            yield Problem(f"{paths['args']}[{i}]", f"sets {name}, which the runtime decides", "leave it out")
+            yield Problem(f"{paths['args']}[{i}]", f"sets {name}, which the runtime sets", "remove it")
 
 
 def _enabled(args: Sequence[str], name: str) -> bool:
@@ -187,7 +191,7 @@ def _enabled(args: Sequence[str], name: str) -> bool:
 
 
 def _single_device(trainer: Mapping[str, Any]) -> bool | None:
-    """None where the runtime decides, which is not known here."""
+    """Whether a node has one device; None if the runtime decides, which is unknown here."""
     if trainer.get("numProcPerNode") == 1:
         return True
     resources = trainer.get("resourcesPerNode")

@@ -1,4 +1,4 @@
-"""`TrainJobSpec`: everything an author may ask for of one TrainJob."""
+"""`TrainJobSpec`: all settings of one TrainJob."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _IMAGE = re.compile(
 
 def _is_image(value: str) -> str:
     if value and not _IMAGE.fullmatch(value):
-        raise ValueError(f"{value!r} is not an image such as registry.example/team/train:1.2")
+        raise ValueError(f"{value!r} is not an image name such as registry.example/team/train:1.2")
     return value
 
 
@@ -66,18 +66,18 @@ def _function(value: object) -> object:
 
 
 class TrainJobSpec(Part):
-    """Everything an author may ask for of one TrainJob.
+    """All settings of one TrainJob.
 
     Raises:
-        InvalidSpec: from `parse` and `check`, with every problem, its path, and what to write instead; from all of them
-            if it has more than 1 MiB, or more than 64 lists and mappings inside each other.
+        InvalidSpec: From `parse` and `check`, with every problem, its path, and what to write instead. Also from the
+            constructor if the spec has more than 1 MiB, or more than 64 levels of lists and mappings.
     """
 
     runtime: RuntimeRef | None = None
     """Name of a ClusterTrainingRuntime, or a `RuntimeRef`."""
 
     image: Annotated[str, Field(max_length=500), AfterValidator(_is_image)] | None = None
-    """Container image of the nodes; the runtime's if left out."""
+    """Container image of the nodes. Default: that of the runtime."""
 
     command: Annotated[list[str], Field(max_length=128)] = Field(default_factory=list)
     """Entry point of each node. As in a pod, ``$(NAME)`` is replaced by an environment variable, ``$$`` is a ``$``."""
@@ -86,42 +86,43 @@ class TrainJobSpec(Part):
     """Arguments of `command`, or of the runtime's entry point."""
 
     func: Annotated[Function | None, BeforeValidator(_function)] = None
-    """A Python function to run instead of a command. What it returns on rank 0 is reported as
-    `TrainJobResult.returned`: JSON of at most 4 KiB. Any other value is lost, and the log of rank 0 says so."""
+    """A Python function to run instead of a command. Its return value on rank 0 becomes `TrainJobResult.returned`, if
+    it is JSON of at most 4 KiB. Other values are lost, with a warning in the log of rank 0."""
 
     func_args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of `func`; anything JSON can hold."""
+    """Keyword arguments of `func`, as JSON values."""
 
     packages_to_install: list[str] = Field(default_factory=list)
     """Requirements that pip installs on each node before `func` runs."""
 
     pip_index_urls: list[str] = Field(default_factory=list)
-    """Package indexes for `packages_to_install`: the first replaces pip's own, the others are added."""
+    """Package indexes for `packages_to_install`: the first replaces pip's default index, the others are added."""
 
     torchtune: TorchTuneConfig | None = None
-    """What to change of torchtune's recipe, on one of Trainer's torchtune runtimes; `args` may add to it."""
+    """Changes to torchtune's recipe on one of Trainer's torchtune runtimes; `args` may add to them."""
 
     env: Env = Field(default_factory=dict)
     """Environment of the nodes: ``{"NAME": "value"}`` or ``{"NAME": {"valueFrom": …}}``; secrets by reference only."""
 
     inputs: dict[str, str] = Field(default_factory=dict)
-    """What the training reads: name -> URI, e.g. ``{"dataset": "s3://…", "model": ""}``; empty means there is none.
-    The nodes find each as ``TRAINJOB_INPUT_<NAME>``, so that args can say ``$(TRAINJOB_INPUT_DATASET)``. A claim,
-    ``pvc://claim/path``, is mounted on every node, which finds it as ``file:///…``."""
+    """Inputs of the training: name -> URI, e.g. ``{"dataset": "s3://…", "model": ""}``; an empty URI means no input.
+    The nodes get each as ``TRAINJOB_INPUT_<NAME>``, for use in args as ``$(TRAINJOB_INPUT_DATASET)``. A PVC volume,
+    ``pvc://claim/path``, is mounted on every node and passed as ``file:///…``."""
 
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Where the training writes: name -> URI; ``TRAINJOB_OUTPUT_<NAME>`` on the nodes, a claim as in `inputs`."""
+    """Output locations of the training: name -> URI, as ``TRAINJOB_OUTPUT_<NAME>`` on the nodes; PVC volumes as in
+    `inputs`."""
 
     checkpoints: str | None = None
-    """Where the training keeps what it needs to go on after an interruption: ``pvc://claim/path`` (mounted on every
-    node), ``s3://…``, ``file:///…``. Each key has a directory of its own below it, the same for all its attempts; the
-    nodes find it as ``TRAINJOB_CHECKPOINT``, a path or, of an object store, a URI."""
+    """Location of the checkpoints from which an interrupted training resumes: ``pvc://claim/path`` (mounted on every
+    node), ``s3://…``, ``file:///…``. Each key has its directory below it, the same for all attempts; the nodes get it
+    as ``TRAINJOB_CHECKPOINT``, a path or, for an object store, a URI."""
 
     num_nodes: Count | None = None
-    """Number of nodes (pods); the runtime's if left out, which is 1 with those that Trainer ships."""
+    """Number of nodes (pods). Default: that of the runtime, which is 1 in those that Trainer ships."""
 
     num_proc_per_node: Count | None = None
-    """Processes on each node, for runtimes that start several (torchrun, mpirun); the runtime's if left out."""
+    """Processes on each node, for runtimes that start several (torchrun, mpirun). Default: that of the runtime."""
 
     resources_per_node: Resources | None = None
     """``{"cpu": 4, "memory": "16Gi", "gpu": 1}`` for requests and limits alike, or ``{"requests": …, "limits": …}``."""
@@ -139,16 +140,16 @@ class TrainJobSpec(Part):
     """Seconds after creation, or after the latest resume, at which Trainer fails the job."""
 
     managed_by: Literal["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"] | None = None
-    """Which controller is in charge."""
+    """The controller that manages the job."""
 
     unattended: Literal["keep", "suspend", "delete"] | None = None
-    """What happens to the job when nobody has waited for it for `unattended_after`: it is kept, suspended (the
-    next waiter resumes it) or deleted. If left out, the jobs of Airflow tasks and KFP steps that wait are
-    suspended, and others are kept. On a cluster ``trainjob reap`` does it, see docs/unattended.md."""
+    """Action when nobody has waited for the job for `unattended_after`: keep, suspend (the next waiter resumes the job)
+    or delete it. Default: jobs of waiting Airflow tasks and KFP steps are suspended, all others are kept. On a cluster,
+    ``trainjob reap`` executes it, see docs/unattended.md."""
 
     unattended_after: Annotated[timedelta, Field(ge=SHORTEST_UNATTENDED, le=LONGEST_UNATTENDED)] | None = None
-    """One minute to seven days, as a number of seconds or ISO 8601 (``PT2H``); one hour if left out. The reaper that
-    `trainjob install` ships looks every ten minutes, so it may take twelve minutes longer."""
+    """One minute to seven days, as a number of seconds or ISO 8601 (``PT2H``). Default: one hour. The reaper of
+    `trainjob install` runs every ten minutes, so the action may follow up to twelve minutes later."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the TrainJob (``kueue.x-k8s.io/queue-name``, …). Trainer does not pass them on to pods."""
@@ -157,10 +158,10 @@ class TrainJobSpec(Part):
     """Annotations of the TrainJob."""
 
     owner_reference: OwnerReference | None = None
-    """Object of the same namespace, such as a workflow: when it is deleted, Kubernetes deletes the TrainJob, too."""
+    """An object of the same namespace, such as a workflow. Kubernetes deletes the TrainJob with it."""
 
     manifest: dict[str, Any] | None = None
-    """A whole TrainJob object instead of all fields above, sent as it is; only its name is replaced."""
+    """A complete TrainJob object instead of the fields above, sent unchanged except for its name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -173,10 +174,10 @@ class TrainJobSpec(Part):
         """Read and check a spec.
 
         Args:
-            source: Fields of a spec, or a whole TrainJob object, as a mapping, YAML text or the path of a YAML file.
+            source: Fields of a spec, or a complete TrainJob object, as a mapping, YAML text or the path of a YAML file.
 
         Raises:
-            InvalidSpec: with every problem.
+            InvalidSpec: With every problem.
         """
         if isinstance(source, TrainJobSpec):
             return source.check()
@@ -193,20 +194,20 @@ class TrainJobSpec(Part):
         raise InvalidSpec(list(dict.fromkeys(problems)))
 
     def check(self) -> Self:
-        """Check what no single field can know.
+        """Check rules that concern several fields.
 
         Returns:
             The spec itself.
 
         Raises:
-            InvalidSpec: with every problem.
+            InvalidSpec: With every problem.
         """
         if problems := [*self._problems(())]:
             raise InvalidSpec(problems)
         return self
 
     def _problems(self, removed: Collection[str]) -> Iterator[Problem]:
-        """What no single field can know; `removed` are the paths of invalid parts that were removed before."""
+        """Problems of rules that concern several fields; `removed` are paths of invalid parts that were removed."""
         if self.manifest is not None:
             yield from self._manifest_problems()
         else:
@@ -252,14 +253,14 @@ class TrainJobSpec(Part):
             where = f"manifest.spec.initializer.{name}"
             yield from env_problems((source or {}).get("env") or [], f"{where}.env")
             if holds_secret(str((source or {}).get("storageUri"))):
-                yield Problem(f"{where}.storageUri", "holds a credential", "use secretRef")
+                yield Problem(f"{where}.storageUri", "contains a credential", "use secretRef")
         for field in set(spec) - {"trainer", "initializer"}:
             for path in secret_texts(spec[field], f"manifest.spec.{field}"):
-                yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
+                yield Problem(path, "is a literal secret", "use a secretKeyRef")
 
     def _field_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         if self.unattended_after is not None and self.unattended == "keep":
-            yield Problem("unattended_after", "has no effect where unattended is keep")
+            yield Problem("unattended_after", "has no effect if unattended is keep")
         if self.runtime is None and "runtime" not in incomplete:
             yield Problem("runtime", "is missing", "name a ClusterTrainingRuntime such as torch-distributed")
         yield from self._func_problems(incomplete)
@@ -281,28 +282,28 @@ class TrainJobSpec(Part):
         if self.func is None:
             for field in ("func_args", "packages_to_install", "pip_index_urls"):
                 if getattr(self, field) and "func" not in incomplete:
-                    yield Problem(field, "needs func", "install packages in the image, or pass a function")
+                    yield Problem(field, "needs func", "install packages in the image, or set func")
         elif not self.packages_to_install and self.pip_index_urls and "packages_to_install" not in incomplete:
             yield Problem("pip_index_urls", "has no effect without packages_to_install")
         try:
             json.dumps(self.func_args, allow_nan=False)
         except (TypeError, ValueError) as error:
-            yield Problem("func_args", f"cannot be written as JSON: {error}", "pass numbers, text, lists and dicts")
+            yield Problem("func_args", f"cannot be written as JSON: {error}", "use numbers, text, lists and dicts")
             return
         for field in ("func_args", "packages_to_install", "pip_index_urls"):
             for path in secret_texts(getattr(self, field), field):
-                yield Problem(path, "is a secret given as a literal", "read it from an environment variable of env")
+                yield Problem(path, "is a literal secret", "read it from an environment variable of env")
         if self.func is not None and source_holds_secret(self.func.source):
-            yield Problem("func", "holds a secret in its source", "read it from an environment variable of env")
+            yield Problem("func", "contains a secret in its source", "read it from an environment variable of env")
 
     def _torchtune_problems(self, incomplete: Collection[str]) -> Iterator[Problem]:
         args, lora = self.args, "args"
         if self.torchtune is not None:
             args, lora = [*args, *self.torchtune.args(None)], "torchtune.peft_config"
             for path in secret_texts(self.torchtune.model_dump(), "torchtune"):
-                yield Problem(path, "holds a secret, which everyone who can see the job can read")
+                yield Problem(path, "contains a secret, which everyone who can see the job can read")
             if self.command or self.func is not None:
-                yield Problem("torchtune", "cannot be combined with command or func", "say what it cannot say in args")
+                yield Problem("torchtune", "cannot be combined with command or func", "set other options in args")
         elif self.command != torchtune.COMMAND:
             return
         trainer = {
@@ -317,7 +318,9 @@ class TrainJobSpec(Part):
     def _patch_problems(self) -> Iterator[Problem]:
         managers = [patch.manager for patch in self.runtime_patches]
         for manager in sorted({m for m in managers if managers.count(m) > 1}):
-            yield Problem("runtime_patches", f"manager {manager} is used twice", "merge the two, or name them apart")
+            yield Problem(
+                "runtime_patches", f"manager {manager} is used twice", "merge the patches, or use different managers"
+            )
         for i, patch in enumerate(self.runtime_patches):
             for path, container in patch.containers():
                 where = f"runtime_patches[{i}].{path}"
@@ -325,5 +328,5 @@ class TrainJobSpec(Part):
                     yield Problem(f"{where}.env", f"Trainer refuses env here for {container.name}", "use env")
                 yield from env_problems(env_api(container.env or {}), f"{where}.env")
             for path in secret_texts(patch.api(), f"runtime_patches[{i}]"):
-                if not _IN_ENV.search(path):  # of which the names count, too: above
-                    yield Problem(path, "is a secret given as a literal", "use a secretKeyRef")
+                if not _IN_ENV.search(path):  # checked above by env_problems, with their names
+                    yield Problem(path, "is a literal secret", "use a secretKeyRef")

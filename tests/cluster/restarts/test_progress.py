@@ -146,7 +146,7 @@ sys.stdin.read()
             process.stdin.close()
             assert process.wait(30) == 0
     assert status(line.cluster, line.namespace, "job")["progressPercentage"] == 2
-    assert (tmp_path / "errors").read_text().count("trainjob.progress: status API failed, the training goes on") == 1
+    assert (tmp_path / "errors").read_text().count("trainjob.progress: status API failed, the training continues") == 1
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_the_server_does_not_take_fails_no_training(line: Line, tmp_path: P
     said = run(environment, tmp_path, *script("progress.report(progress=5)\nprint('trained')"))
     assert time.monotonic() - began < 20
     assert "trained" in said
-    assert said.count("status API failed, the training goes on") == 1
+    assert said.count("status API failed, the training continues") == 1
     assert says in said
     assert status(line.cluster, line.namespace, "job") == {}
 
@@ -363,7 +363,7 @@ def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
             log = reporting.pod_log(namespace, pod["metadata"]["name"])
             assert numbers(log, "the longest update took") < POST_TIMEOUT
             assert numbers(log, "left after") < 10
-            assert log.count("status API failed, the training goes on") == 1
+            assert log.count("status API failed, the training continues") == 1
             result = client.wait(ref)
             last = status(reporting, namespace, ref.name)
             assert last["progressPercentage"] < 100, "it was away by then"
