@@ -9,7 +9,7 @@ from typing import Any
 INITIALIZERS = ("dataset-initializer-", "model-initializer-")
 """Prefixes of the ranks of Trainer's initializers."""
 
-_OBJECT = (dict, Mapping)  # to ask an abstract class first takes as long as all the rest, in jobs of 1,000 pods
+_OBJECT = (dict, Mapping)  # dict first: isinstance with an abstract class takes half of the time in jobs of 1,000 pods
 
 
 def parse_time(text: object) -> datetime | None:
@@ -21,14 +21,14 @@ def parse_time(text: object) -> datetime | None:
 
 
 def mapping(value: object, *path: str) -> Mapping[str, Any]:
-    """The object under `path` of a JSON value; empty where there is none."""
+    """The object at `path` of a JSON value; empty if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, _OBJECT) else None
     return value if isinstance(value, _OBJECT) else {}
 
 
 def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
-    """The objects in the list under `path` of a JSON value; none where there is no list."""
+    """The objects in the list at `path` of a JSON value; empty if there is no list."""
     items = mapping(value, *path[:-1]).get(path[-1])
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list | tuple) else []
 
@@ -36,7 +36,7 @@ def mappings(value: object, *path: str) -> list[Mapping[str, Any]]:
 def rank_of(pod: Mapping[str, Any]) -> str:
     """``<replicated job>-<completion index>`` of a pod of a JobSet, as ``node-1``.
 
-    A replicated job of several Jobs, which Trainer's own runtimes do not have: ``node-<job>-<completion index>``.
+    For a replicated job of several Jobs, which Trainer's runtimes do not have: ``node-<job>-<completion index>``.
     """
     labels = mapping(pod, "metadata", "labels")
     name = labels.get("jobset.sigs.k8s.io/replicatedjob-name", "pod")
@@ -59,13 +59,13 @@ def training_container(pod: Mapping[str, Any]) -> str:
 
 
 def sidecars_of(pod: Mapping[str, Any]) -> set[str]:
-    """Init containers that go on beside the others."""
+    """Names of the sidecars: init containers that keep running."""
     found = mappings(pod, "spec", "initContainers")
     return {str(container.get("name", "")) for container in found if container.get("restartPolicy") == "Always"}
 
 
 def has_trained(pod: Mapping[str, Any]) -> bool:
-    """Whether the training container of a pod has been running at any time."""
+    """Whether the training container of a pod has ever been running."""
     name = training_container(pod)
     found = [each for each in mappings(pod, "status", "containerStatuses") if each.get("name") == name]
     began = any(

@@ -1,8 +1,8 @@
-"""Finds the exceptions that ended a process, and tells them apart from exceptions that were logged and handled.
+"""Finds the exceptions that ended a process, as opposed to exceptions that were logged and handled.
 
-An exception ended its process if the process logged nothing after it. Some lines may follow nevertheless: more lines of
-the message, output of Python and of native libraries at exit, and the report of a launcher about its workers. If any
-other line follows, the exception counts as handled, since a log cannot prove the opposite.
+An exception ended its process if the process logged nothing after it. Some lines may still follow: more lines of the
+message, output of Python and of native libraries at exit, and a launcher's report about its workers. If any other line
+follows, the exception counts as handled, since a log cannot prove the opposite.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# torchrun, PyTorch and mpirun put the rank before what a worker writes: "[rank1]: ", "[default0]:", "[1,0]<stderr>:".
+# torchrun, PyTorch and mpirun prefix a worker's lines with its rank: "[rank1]: ", "[default0]:", "[1,0]<stderr>:".
 _PREFIX = re.compile(r"\[(?:(?:rank|default|worker|trainer)\d+\]|\d+,\d+\](?:<std(?:out|err)>)?):\s?")
-_GROUP = re.compile(r"^\s*[|+](?:-+ ?\d* ?-+)? ?")  # Python draws exception groups with | and +
+_GROUP = re.compile(r"^\s*[|+](?:-+ ?\d* ?-+)? ?")  # Python prints exception groups with | and +
 
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?: (.*))?)?$")
@@ -21,7 +21,7 @@ _CHAINS = ("The above exception was the direct cause of", "During handling of th
 
 # Exceptions that only report the failure of another process.
 _WRAPPERS = re.compile(r"ChildFailedError|ProcessRaisedException|ProcessExitedException|_RemoteTraceback|SystemExit")
-# Launchers that run a program and raise an exception if it fails, such as `accelerate launch`.
+# Launchers that raise an exception if their program fails, such as `accelerate launch`.
 _CALLED = re.compile(r"CalledProcessError$")
 # First line of a launcher's report: its workers have terminated.
 _LAUNCHER = re.compile(
@@ -46,7 +46,7 @@ _AFTERWARDS = re.compile(
 # Messages of native code have several lines.
 _NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*\.(cc|cpp|cu|h|hpp):\d+")
 _MORE_OF_NATIVE = re.compile(r"^([A-Z_]{5,}: |RPC: /|Barrier |This (suggests|usually|most likely) )")
-_BAR = re.compile(r"\d+%\|.*\| *(\d+/\d+) \[")  # tqdm closes its bar, as it was, when Python ends
+_BAR = re.compile(r"\d+%\|.*\| *(\d+/\d+) \[")  # tqdm prints its bar again when Python exits
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Raised:
     Attributes:
         text: Its line.
         line: Index of that line.
-        causes: What it was raised from, the first cause first.
+        causes: Exceptions that it was raised from, the first cause first.
     """
 
     text: str
@@ -77,9 +77,9 @@ class Traced:
     """The tracebacks of a log.
 
     Attributes:
-        ended: The exceptions that ended processes, by the order of their lines.
-        survived: Index of the line of the last one after which its process went on; -1 if there is none.
-        last: Index of the last line that a process wrote by itself; -1 if there is none.
+        ended: The exceptions that ended processes, in the order of their lines.
+        survived: Index of the line of the last exception after which its process continued; -1 if there is none.
+        last: Index of the last line of a process's own output; -1 if there is none.
     """
 
     ended: tuple[Raised, ...] = ()
@@ -89,9 +89,9 @@ class Traced:
 
 @dataclass
 class _Process:
-    """What one process has written so far."""
+    """The output of one process so far."""
 
-    hooked: bool = False  # PyTorch's excepthook writes it, so it is the end
+    hooked: bool = False  # PyTorch's excepthook writes it, so that it ends the process
     ended: Raised | None = None
     before: Raised | None = None
     survived: int = -1
@@ -100,7 +100,7 @@ class _Process:
     aside: bool = False
     chained: bool = False
     continues: bool = False  # an indented line belongs to the line before
-    native: bool = False  # native code speaks
+    native: bool = False  # in a message of native code
     launcher: bool = False
     bars: set[str] = field(default_factory=set)
 
@@ -138,7 +138,7 @@ class _Process:
         self.chained = False
 
     def _afterwards(self, line: str, text: str) -> bool:
-        """Whether a line may come after the traceback that ended a process."""
+        """Whether a line may follow the traceback that ended a process."""
         self.aside = bool(_ASIDE.search(text))
         self.launcher = bool(_LAUNCHER.search(text))
         more = (self.continues and line[0].isspace()) or (self.native and _MORE_OF_NATIVE.search(text))
@@ -152,7 +152,7 @@ class _Process:
 
 
 def trace(lines: Sequence[str]) -> Traced:
-    """Find the exceptions of a log, which may hold the lines of several processes; of each the last one counts."""
+    """Find the exceptions of a log, which may contain several processes; the last one of each counts."""
     processes: dict[str, _Process] = {}
     for number, line in enumerate(lines):
         prefix = match[0] if (match := _PREFIX.match(line)) else ""
