@@ -8,9 +8,10 @@
         ref = client.launch({"runtime": "jax-distributed", "num_nodes": 2, "command": ["python", "train.py"]}, "demo")
         print(client.wait(ref).metrics)
 
-The public names are listed in ``__init__.pyi``. Each is imported on first use, so that ``import trainjob`` does not slow
-down a DAG file. `trainjob.data`, `trainjob.registry` and `trainjob.progress` are public, too; `trainjob.integration`
-is public for authors of integrations. All other modules are private: their names may change in any release.
+The public names are listed in ``__init__.pyi``. Each is imported on first use, so that ``import trainjob`` does not
+slow down a DAG file. `trainjob.data`, `trainjob.registry` and `trainjob.progress` are public, too;
+`trainjob.integration` is public for authors of integrations. All other modules are private: their names may change in
+any release.
 """
 
 import warnings
