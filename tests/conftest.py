@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from tests.contract.processes import marked, supervisors
 
-from trainjob.data.stores.base import Store
+from trainjob.data.stores.base import ReadableStore
 
 # A shell without job control starts background processes with SIGINT ignored, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read large files by ranges from the first byte on, as if one connection were too slow."""
 
-    def nothing(store: Store, path: str, start: int, *_: object) -> Generator[bytes, None, int]:
+    def nothing(store: ReadableStore, path: str, start: int, *_: object) -> Generator[bytes, None, int]:
         yield from ()
         return start
 

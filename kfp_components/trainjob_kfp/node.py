@@ -87,10 +87,10 @@ def _download(location: str, directory: Path) -> str:
 def _upload(path: Path, location: str) -> None:
     """Upload a file, or all files of a directory, to the location of the artifact."""
     from trainjob.data.locations import parse_store  # noqa: PLC0415 - not in every image
-    from trainjob.data.stores.opening import open_store  # noqa: PLC0415 - not in every image
+    from trainjob.data.stores.opening import open_writable  # noqa: PLC0415 - not in every image
 
     parent, _, name = location.rpartition("/")
-    store = open_store(parse_store(parent + "/"))
+    store = open_writable(parse_store(parent + "/"))
     for each in [path] if path.is_file() else sorted(path.rglob("*")):
         if each.is_file():
             with each.open("rb") as file:

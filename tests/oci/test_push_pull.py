@@ -26,7 +26,7 @@ from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, S
 
 def digest_of(uri: str) -> str:
     store = OciStore(parse_store(uri))
-    return store.pinned.path.partition("@")[2]
+    return store.resolved().path.partition("@")[2]
 
 
 def get(server: Server, name: str, rest: str, kind: str = "application/vnd.oci.image.index.v1+json") -> Any:
@@ -40,7 +40,7 @@ def test_there_and_back(server: Server, name: str, source: Path, content: dict[s
     assert pushed.digest == scan(str(source)).digest
     assert any("100 %" in line for line in lines)
     assert read_manifest(uri) is not None
-    for at in (uri, f"{uri}-modelpack", OciStore(parse_store(uri)).pinned.uri):
+    for at in (uri, f"{uri}-modelpack", OciStore(parse_store(uri)).resolved().uri):
         target = tmp_path / hashlib.sha256(at.encode()).hexdigest()
         pulled = copy(at, str(target), digest=pushed.digest)
         assert files(target) == content

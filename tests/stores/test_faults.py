@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from tests.seaweedfs import SeaweedFS
@@ -346,7 +346,7 @@ def test_a_part_of_wrong_data_is_not_kept(bucket: Any, tmp_path: Path) -> None:
 class _Bridged(FileStore):
     """As a container registry: over cuts itself, and sure of a file only where all of it is read at once."""
 
-    bridging: Literal[True] = True
+    resumes_reads = True
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)

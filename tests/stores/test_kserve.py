@@ -41,7 +41,7 @@ def test_an_image(make: Make, peers: str, name: str, model: Mapping[str, bytes],
     """By its tag, and by its digest, which is what is registered."""
     uri = make("oci").uri(name)
     copy(str(tree(tmp_path / "source", model)), uri)
-    for number, at in enumerate((uri, OciStore(parse_store(uri)).pinned.uri)):
+    for number, at in enumerate((uri, OciStore(parse_store(uri)).resolved().uri)):
         download(peers, at, tmp_path / str(number), KSERVE_OCI_INSECURE_REGISTRY="true")
         assert files(tmp_path / str(number)) == model
 

@@ -12,7 +12,7 @@ from tests.trees import files
 
 from trainjob.data import copy
 from trainjob.data.locations import parse_store
-from trainjob.data.stores.huggingface import HubStore
+from trainjob.data.stores.huggingface import HuggingFaceStore
 from trainjob.errors import SourceNotFound
 
 FIRST = {"config.json": b"{}", "w.bin": random.Random(1).randbytes(200_000), "sub/ünï cödé/x y.txt": b"u", "empty": b""}
@@ -42,8 +42,8 @@ def test_branches_and_commits(mirror: Olah, kind: str, tmp_path: Path) -> None:
 
 def test_what_is_read_is_one_commit(mirror: Olah) -> None:
     commit = mirror.commit("org/pinned", FIRST)
-    store = HubStore(parse_store("hf://org/pinned"))
-    assert store.pinned.uri == f"hf://org/pinned@{commit}/"
+    store = HuggingFaceStore(parse_store("hf://org/pinned"))
+    assert store.resolved().uri == f"hf://org/pinned@{commit}/"
     mirror.commit("org/pinned", {"other": b"o"})
     assert {entry.path for entry in store.list()} == FIRST.keys()
     assert b"".join(store.read("config.json")) == b"{}"

@@ -19,7 +19,7 @@ from trainjob import retrying
 from trainjob.data import content, copy
 from trainjob.data.locations import parse_store
 from trainjob.data.stores import clouds
-from trainjob.data.stores.opening import open_store
+from trainjob.data.stores.opening import open_store, open_writable
 from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB: more than a part
@@ -72,7 +72,7 @@ def test_there_and_back(scheme: str, clouds_server: Clouds, tmp_path: Path) -> N
     clouds_server.buckets["models"]["x/yz/other"] = b"of another prefix"
     back = copy(f"{bucket}/x/y", str(tmp_path / "back"), digest=there.digest)
     assert {file.path: (tmp_path / "back" / file.path).read_bytes() for file in back.files} == files
-    open_store(parse_store(f"{bucket}/x/y")).delete("never there")
+    open_writable(parse_store(f"{bucket}/x/y")).delete("never there")
     assert [file.path for file in copy(f"{bucket}/x/y/a.txt", str(tmp_path / "one")).files] == ["a.txt"]
     with pytest.raises(SourceNotFound, match="nothing is at"):
         copy(f"{bucket}/none", str(tmp_path / "t"))

@@ -305,13 +305,13 @@ def test_only_large_files_are_written_so_that_they_can_be_resumed(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resumable: list[str] = []
-    write_on = FileStore.write_on
+    resume_write = FileStore.resume_write
 
-    def note(store: FileStore, path: str, identity: str, stream: Any) -> None:
+    def note(store: FileStore, path: str, *arguments: Any) -> None:
         resumable.append(path)
-        write_on(store, path, identity, stream)
+        resume_write(store, path, *arguments)
 
-    monkeypatch.setattr(FileStore, "write_on", note)
+    monkeypatch.setattr(FileStore, "resume_write", note)
     monkeypatch.setattr(transfer, "_RESUMED", len(FILES["sub/b.bin"]))
     copy(str(source), str(target))
     assert resumable == ["sub/b.bin"]

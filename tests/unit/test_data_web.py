@@ -15,12 +15,16 @@ import pytest
 from tests.serving import serving
 
 from trainjob import retrying
-from trainjob.data import copy, ranges, read_manifest
+from trainjob.data import copy, initialize, ranges, read_manifest
+from trainjob.data.locations import parse_store
+from trainjob.data.stores.base import WritableStore
+from trainjob.data.stores.opening import open_store, open_writable
 from trainjob.data.stores.web import Web
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 
 BIG = bytes(range(256)) * 50_000  # 12.8 MB
 SHA256 = hashlib.sha256(BIG).hexdigest()
+WEB = "https://host.example/x"
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -268,3 +272,16 @@ def test_without_httpx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ConfigurationError, match=r"trainjob\[storage\]"):
         copy("https://host/x", str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize("act", [lambda source: copy(source, WEB), lambda source: initialize(source, WEB)])
+def test_a_read_only_target_is_refused_before_the_source_is_read(act: Callable[[str], object], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="https:// can only be read") as refused:
+        act(str(tmp_path / "missing"))
+    assert WEB in str(refused.value)
+
+
+def test_a_web_store_has_no_methods_that_write() -> None:
+    assert not isinstance(open_store(parse_store(WEB)), WritableStore)
+    with pytest.raises(ConfigurationError, match="https:// can only be read"):
+        open_writable(parse_store(WEB))

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob.data import content
-from trainjob.data.locations import Location, ModelRef, parse, parse_store
+from trainjob.data.locations import Location, ModelRef, parse, parse_store, parse_target
 from trainjob.data.program import Step
 from trainjob.errors import ConfigurationError
 from trainjob.registry import parse as parse_registry
 from trainjob.registry.base import check_metrics, check_name, check_promotion, check_rule, check_tags
 from trainjob.registry.provenance import PREFIX
 from trainjob.settings import Settings
-
-_READ_ONLY = ("http", "https")
 
 
 def check_options(step: Step, options: Mapping[str, Any]) -> None:
@@ -34,11 +32,7 @@ def check_options(step: Step, options: Mapping[str, Any]) -> None:
     if "registry" in given:
         parse_registry(given["registry"])
     if "target" in given:
-        target = parse_store(given["target"])
-        if target.scheme in _READ_ONLY:
-            raise ConfigurationError(
-                f"{target.scheme}:// can only be read: the target needs to be written, e.g. s3://…"
-            )
+        parse_target(given["target"])
     if step == "export":
         _check_export(options, given)
         return

@@ -103,6 +103,11 @@ class Location:
         return self.scheme in ("file", "pvc")
 
     @property
+    def writable(self) -> bool:
+        """Whether files can be written there; a web server's can only be read."""
+        return self.scheme not in ("http", "https")
+
+    @property
     def local(self) -> Path:
         """The path on this machine; only where `on_disk`.
 
@@ -215,6 +220,22 @@ def parse_store(uri: str | os.PathLike[str]) -> Location:
     return location
 
 
+def parse_target(uri: str | os.PathLike[str]) -> Location:
+    """Read a location that is to be written; ConfigurationError if it cannot be."""
+    location = parse_store(uri)
+    check_writable(location)
+    return location
+
+
+def check_writable(location: Location) -> None:
+    """Raise ConfigurationError if the location can only be read."""
+    if not location.writable:
+        raise ConfigurationError(
+            f"the target {public(location)} cannot be written: {location.scheme}:// can only be read; choose a target"
+            " in an object store (such as s3://bucket/path) or a directory"
+        )
+
+
 def public(location: Location) -> str:
     """The location without its query, which may say more than it should."""
     return location.uri.partition("?")[0] if location.query else location.uri
@@ -268,7 +289,7 @@ def hub_parts(location: Location) -> tuple[str, str, str]:
     return kind, match["repo"], unquote(match["revision"] or "main")
 
 
-def pinned(location: Location, revision: str) -> Location:
+def at_revision(location: Location, revision: str) -> Location:
     """An ``hf`` location at another revision."""
     match = _HUB.fullmatch(location.authority)
     repo = location.authority if match is None or match["revision"] is None else location.authority[: match.end("repo")]

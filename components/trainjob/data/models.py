@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainjob.data import strict
 from trainjob.data.formats import allowed
-from trainjob.data.stores.base import Entry, Store
+from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData
 
 # The limit of the safetensors library (100 MB); a longer header or index is an attack or garbage.
@@ -50,7 +50,7 @@ class _Tensor:
 
 
 def check_model(
-    store: Store, entries: Iterable[Entry], *, allow_pickle: bool = False, single: bool = False
+    store: ReadableStore, entries: Iterable[Entry], *, allow_pickle: bool = False, single: bool = False
 ) -> ModelFacts:
     """Check the files of a model; reads only their headers.
 
@@ -79,7 +79,7 @@ def check_model(
     return ModelFacts(elements, tuple(sorted(formats)))
 
 
-def _refusal(store: Store, refused: Mapping[str, str]) -> str:
+def _refusal(store: ReadableStore, refused: Mapping[str, str]) -> str:
     shown = [f"{path!a} {reason}" for path, reason in list(refused.items())[:_SHOWN]]
     more = f"; {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
     return (
@@ -90,7 +90,7 @@ def _refusal(store: Store, refused: Mapping[str, str]) -> str:
     )
 
 
-def _safetensors(store: Store, key: str, entry: Entry) -> Mapping[str, _Tensor]:
+def _safetensors(store: ReadableStore, key: str, entry: Entry) -> Mapping[str, _Tensor]:
     """The tensors of a file whose header accounts for every byte of it."""
     where = f"{store.location}: {entry.path}"
     prefix = b"".join(store.read(key, length=8))
@@ -138,7 +138,7 @@ def _tensor(value: Mapping[str, object]) -> _Tensor:
     return _Tensor(start, stop, elements)
 
 
-def _index(store: Store, key: str, entry: Entry, tensors: Mapping[str, Mapping[str, _Tensor]]) -> None:
+def _index(store: ReadableStore, key: str, entry: Entry, tensors: Mapping[str, Mapping[str, _Tensor]]) -> None:
     where = f"{store.location}: {entry.path}"
     folder = entry.path.rpartition("/")[0]
     if entry.size > _MAX_HEADER:

@@ -10,7 +10,7 @@ from threading import Event
 
 from trainjob import retrying
 from trainjob.data.feeding import fed
-from trainjob.data.stores.base import Entry, Ranged, Store
+from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData, StoreUnavailable
 
 PART = 8 * 1024 * 1024
@@ -22,13 +22,13 @@ TRIAL, FAST = 1.0, 100_000_000
 much is enough: it takes less of both machines than several do. S3 proper gives less for each."""
 
 
-def worth_it(store: Store, path: str, entry: Entry) -> bool:
+def worth_it(store: ReadableStore, path: str, entry: Entry) -> bool:
     """Whether the file at ``path`` is read by ranges."""
-    return entry.size >= 3 * PART and isinstance(store, Ranged) and store.ranged(path, entry)
+    return entry.size >= 3 * PART and store.supports_ranges(path, entry)
 
 
-def read(  # noqa: PLR0917 - those of `Store.read`, and where from
-    store: Store, path: str, start: int, entry: Entry, ahead: int, pool: ThreadPoolExecutor, stopped: Event
+def read(  # noqa: PLR0917 - those of `ReadableStore.read`, and where from
+    store: ReadableStore, path: str, start: int, entry: Entry, ahead: int, pool: ThreadPoolExecutor, stopped: Event
 ) -> Iterator[bytes]:
     """The bytes from ``start`` to the end, over one connection, and if that is slow by ``ahead`` ranges at once.
 
@@ -54,7 +54,7 @@ def read(  # noqa: PLR0917 - those of `Store.read`, and where from
             future.cancel()
 
 
-def _alone(store: Store, path: str, start: int, entry: Entry, stopped: Event) -> Generator[bytes, None, int]:
+def _alone(store: ReadableStore, path: str, start: int, entry: Entry, stopped: Event) -> Generator[bytes, None, int]:
     """The bytes over one connection, to the end or until it turns out to be slow; how far they go."""
     at, waited = start, 0.0
     with fed(resumed(store, path, start, entry.size, entry.etag, stopped)) as chunks:
@@ -70,7 +70,7 @@ def _alone(store: Store, path: str, start: int, entry: Entry, stopped: Event) ->
 
 
 def _fetch(  # noqa: PLR0917 - see `read`
-    store: Store, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]
+    store: ReadableStore, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]
 ) -> list[bytes]:
     chunks: list[bytes] = []
     backoff, at = retrying.STORE(), start
@@ -90,10 +90,10 @@ def _fetch(  # noqa: PLR0917 - see `read`
     return chunks
 
 
-def resumed(  # noqa: PLR0917 - those of `Store.read`
-    store: Store, path: str, start: int, end: int, etag: str, stopped: Event | None = None
+def resumed(  # noqa: PLR0917 - those of `ReadableStore.read`
+    store: ReadableStore, path: str, start: int, end: int, etag: str, stopped: Event | None = None
 ) -> Iterator[bytes]:
-    """`Store.read` up to ``end``, resumed after a cut, a stall or an answer such as 429 or 503.
+    """`ReadableStore.read` up to ``end``, resumed after a cut, a stall or an answer such as 429 or 503.
 
     Without an entity tag it is not resumed: the rest could belong to another state of the file.
 

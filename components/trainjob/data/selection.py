@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from trainjob.data import content
 from trainjob.data.content import ContentManifest
 from trainjob.data.locations import public
-from trainjob.data.stores.base import Entry, Store
+from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData, SourceNotFound, UnsafePath
 
 
@@ -40,7 +40,7 @@ class Selection:
         return "" if self.single else entry.path
 
 
-def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Selection:
+def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str]) -> Selection:
     """Find the files of ``store`` that match.
 
     Raises:
@@ -92,7 +92,7 @@ def select(store: Store, include: Sequence[str], exclude: Sequence[str]) -> Sele
     return Selection(tuple(chosen), promised, _origin(store, chosen))
 
 
-def manifest_of(store: Store) -> ContentManifest | None:
+def manifest_of(store: ReadableStore) -> ContentManifest | None:
     """The manifest at the root of ``store``, or None; CorruptData if it is none of ours."""
     try:
         data = b"".join(store.read(content.NAME))
@@ -103,7 +103,7 @@ def manifest_of(store: Store) -> ContentManifest | None:
     return content.parse(data, store.location.child(content.NAME).uri)
 
 
-def _single(store: Store) -> Entry | None:
+def _single(store: ReadableStore) -> Entry | None:
     location = store.location
     web = location.scheme in ("http", "https")
     if location.directory and not web:
@@ -122,7 +122,7 @@ def _single(store: Store) -> Entry | None:
     return Entry(location.name, entry.size, entry.etag)
 
 
-def _compare(store: Store, promised: ContentManifest, entries: dict[str, Entry]) -> None:
+def _compare(store: ReadableStore, promised: ContentManifest, entries: dict[str, Entry]) -> None:
     listed = {file.path: file for file in promised.files}
     for path in sorted(listed.keys() | entries.keys()):
         if path not in entries:
@@ -156,7 +156,7 @@ def _any(path: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def _origin(store: Store, entries: Sequence[Entry]) -> str:
+def _origin(store: ReadableStore, entries: Sequence[Entry]) -> str:
     if not all(entry.etag for entry in entries):
         return ""
     lines = [store.location.uri.rstrip("/"), *(f"{entry.path}\0{entry.size}\0{entry.etag}" for entry in entries)]

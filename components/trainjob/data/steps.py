@@ -12,12 +12,11 @@ from trainjob.data import content, record, signing, transfer
 from trainjob.data.card import card
 from trainjob.data.checks import check_if_missing
 from trainjob.data.content import ContentManifest
-from trainjob.data.locations import Location, ModelRef, join, parse, parse_store
+from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_target
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.record import Record
 from trainjob.data.selection import patterns, select, wanted
-from trainjob.data.stores.base import Referring
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
 from trainjob.errors import (
@@ -130,7 +129,7 @@ def initialize(
     """
     location = parse(source)
     include, exclude = patterns(include), patterns(exclude)
-    into = parse_store(target).uri
+    into = parse_target(target).uri
     expected = content.check_digest(digest)
     key = verify_key or Settings().verify_key
     verify = signing.verifier(key) if key else None
@@ -279,7 +278,7 @@ def _registry(registry: str | Registry | None) -> Registry:
 def _place(target: str, name: str, export_id: str) -> str:
     """Where an export goes: a directory, or a tag of the model's repository."""
     key = hashlib.sha256(export_id.encode()).hexdigest()[:16]
-    if parse_store(target).scheme != "oci":
+    if parse_target(target).scheme != "oci":
         return join(target, name, key)
     return parse_store(f"{join(target, name.lower())}:{key}").uri
 
@@ -291,8 +290,7 @@ def _pinned(uri: str) -> str:
     if location.scheme != "oci":
         return uri
     with opened(location) as store:
-        place: Location = getattr(store, "pinned", location)
-    return place.uri
+        return store.resolved().uri
 
 
 def _initialized(uri: str, manifest: ContentManifest, source: str, version: str | None) -> Initialized:
@@ -330,7 +328,7 @@ def _beside(uri: str, paths: Iterable[str]) -> dict[str, list[bytes]]:
     found = {}
     with opened(parse_store(uri)) as store:
         for path in paths:
-            versions = list(store.beside(path)) if isinstance(store, Referring) else []
+            versions = list(store.sidecar_versions(path))
             with suppress(SourceNotFound, UnsafePath):  # none; or the source is a file itself
                 found[path] = versions or [b"".join(store.read(path))]
     return found

@@ -13,7 +13,7 @@ from trainjob.data.gzips import GzipCheck
 from trainjob.data.locations import public
 from trainjob.data.meter import Meter
 from trainjob.data.selection import Selection
-from trainjob.data.stores.base import Bridging, Entry, Store
+from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import ChecksumMismatch, CorruptData
 
 AT_A_TIME = 4
@@ -23,10 +23,8 @@ AT_A_TIME = 4
 class Source:
     """How the files of a selection are read: large ones by several ranges at once, all of them on after a cut."""
 
-    def __init__(self, store: Store, selection: Selection, meter: Meter) -> None:
+    def __init__(self, store: ReadableStore, selection: Selection, meter: Meter) -> None:
         self.store, self._selection, self._meter = store, selection, meter
-        # Asked once: a check against a protocol takes as long as all else that is done for a small file.
-        self.bridging = isinstance(store, Bridging)
         large = sum(ranges.worth_it(store, selection.key(entry), entry) for entry in selection.entries)
         self._ahead = max(2, ranges.AT_ONCE // max(1, min(large, AT_A_TIME)))
         self._pool = ThreadPoolExecutor(self._ahead * AT_A_TIME, thread_name_prefix="trainjob-range")
@@ -40,7 +38,7 @@ class Source:
     def read(self, entry: Entry, start: int) -> Iterator[bytes]:
         """The bytes of a file from ``start`` on."""
         key, stopped = self._selection.key(entry), self._meter.stopped
-        if self.bridging:
+        if self.store.resumes_reads:
             return self.store.read(key, start=start, etag=entry.etag)
         if ranges.worth_it(self.store, key, entry):
             return ranges.read(self.store, key, start, entry, self._ahead, self._pool, stopped)
@@ -68,11 +66,11 @@ class Stream:
         return self.after(iter(()))
 
     def preview(self) -> Iterator[bytes]:
-        """See `Reread.preview`."""
+        """Read all bytes, checked, without counting them as transferred."""
         return self._checked(iter(()), lambda _: self._count(0))
 
-    def again(self, start: int) -> Iterator[bytes]:
-        """See `Reread.again`."""
+    def reread(self, start: int) -> Iterator[bytes]:
+        """Read from ``start`` on, without checks."""
         for chunk in self._of.read(self._entry, start):
             self._count(len(chunk))
             yield chunk
@@ -117,7 +115,7 @@ class Stream:
 
     @property
     def digest(self) -> str:
-        """See `Continued.digest`."""
+        """SHA-256 of all bytes so far, including those that the target had."""
         return self._sha256.hexdigest()
 
     @property

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest, File, matches
-from trainjob.data.locations import Location, parse_store
+from trainjob.data.locations import Location, parse_store, parse_target
 from trainjob.data.meter import Meter, Moved, Notify
 from trainjob.data.parallel import for_each
 from trainjob.data.selection import Selection, manifest_of, select
-from trainjob.data.stores.base import Entry, Resuming, Store
-from trainjob.data.stores.opening import opened
+from trainjob.data.stores.base import Entry, ReadableStore, WritableStore
+from trainjob.data.stores.opening import opened, opened_writable
 from trainjob.data.streams import AT_A_TIME, Source, Stream
 from trainjob.errors import ChecksumMismatch, ConfigurationError, SourceNotFound, UnsafePath
 
@@ -82,7 +82,8 @@ def copy(
     """
     notify = progress or _silent
     wanted = content.check_digest(digest)
-    with opened(parse_store(source)) as store, opened(parse_store(target)) as into:
+    location, at = parse_store(source), parse_target(target)
+    with opened(location) as store, opened_writable(at) as into:
         _refuse_overlap(store.location, into.location)
         selection = select(store, include, exclude)
         if wanted and selection.promised is not None and not matches(selection.promised, wanted):
@@ -136,7 +137,9 @@ def _refuse_overlap(source: Location, target: Location) -> None:
         raise ConfigurationError(f"the target {target} overlaps the source {source}; choose a directory outside it")
 
 
-def _already_whole(into: Store, selection: Selection, wanted: str | None, *, tidy: bool) -> ContentManifest | None:
+def _already_whole(
+    into: ReadableStore, selection: Selection, wanted: str | None, *, tidy: bool
+) -> ContentManifest | None:
     """What the target holds, if it holds what is meant; with ``tidy``, and nothing that a killed writer left."""
     held = manifest_of(into)
     if held is None:
@@ -158,8 +161,8 @@ def _already_whole(into: Store, selection: Selection, wanted: str | None, *, tid
 
 
 def _write(  # noqa: PLR0917 - the things that `copy` has found out
-    store: Store,
-    into: Store,
+    store: ReadableStore,
+    into: WritableStore,
     selection: Selection,
     wanted: str | None,
     meter: Meter,
@@ -183,9 +186,9 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
         promised = expected.get(entry.path) or entry.sha256
         stream = source.stream(entry, promised)
         # What a store checks only as a whole is read as a whole, unless something else says what it has to be.
-        vouched = promised or not source.bridging
-        if entry.size >= _RESUMED and entry.etag and vouched and isinstance(into, Resuming):
-            into.write_on(entry.path, f"{store.location}\0{entry}", stream)
+        vouched = promised or not store.resumes_reads
+        if entry.size >= _RESUMED and entry.etag and vouched:
+            into.resume_write(entry.path, stream, entry.size, f"{store.location}\0{entry}")
         else:
             into.write(entry.path, stream, entry.size)
         if rest := entry.size - stream.counted:  # what was there already, or was sent twice
@@ -212,7 +215,9 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
     return manifest
 
 
-def _write_sidecars(into: Store, manifest: ContentManifest, files: Mapping[str, bytes], *, replaced: bool) -> None:
+def _write_sidecars(
+    into: WritableStore, manifest: ContentManifest, files: Mapping[str, bytes], *, replaced: bool
+) -> None:
     """Write them; those of other content that was there before would tell the wrong things of this one."""
     own = {file.path for file in manifest.files}
     for path in content.SIDECARS:
@@ -223,7 +228,7 @@ def _write_sidecars(into: Store, manifest: ContentManifest, files: Mapping[str, 
             into.write_small(path, data)
 
 
-def _announce(into: Store, selection: Selection, previous: ContentManifest | None) -> tuple[set[str], bool]:
+def _announce(into: WritableStore, selection: Selection, previous: ContentManifest | None) -> tuple[set[str], bool]:
     """Write down which files will be written.
 
     Returns those of earlier tries that will not be needed any more, and whether a try was killed before.
@@ -244,7 +249,7 @@ def _announce(into: Store, selection: Selection, previous: ContentManifest | Non
     return earlier - coming, again
 
 
-def _right_already(into: Store, selection: Selection, previous: ContentManifest | None) -> dict[str, File]:
+def _right_already(into: ReadableStore, selection: Selection, previous: ContentManifest | None) -> dict[str, File]:
     """Files of the target that need not be sent again."""
     if selection.promised is None:
         return {}
@@ -260,7 +265,7 @@ def _right_already(into: Store, selection: Selection, previous: ContentManifest 
     return right
 
 
-def _sha256(store: Store, path: str) -> str:
+def _sha256(store: ReadableStore, path: str) -> str:
     total = hashlib.sha256()
     for chunk in store.read(path):
         total.update(chunk)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.oci.memory import MemoryRepository
 
-from trainjob.data.stores.base import CHUNK, Store
+from trainjob.data.stores.base import CHUNK, ReadableStore
 from trainjob.data.stores.files import FileStore
 from trainjob.data.stores.oci import manifests, tars
 from trainjob.data.stores.oci.bundles import Small
@@ -169,32 +169,32 @@ def test_kinds(path: str, kind: str) -> None:
 
 
 class _File:
-    """A `Reread` of known bytes."""
+    """A `Rereadable` of known bytes."""
 
-    def __init__(self, data: bytes, store: Store) -> None:
+    def __init__(self, data: bytes, store: ReadableStore) -> None:
         self.data, self.source = data, store
         self.read = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.again(0)
+        return self.reread(0)
 
     def preview(self) -> Iterator[bytes]:
-        return self.again(0)
+        return self.reread(0)
 
-    def again(self, start: int) -> Iterator[bytes]:
+    def reread(self, start: int) -> Iterator[bytes]:
         for at in range(start, len(self.data), 7):
             self.read += 1
             yield self.data[at : at + 7]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def store(tmp_path_factory: pytest.TempPathFactory) -> ReadableStore:
     from trainjob.data.locations import parse_store
 
     return FileStore(parse_store(tmp_path_factory.mktemp("store")))
 
 
-def _payload(kind: str, data: bytes, store: Store) -> Payload:
+def _payload(kind: str, data: bytes, store: ReadableStore) -> Payload:
     half = len(data) // 2
     if kind == "data":
         return Data(data)
@@ -215,7 +215,7 @@ def _payload(kind: str, data: bytes, store: Store) -> Payload:
     data=st.binary(min_size=1, max_size=120),
     cuts=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), max_size=6),
 )
-def test_any_part_of_a_payload(kind: str, data: bytes, cuts: list[tuple[int, int]], store: Store) -> None:
+def test_any_part_of_a_payload(kind: str, data: bytes, cuts: list[tuple[int, int]], store: ReadableStore) -> None:
     """As an upload asks: from what the registry has, which is never more than was sent."""
     payload = Hashing(_payload(kind, data, store))
     sent = 0

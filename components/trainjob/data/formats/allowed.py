@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from trainjob.data.formats import pickled, tables, tensors, texts, wires
 from trainjob.data.formats.candidates import Candidate, Refused
 from trainjob.data.parallel import for_each
-from trainjob.data.stores.base import Entry, Store
+from trainjob.data.stores.base import Entry, ReadableStore
 
 Check = Callable[[Candidate], object]
 """Raises Refused."""
@@ -95,7 +95,7 @@ _CHUNK = re.compile(r"\d+(?:\.\d+)*")
 _BLOB = re.compile(r"[0-9a-f]{32}")
 
 
-def refusals(store: Store, files: Iterable[Entry], *, single: bool = False) -> dict[str, str]:
+def refusals(store: ReadableStore, files: Iterable[Entry], *, single: bool = False) -> dict[str, str]:
     """Which of the files could run code when they are loaded, or are not of the form that their name says, and why.
 
     Text is read as a whole; of other forms the headers, and the last 64 KiB, where readers of zip archives look.

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainjob.data import ranges
-from trainjob.data.stores.base import Entry, Store, retry
+from trainjob.data.stores.base import Entry, ReadableStore, retry
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -40,7 +40,7 @@ class Candidate:
         entry: Name, size and entity tag.
     """
 
-    def __init__(self, store: Store, key: str, entry: Entry) -> None:
+    def __init__(self, store: ReadableStore, key: str, entry: Entry) -> None:
         self._store, self._key, self._entry = store, key, entry
         self.path, self.size = entry.path, entry.size
 
@@ -83,7 +83,7 @@ class _File(io.BufferedReader):
 class _Ranges(io.RawIOBase):
     """Each read is a request for a range."""
 
-    def __init__(self, store: Store, key: str, entry: Entry) -> None:
+    def __init__(self, store: ReadableStore, key: str, entry: Entry) -> None:
         self._store, self._key, self._entry, self._at = store, key, entry, 0
 
     def readable(self) -> bool:

@@ -1,15 +1,16 @@
-"""Stores: where bytes are. The protocol; which store a location is of, says `trainjob.data.stores.opening`.
+"""The interface of all stores. `trainjob.data.stores.opening` chooses the store of a location.
 
-A store is opened at a location and speaks of paths relative to it; the empty path is the location itself, when that is
-a single file. Errors are those of `trainjob.errors`, name the location, and never hold a credential.
+A store is opened at a location and takes paths relative to it. The empty path is the location itself, if that is a
+single file. Errors are those of `trainjob.errors`; they name the location and contain no credential.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from trainjob import retrying
 from trainjob.data.locations import Location
@@ -18,7 +19,7 @@ from trainjob.errors import StoreUnavailable
 T = TypeVar("T")
 
 CHUNK = 1024 * 1024
-"""Bytes per read; small beside the buffers of a network, large beside the cost of a system call."""
+"""Bytes per read: small compared with network buffers, large compared with the cost of a system call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class Entry:
     Attributes:
         path: Relative to the root of the store.
         size: Bytes.
-        etag: Changes when the content does, as far as the store can tell; empty where it cannot.
-        sha256: What the store itself says that it is, in hexadecimal; empty where it does not say.
+        etag: Entity tag: changes with the content, as far as the store can detect it. Empty if the store has none.
+        sha256: SHA-256 that the store itself reports, in hexadecimal. Empty if it reports none.
     """
 
     path: str
@@ -38,137 +39,139 @@ class Entry:
     sha256: str = ""
 
 
-@runtime_checkable
-class Reread(Protocol):
-    """The bytes of a file of a store, for `Store.write` of another one: they can be had more than once."""
+class ReadableStore(ABC):
+    """A store that can be read. A method that is not abstract has a default for stores without that ability."""
 
-    source: Store
-    """Where they are."""
+    resumes_reads: ClassVar[bool] = False
+    """Whether `read` resumes by itself after a cut. Such a store verifies a file only if one `read` returns all of
+    it."""
 
-    def preview(self) -> Iterator[bytes]:
-        """All of them, checked as the first time; they do not count as moved."""
-        ...
-
-    def again(self, start: int) -> Iterator[bytes]:
-        """From ``start`` on, not checked any more."""
-        ...
-
-
-class Store(Protocol):
-    """What every store does."""
+    def __init__(self, location: Location) -> None:
+        self._location = location
 
     @property
     def location(self) -> Location:
-        """Where it was opened."""
-        ...
+        """The location at which the store was opened."""
+        return self._location
 
+    def resolved(self) -> Location:
+        """The location of the exact version that is read: with the commit or digest, where the store has one.
+
+        Raises:
+            SourceNotFound: The location does not exist.
+        """
+        return self._location
+
+    @abstractmethod
     def list(self) -> Iterator[Entry]:
-        """All files below the location, in no particular order; none if there is nothing.
+        """List all files below the location, in no particular order; nothing if the location does not exist.
 
         Raises:
-            UnsafePath: A name or link that leads out of the store.
+            UnsafePath: A name or link leads out of the store.
         """
-        ...
 
+    @abstractmethod
     def stat(self, path: str) -> Entry:
-        """One file; SourceNotFound if there is none."""
-        ...
+        """Return one file; raise SourceNotFound if it does not exist."""
 
+    @abstractmethod
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """The bytes from ``start`` on, ``length`` of them or to the end.
+        """Read the bytes from ``start`` on: ``length`` of them, or to the end.
 
         Raises:
-            SourceNotFound: There is no such file.
-            CorruptData: It no longer has the entity tag ``etag``, or changed while it was read.
+            SourceNotFound: The file does not exist.
+            CorruptData: The file no longer has the entity tag ``etag``, or changed while it was read.
         """
-        ...
 
-    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """Create or replace a file. It appears whole, or, when ``chunks`` raises, not at all.
+    def supports_ranges(self, path: str, entry: Entry) -> bool:
+        """Whether several ranges of the file at ``path`` can be read at once, and faster.
 
-        ``size`` is a hint for buffers. ``chunks`` may be a `Reread`.
+        If so, the file has an entity tag, so that all ranges are of one state.
         """
-        ...
+        del path, entry
+        return False
 
-    def write_small(self, path: str, data: bytes) -> None:
-        """Create or replace a small file, durably: it is on disk, with all written before it, on return."""
-        ...
+    def sidecar_versions(self, path: str) -> Iterator[bytes]:
+        """All versions of a file beside a model (`trainjob.data.content.SIDECARS`), the latest first.
 
-    def delete(self, path: str) -> None:
-        """Remove a file; no error if there is none."""
-        ...
+        Empty where the store does not keep versions; then `read` returns the only one.
+        """
+        del path
+        return iter(())
 
+    def close(self) -> None:  # noqa: B027 - optional: a store without connections has nothing to close
+        """Close the store's connections. The store is not used afterwards."""
+
+
+class WritableStore(ReadableStore):
+    """A store that can also be written. `trainjob.data.stores.opening.open_writable` opens one."""
+
+    @abstractmethod
     def begin(self, notify: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Keep other writers out as far as the store can, to the end of the block or of the process."""
-        ...
+        """Exclude other writers, as far as the store can, until the block or the process ends."""
 
-    def finish(self) -> None:
-        """Remove all below ``.trainjob``. Only inside ``begin``."""
-        ...
+    @abstractmethod
+    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
+        """Create or replace a file. It appears complete, or, if ``chunks`` raises, not at all.
 
-
-@runtime_checkable
-class Ranged(Protocol):
-    """A store from which several parts of a file can be read at once, and faster so."""
-
-    def ranged(self, path: str, entry: Entry) -> bool:
-        """Whether that goes for the file at ``path``.
-
-        Then it has an entity tag, so that its parts are parts of one state.
+        ``size`` is a hint for buffers. ``chunks`` may be `Rereadable`.
         """
-        ...
 
-
-class Continued(Protocol):
-    """The bytes of a file of which some may be there already."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all bytes that have passed, those that were there included."""
-        ...
-
-    def after(self, held: Iterator[bytes]) -> Iterator[bytes]:
-        """Given the bytes that are there, in order, those that follow them."""
-        ...
-
-
-@runtime_checkable
-class Resuming(Protocol):
-    """A store that finds again what a killed process has written of a file."""
-
-    def write_on(self, path: str, identity: str, content: Continued) -> None:
-        """Like `Store.write`, but what is there is not sent again.
+    def resume_write(self, path: str, content: Resumable, size: int, identity: str) -> None:
+        """Like `write`, but what a killed process has written of the file is not sent again, where the store can.
 
         Args:
             path: The file.
-            identity: The state of the source: what is there of another state is of no use.
-            content: What is to be in it.
+            content: What the file is to contain.
+            size: As for `write`.
+            identity: State of the source. Parts that were written of another state are not used.
         """
+        del identity
+        self.write(path, content, size)
+
+    @abstractmethod
+    def write_small(self, path: str, data: bytes) -> None:
+        """Create or replace a small file durably: on return it and all files written before it are on disk."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file; no error if it does not exist."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Remove everything below ``.trainjob``. Only inside ``begin``."""
+
+
+@runtime_checkable
+class Rereadable(Protocol):
+    """The bytes of a file, for `WritableStore.write`, that can be read more than once."""
+
+    source: ReadableStore
+    """The store that they are read from."""
+
+    def preview(self) -> Iterator[bytes]:
+        """Read all bytes, checked like the first time; they are not counted as transferred."""
+        ...
+
+    def reread(self, start: int) -> Iterator[bytes]:
+        """Read from ``start`` on, without checks."""
         ...
 
 
-@runtime_checkable
-class Bridging(Protocol):
-    """A store whose `Store.read` goes on after cuts itself, and checks a file only where all of it is read at once."""
+class Resumable(Protocol):
+    """The bytes of a file of which the target may have some already."""
 
-    bridging: Literal[True]
-
-
-@runtime_checkable
-class Referring(Protocol):
-    """A store that keeps each version of what was written beside a model (`trainjob.data.content.SIDECARS`)."""
-
-    def beside(self, path: str) -> Iterator[bytes]:
-        """All versions of such a file, the last one first."""
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all bytes so far, including those that the target had."""
         ...
 
+    def __iter__(self) -> Iterator[bytes]:
+        """All bytes."""
+        ...
 
-@runtime_checkable
-class Closing(Protocol):
-    """A store that has connections of its own."""
-
-    def close(self) -> None:
-        """Close them. The store is not used afterwards."""
+    def after(self, held: Iterator[bytes]) -> Iterator[bytes]:
+        """The bytes that follow ``held``, the bytes that the target has, in order."""
         ...
 
 

@@ -17,7 +17,7 @@ from trainjob import durable
 from trainjob.data.content import WORK
 from trainjob.data.locations import Location
 from trainjob.data.parallel import for_each
-from trainjob.data.stores.base import CHUNK, Continued, Entry
+from trainjob.data.stores.base import CHUNK, Entry, Resumable, WritableStore
 from trainjob.data.stores.parts import Part, start_writing
 from trainjob.data.stores.translated import Translated
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
@@ -28,11 +28,11 @@ _SYNCS = 16  # files at once; a disk makes several durable in the time of one
 _MISSES = 100  # writers that finish in the very moment; more means that the file system takes no such name, as /proc
 
 
-class FileStore:
+class FileStore(WritableStore):
     """A directory, or a single file, of this machine."""
 
     def __init__(self, location: Location) -> None:
-        self._location = location
+        super().__init__(location)
         self._root = location.local
         self._unsynced: set[str] = set()  # files and directories, by their relative paths
         self._made: set[str] = set()
@@ -40,13 +40,8 @@ class FileStore:
         self._name, self._parts = secrets.token_hex(12), itertools.count()
         self._alone = False
 
-    @property
-    def location(self) -> Location:
-        """Where it was opened."""
-        return self._location
-
     def list(self) -> Iterator[Entry]:
-        """See `Store.list`. Links to files inside the root are followed; other links are refused."""
+        """List all files. Links to files inside the root are followed; other links are refused."""
         root, folders = os.path.realpath(self._root), [""]
         with os_errors(self._root):
             while folders:
@@ -66,7 +61,7 @@ class FileStore:
                             yield _entry(each.stat(), each.path, f"{folder}{each.name}")
 
     def stat(self, path: str) -> Entry:
-        """See `Store.stat`."""
+        """Return one file; raise SourceNotFound if it does not exist."""
         full = self._root / path
         with os_errors(full):
             if full.is_dir():
@@ -74,7 +69,7 @@ class FileStore:
             return _entry(full.stat(), full, path)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """See `Store.read`."""
+        """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
         full = self._at(path)
         with os_errors(full), open(full, "rb", buffering=0) as file:  # noqa: PTH123 - see `_at`
             status = os.fstat(file.fileno())
@@ -92,17 +87,17 @@ class FileStore:
             raise CorruptData(f"{full} changed while it was read; run the step again when nothing writes to it")
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """See `Store.write`: into a part file under ``.trainjob``, then renamed; on disk when `write_small` returns."""
+        """Write a part file under ``.trainjob`` and rename it. It is on disk when `write_small` returns."""
         # To wait for the disk after each of many files would take longer than to fetch them, and to tell it of each
         # small one as long as to write that.
         self._write(path, chunks, start_writing if size >= CHUNK else None)
         self._unsynced.add(path)
 
-    def write_on(self, path: str, identity: str, content: Continued) -> None:
-        """See `Resuming.write_on`. It stays where a store failed or this process ends, not where the data is wrong."""
+    def resume_write(self, path: str, content: Resumable, size: int, identity: str) -> None:
+        """Write a file and keep its part if a store fails or this process ends, but not if the data is wrong."""
         if not self._alone:
-            # Another process may be writing the same part. What is resumed is large.
-            self.write(path, content.after(iter(())), CHUNK)
+            # Another process may be writing the same part.
+            self.write(path, content, size)
             return
         full = self._at(path)
         part = Part(self._root / WORK, path, identity)
@@ -117,13 +112,13 @@ class FileStore:
             raise
 
     def write_small(self, path: str, data: bytes) -> None:
-        """See `Store.write_small`."""
+        """Create or replace a small file durably."""
         self._sync()
         self._write(path, [data], os.fsync)
         self._sync()
 
     def delete(self, path: str) -> None:
-        """See `Store.delete`; directories that become empty stay."""
+        """Remove a file. Directories that become empty remain."""
         full = self._root / path
         self._confine(full.parent)
         with os_errors(full):
@@ -139,7 +134,7 @@ class FileStore:
 
     @contextmanager
     def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """See `Store.begin`: one writer at a time, by a lock that ends with its process."""
+        """Allow one writer at a time, by a lock that ends with its process."""
         work = self._root / WORK
         missed = 0
         while True:
@@ -169,7 +164,7 @@ class FileStore:
                 os.close(file)
 
     def finish(self) -> None:
-        """See `Store.finish`."""
+        """Remove everything below ``.trainjob``."""
         work = self._root / WORK
         with os_errors(work):
             for path in work.iterdir():
@@ -181,7 +176,7 @@ class FileStore:
                 work.rmdir()  # not empty: the next writer is already there
 
     def _remove_parts(self) -> None:
-        """What writers that were killed left behind."""
+        """Remove the part files of writers that were killed."""
         work = self._root / WORK
         with os_errors(work):
             for part in work.glob("*.part"):

@@ -20,8 +20,8 @@ import httpx
 
 from trainjob import retrying
 from trainjob.data.content import NAME, WORK
-from trainjob.data.locations import Location, hub_parts, pinned
-from trainjob.data.stores.base import Entry, retry
+from trainjob.data.locations import Location, at_revision, hub_parts
+from trainjob.data.stores.base import Entry, WritableStore, retry
 from trainjob.data.stores.files import os_errors
 from trainjob.data.stores.web import Web
 from trainjob.errors import (
@@ -46,7 +46,7 @@ _OID = re.compile(r"(?:W/)?\"?([0-9a-f]{40}|[0-9a-f]{64})\"?")
 _OWN = ".gitattributes"  # says which files are in LFS; made by the Hub, and no part of the content
 
 
-class HubStore:
+class HuggingFaceStore(WritableStore):
     """A repository, or a directory of it.
 
     ``HF_TOKEN`` is the only place where a token is looked for, and it is never written to disk. ``HF_ENDPOINT`` names
@@ -66,7 +66,7 @@ class HubStore:
         session: Any = get_session()  # of httpx, in some versions of a fork of it
         if session.timeout.read is None:  # its own default: it would wait for a silent server forever
             session.timeout = _SILENCE
-        self._location = location
+        super().__init__(location)
         self._kind, self._repo, self._revision = hub_parts(location)
         token = os.environ.get("HF_TOKEN", "").strip()
         self._endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
@@ -83,21 +83,15 @@ class HubStore:
         self._deletions: set[str] = set()
 
     def close(self) -> None:
-        """See `Closing.close`."""
+        """Close the store's connections."""
         self._web.close()
 
-    @property
-    def location(self) -> Location:
-        """Where it was opened."""
-        return self._location
+    def resolved(self) -> Location:
+        """The location with the commit that is read."""
+        return at_revision(self._location, self._resolve())
 
-    @property
-    def pinned(self) -> Location:
-        """The same in the commit that is read."""
-        return pinned(self._location, self._resolve())
-
-    def ranged(self, path: str, entry: Entry) -> bool:
-        """See `Ranged.ranged`. Mirrors may not have ranges: the first file tells."""
+    def supports_ranges(self, path: str, entry: Entry) -> bool:
+        """Whether ranges can be read; asked for the first file, since mirrors may not support them."""
         del entry
         if self._ranges is None:
             url, where = self._url(path), self._where(path)
@@ -105,26 +99,26 @@ class HubStore:
         return self._ranges
 
     def list(self) -> Iterator[Entry]:
-        """See `Store.list`; SourceNotFound if there is no such repository."""
+        """List all files; raise SourceNotFound if the repository does not exist."""
         prefix = f"{self._location.path}/" if self._location.path else ""
         for path, entry in self._tree().items():
             if path.startswith(prefix) and path != _OWN:
                 yield replace(entry, path=path.removeprefix(prefix))
 
     def stat(self, path: str) -> Entry:
-        """See `Store.stat`."""
+        """Return one file; raise SourceNotFound if it does not exist."""
         entry = self._tree().get(self._full(path))
         if entry is None:
             raise SourceNotFound(f"{self._where(path)} does not exist")
         return replace(entry, path=path)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """See `Store.read`."""
+        """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
         return self._web.read(self._url(path), self._where(path), start, length, etag)
 
     @contextmanager
     def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """See `Store.begin`. Of two writers one gets its commit in: the other's is no longer on top of the branch."""
+        """Create repository and branch. Of two writers one commits; the Hub rejects the other's outdated parent."""
         del notify
         if re.fullmatch(r"[0-9a-f]{40}", self._revision):
             raise ConfigurationError(f"{self._location} is a commit, which cannot be changed; name a branch, or none")
@@ -139,7 +133,7 @@ class HubStore:
                 self._deletions.clear()
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """See `Store.write`: kept in a temporary file until it is known to be right, then sent; named by the commit."""
+        """Keep a file in a temporary file until it is verified, then upload it. It appears with the commit."""
         from huggingface_hub import CommitOperationAdd  # noqa: PLC0415 - an extra
 
         if self._spool is None:
@@ -162,22 +156,22 @@ class HubStore:
         self._deletions.discard(full)
 
     def write_small(self, path: str, data: bytes) -> None:
-        """See `Store.write_small`. The manifest makes the commit, and with it durable what was written."""
+        """Write a small file. Writing the manifest creates the commit, which makes all files durable."""
         if path.partition("/")[0] == WORK:
-            return  # one commit needs no mark of what is half done
+            return  # one commit is atomic: a mark of an incomplete copy is not needed
         self.write(path, [data], len(data))
         if path == NAME:
             self._finish(data)
 
     def delete(self, path: str) -> None:
-        """See `Store.delete`."""
+        """Remove a file with the commit; no error if it does not exist."""
         full = self._full(path)
         self._additions.pop(full, None)
         if path.partition("/")[0] != WORK and any(full == each for each in self._known()):
             self._deletions.add(full)
 
     def finish(self) -> None:
-        """See `Store.finish`; there is nothing below ``.trainjob``."""
+        """Do nothing: nothing is written below ``.trainjob``."""
 
     def _full(self, path: str) -> str:
         return self._location.child(path).path if path else self._location.path
@@ -302,7 +296,7 @@ class HubStore:
         self._verify(additions)
 
     def _manifest_at(self, commit: str) -> bytes | None:
-        other = HubStore(pinned(self._location, commit))
+        other = HuggingFaceStore(at_revision(self._location, commit))
         try:
             return b"".join(other.read(NAME))
         except SourceNotFound:

@@ -11,7 +11,7 @@ from typing import Any
 from trainjob.data.content import MARK
 from trainjob.data.feeding import fed
 from trainjob.data.locations import Location, safe_path
-from trainjob.data.stores.base import CHUNK, Entry
+from trainjob.data.stores.base import CHUNK, Entry, WritableStore
 from trainjob.data.stores.clouds import errors, open_bucket
 from trainjob.errors import CorruptData, SourceNotFound
 
@@ -21,7 +21,7 @@ _READ = CHUNK // 4
 _PART, _PARTS, _UPLOADS = 5 * CHUNK, 9_000, 4
 
 
-class ObjectStore:
+class ObjectStore(WritableStore):
     """A prefix of a bucket or container.
 
     Raises:
@@ -29,23 +29,18 @@ class ObjectStore:
     """
 
     def __init__(self, location: Location) -> None:
-        self._location = location
+        super().__init__(location)
         self._inner: Any = open_bucket(location)  # obstore's functions take a union that names all its classes
         self._prefix = location.path
         self._huge = Lock()
 
-    @property
-    def location(self) -> Location:
-        """Where it was opened."""
-        return self._location
-
-    def ranged(self, path: str, entry: Entry) -> bool:
-        """See `Ranged.ranged`."""
+    def supports_ranges(self, path: str, entry: Entry) -> bool:
+        """Whether several ranges of a file can be read at once."""
         del path
         return bool(entry.etag)
 
     def list(self) -> Iterator[Entry]:
-        """See `Store.list`. A prefix ends at a slash: ``models/a`` does not list ``models/abc``."""
+        """List all objects below the prefix, which ends at a slash: ``models/a`` does not list ``models/abc``."""
         import obstore  # noqa: PLC0415 - an extra
 
         folders: set[str] = set()
@@ -68,7 +63,7 @@ class ObjectStore:
         yield from (entry for entry in empty if entry.path not in folders)
 
     def stat(self, path: str) -> Entry:
-        """See `Store.stat`."""
+        """Return one object; raise SourceNotFound if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
         with errors(self._location, path):
@@ -76,7 +71,7 @@ class ObjectStore:
         return Entry(path, meta["size"], meta["e_tag"] or "")
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """See `Store.read`."""
+        """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
         import obstore  # noqa: PLC0415 - an extra
 
         if length == 0:
@@ -98,7 +93,7 @@ class ObjectStore:
                 yield bytes(chunk)
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """See `Store.write`: one PUT for what fits into a part, else a multipart upload, aborted on an error."""
+        """Write by one PUT if the content fits into a part, else by a multipart upload, aborted on an error."""
         import obstore  # noqa: PLC0415 - an extra
 
         with errors(self._location, path):
@@ -114,11 +109,11 @@ class ObjectStore:
                     obstore.put(self._inner, self._key(path), ahead, chunk_size=part, max_concurrency=at_once)
 
     def write_small(self, path: str, data: bytes) -> None:
-        """See `Store.write_small`."""
+        """Create or replace a small object."""
         self.write(path, [data], len(data))
 
     def delete(self, path: str) -> None:
-        """See `Store.delete`."""
+        """Remove an object; no error if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
         # Azure minds that there is none, and the others do not.
@@ -127,12 +122,12 @@ class ObjectStore:
 
     @contextmanager
     def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """See `Store.begin`. There are no locks: of two writers, each object is that of one of them."""
+        """Do nothing: object stores have no locks. With two writers, each object is from one of them."""
         del notify
         yield
 
     def finish(self) -> None:
-        """See `Store.finish`."""
+        """Remove the mark below ``.trainjob``."""
         self.delete(MARK)
 
     def _key(self, path: str) -> str:

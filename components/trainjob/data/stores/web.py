@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
 
 import httpx
 
 from trainjob import retrying
 from trainjob.data.locations import Location, public
 from trainjob.data.stores import redirects, trust
-from trainjob.data.stores.base import CHUNK, Entry, retry
+from trainjob.data.stores.base import CHUNK, Entry, ReadableStore, retry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 from trainjob.version import __version__
 
@@ -83,7 +82,7 @@ class Web:
             return Facts(_size(response), self._tag(response) or "", ranges=response.status_code == 206)
 
     def read(self, url: str, where: str, start: int, length: int | None, tag: str) -> Iterator[bytes]:
-        """The bytes from ``start`` on; see `Store.read`. A server without ranges is made to send the rest twice."""
+        """Read from ``start`` on. A server without ranges sends the file from its beginning; that part is dropped."""
         if length == 0:
             return
         headers = {}
@@ -134,34 +133,32 @@ class Web:
         raise ConfigurationError(f"{where}: the server redirects more than {redirects.LIMIT} times, or in a circle")
 
 
-class WebStore:
+class WebStore(ReadableStore):
     """One file of a web server."""
 
     def __init__(self, location: Location) -> None:
-        self._location = location
+        super().__init__(location)
         self._web = Web(location.uri)
         self._ranges = False
 
     def close(self) -> None:
-        """See `Closing.close`."""
+        """Close the store's connections."""
         self._web.close()
 
-    @property
-    def location(self) -> Location:
-        """Where it was opened."""
-        return self._location
-
-    def ranged(self, path: str, entry: Entry) -> bool:
-        """See `Ranged.ranged`."""
+    def supports_ranges(self, path: str, entry: Entry) -> bool:
+        """Whether ranges can be read, as the last `stat` reported."""
         del path
         return self._ranges and entry.etag.startswith('"')
 
     def list(self) -> Iterator[Entry]:
-        """See `Store.list`; a web server has no listing."""
-        self._refuse("list")
+        """Raise ConfigurationError: a web server has no directories."""
+        raise ConfigurationError(
+            f"cannot list {public(self._location)}: a web server has no directories; name one file, or copy the"
+            " files to an object store or a directory"
+        )
 
     def stat(self, path: str) -> Entry:
-        """See `Store.stat`."""
+        """Return the file; raise SourceNotFound if it does not exist."""
         at = self._at(path)
         facts = retry(lambda: self._web.facts(at.uri, public(at)))
         if facts.size is None:
@@ -170,43 +167,11 @@ class WebStore:
         return Entry(path, facts.size, facts.tag)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """See `Store.read`."""
+        """Read the bytes from ``start`` on: ``length`` of them, or to the end."""
         return self._web.read(self._at(path).uri, public(self._at(path)), start, length, etag)
-
-    def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """See `Store.write`; a web server is no target."""
-        del path, chunks, size
-        self._refuse("write to")
-
-    def write_small(self, path: str, data: bytes) -> None:
-        """See `Store.write_small`; a web server is no target."""
-        del path, data
-        self._refuse("write to")
-
-    def delete(self, path: str) -> None:
-        """See `Store.delete`; a web server is no target."""
-        del path
-        self._refuse("write to")
-
-    @contextmanager
-    def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """See `Store.begin`; a web server is no target."""
-        del notify
-        self._refuse("write to")
-        yield
-
-    def finish(self) -> None:
-        """See `Store.finish`; a web server is no target."""
-        self._refuse("write to")
 
     def _at(self, path: str) -> Location:
         return self._location.child(path) if path else self._location
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ConfigurationError(
-            f"cannot {what} {public(self._location)}: a web server holds single files to read;"
-            " name one file, or use an object store or file://"
-        )
 
 
 def _tag(response: httpx.Response) -> str:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from trainjob.data.stores.base import CHUNK, Reread
+from trainjob.data.stores.base import CHUNK, Rereadable
 from trainjob.errors import CorruptData, StoreUnavailable
 
 
@@ -59,13 +59,13 @@ class Joined:
 class Again:
     """A file whose content has been looked at already."""
 
-    def __init__(self, file: Reread, size: int) -> None:
+    def __init__(self, file: Rereadable, size: int) -> None:
         self._file = file
         self.size = size
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
         """See `Payload.open`."""
-        yield from limited(self._file.again(start), length)
+        yield from limited(self._file.reread(start), length)
 
 
 class Once:
@@ -86,12 +86,12 @@ class Once:
     def open(self, start: int, length: int) -> Iterator[bytes]:
         """See `Payload.open`."""
         if start < self._at:
-            if not isinstance(self._chunks, Reread):
+            if not isinstance(self._chunks, Rereadable):
                 raise StoreUnavailable(
                     f"{self._where}: the registry lost what was sent, and the source cannot be reread"
                 )
             count = min(self._at - start, length)
-            yield from limited(self._chunks.again(start), count)
+            yield from limited(self._chunks.reread(start), count)
             start, length = start + count, length - count
         while length > 0:
             chunk = self._rest or next(self._iterator, b"")

@@ -6,12 +6,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Literal
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest
 from trainjob.data.locations import Location, safe_path
-from trainjob.data.stores.base import CHUNK, Entry, Reread
+from trainjob.data.stores.base import CHUNK, Entry, Rereadable, WritableStore
 from trainjob.data.stores.oci import manifests, referrers, tars
 from trainjob.data.stores.oci.bundles import Small
 from trainjob.data.stores.oci.client import Client
@@ -29,18 +28,17 @@ SUFFIX = "-modelpack"
 """Of the tag that names the ModelPack manifest itself, for tools that do not look into an index."""
 
 
-class OciStore:
+class OciStore(WritableStore):
     """A tag or digest of a repository.
 
     What is written becomes visible as a whole, when ``MANIFEST.json`` is: then the tag is put. Until then, and if that
     never happens, the tag is what it was; blobs that nothing names are swept by the registry.
     """
 
-    bridging: Literal[True] = True
-    """See `Bridging`."""
+    resumes_reads = True
 
     def __init__(self, location: Location) -> None:
-        self._location = location
+        super().__init__(location)
         self.reference = Reference.of(location)
         self._client = Client(self.reference.host)
         # Not every store is closed; sockets that are left to the garbage collector are a warning.
@@ -53,28 +51,22 @@ class OciStore:
         self._small = Small()
         self._sidecars: dict[str, bytes] = {}
 
-    @property
-    def location(self) -> Location:
-        """Where it was opened."""
-        return self._location
-
-    @property
-    def pinned(self) -> Location:
-        """The same by its digest, which no push can change.
+    def resolved(self) -> Location:
+        """The location by digest, which no push can change.
 
         Raises:
-            SourceNotFound: There is nothing.
+            SourceNotFound: The tag does not exist.
         """
         return self.reference.at(self._needed().top.digest).location
 
     def list(self) -> Iterator[Entry]:
-        """See `Store.list`. Of an image these are the files below ``/models``."""
+        """List all files; of an image those below ``/models``."""
         image = self._image()
         for path in self._told() or (image.files if image is not None else ()):
             yield self.stat(path)
 
     def stat(self, path: str) -> Entry:
-        """See `Store.stat`."""
+        """Return one file; raise SourceNotFound if it does not exist."""
         if not path:
             raise SourceNotFound(f"{self._location} is no single file")
         image = self._needed()
@@ -86,9 +78,9 @@ class OciStore:
         return Entry(path, placed.size, f"{placed.blob.digest}/{placed.name}", sha256)
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """See `Store.read`. Whole files are checked against the digest of their layer; parts of files are not.
+        """Read a file. Complete files are verified against the digest of their layer; parts of files are not.
 
-        What is told of a model (`content.SIDECARS`) can be read, too, though it is no part of the image.
+        Files beside a model (`content.SIDECARS`) can be read too, although they are not in the image.
         """
         if path == content.MARK:
             raise SourceNotFound(f"{self._location} holds no {path}")  # what is not finished is nowhere
@@ -98,24 +90,24 @@ class OciStore:
         try:
             chunks = image.read(path, start, length)
         except SourceNotFound:
-            data = next(iter(self.beside(path)), None) if path in content.SIDECARS else None
+            data = next(iter(self.sidecar_versions(path)), None) if path in content.SIDECARS else None
             if data is None:
                 raise
             chunks = iter((data[start:] if length is None else data[start : start + length],))
         yield from chunks
 
-    def beside(self, path: str) -> Iterator[bytes]:
-        """See `Referring.beside`."""
+    def sidecar_versions(self, path: str) -> Iterator[bytes]:
+        """All versions of a file beside the model, which are referrers of the image; the latest first."""
         yield from referrers.beside(self.repository, self._needed().top.digest, path)
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
-        """See `Store.write`; here ``size`` is exact.
+        """Write a file; here ``size`` is exact.
 
-        What can be read twice at little cost is: its digest is computed first, and nothing is sent that the registry
-        has. Everything else is sent while it is hashed, and named by its digest at the end.
+        A file that is cheap to read twice is: its digest is computed first, and it is not sent if the registry has it.
+        Any other file is sent while it is hashed; the upload is closed with its digest.
 
         Raises:
-            UnsafePath: In an image, the name would remove files instead of adding one.
+            UnsafePath: The name would remove files of an image instead of adding one.
         """
         name, where = manifests.ROOT + safe_path(path), self._location.child(path).uri
         if any(part.startswith(manifests.WHITEOUT) for part in path.split("/")):
@@ -131,7 +123,7 @@ class OciStore:
         def layer(file: Payload) -> Payload:
             return Joined([Data(before), file, Data(after)])
 
-        if isinstance(chunks, Reread) and self._cheap(chunks, path, size):
+        if isinstance(chunks, Rereadable) and self._cheap(chunks, path, size):
             digest = digest_of(_around(before, chunks.preview(), after))
             push(self.repository, layer(Again(chunks, size)), digest, self._origins(chunks))
         else:
@@ -142,21 +134,21 @@ class OciStore:
             self._layers[path] = Layer(digest, blob, manifests.kind_of(path), path, size)
 
     def write_small(self, path: str, data: bytes) -> None:
-        """See `Store.write_small`. ``MANIFEST.json`` makes all visible; others become referrers of the image."""
+        """Write a small file. ``MANIFEST.json`` makes all files visible; others become referrers of the image."""
         if path == content.NAME:
             self._commit(content.parse(data, self._location.child(path).uri))
         elif path != content.MARK:
             self._sidecars[path] = data
 
     def delete(self, path: str) -> None:
-        """See `Store.delete`: of what was written and is not visible yet. What a tag names is replaced as a whole."""
+        """Remove a file that is written and not visible yet. The content of a tag is replaced as a whole."""
         with self._lock:
             self._layers.pop(path, None)
         self._small.remove(path)
 
     @contextmanager
     def begin(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """See `Store.begin`. There are no locks: of two writers, the tag is that of the last one."""
+        """Check that the location has a tag. Registries have no locks: of two writers, the last one sets the tag."""
         del notify
         if self.reference.digest:
             raise ConfigurationError(f"{self._location} is a digest, which cannot be written; name a tag")
@@ -164,10 +156,10 @@ class OciStore:
         yield
 
     def finish(self) -> None:
-        """See `Store.finish`."""
+        """Do nothing: nothing is written below ``.trainjob``."""
 
     def close(self) -> None:
-        """See `Closing.close`."""
+        """Close the store's connections."""
         self._close()
 
     # ------------------------------------------------------------
@@ -202,19 +194,19 @@ class OciStore:
             raise SourceNotFound(f"{self._location} does not exist")
         return image
 
-    def _cheap(self, chunks: Reread, path: str, size: int) -> bool:
+    def _cheap(self, chunks: Rereadable, path: str, size: int) -> bool:
         """Whether to read a file twice: it is here, or the registry has it already, or it looks as if it had."""
         if chunks.source.location.on_disk or self._origins(chunks):
             return True
         image = self._image()
         return image is not None and path in image.layers and image.layers[path].length == size
 
-    def _origins(self, chunks: Reread) -> tuple[str, ...]:
+    def _origins(self, chunks: Rereadable) -> tuple[str, ...]:
         """Repositories of this registry that may have a layer."""
-        source = chunks.source
-        if not isinstance(source, OciStore) or source.reference.host != self.reference.host:
+        source = chunks.source.location
+        if source.scheme != "oci" or (reference := Reference.of(source)).host != self.reference.host:
             return ()
-        return (source.reference.repository,)
+        return (reference.repository,)
 
     def _commit(self, manifest: ContentManifest) -> None:
         layers = self._all_layers(manifest)
