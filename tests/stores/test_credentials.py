@@ -334,7 +334,7 @@ def test_a_certificate_of_an_authority_of_ones_own(
     other = Authority(tmp_path / "other")
     for trusted in ("", str(other.certificate)):
         monkeypatch.setenv("SSL_CERT_FILE", trusted) if trusted else monkeypatch.delenv("SSL_CERT_FILE")
-        with pytest.raises(ConfigurationError, match=r"is not trusted here \(\w+\); set SSL_CERT_FILE"):
+        with pytest.raises(ConfigurationError, match=r"is not trusted \(\w+\); set SSL_CERT_FILE"):
             copy(secure.uri(name), str(tmp_path / "untrusted"))
 
 

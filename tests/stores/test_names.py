@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 def test_a_segment_that_is_too_long_for_a_file_system(make: Make, name: str, tmp_path: Path) -> None:
     uri = make("gs").put(name, {"a.txt": b"1", "n" * 300: b"2"})
-    with pytest.raises(UnsafePath, match="too long for this file system; rename or exclude it"):
+    with pytest.raises(UnsafePath, match="too long for this file system; rename or exclude the file"):
         copy(uri, str(tmp_path / "t"))
     assert read_manifest(str(tmp_path / "t")) is None
     copy(uri, str(tmp_path / "t"), exclude=["n*"])
@@ -29,7 +29,7 @@ def test_a_key_that_is_too_long_for_s3(make: Make, name: str, size: int, tmp_pat
     path = "/".join(["n" * 200] * 6)  # of 1024 bytes at most
     source = tree(tmp_path / "source", {"a.txt": b"1", path: b"2" * size})
     place = make("s3")
-    with pytest.raises(UnsafePath, match=f"{path} has a name that is too long for the store; rename or exclude it"):
+    with pytest.raises(UnsafePath, match=f"{path} is too long for the store; rename or exclude the file"):
         copy(str(source), place.uri(name))
     assert MANIFEST not in place.held(name)
 

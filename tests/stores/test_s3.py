@@ -116,7 +116,7 @@ def test_tampering_is_noticed(bucket: Any, tmp_path: Path) -> None:
 def test_what_is_not_there(bucket: Any, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="nothing is at s3://own-bucket/none"):
         copy("s3://own-bucket/none", str(tmp_path / "t"))
-    with pytest.raises(SourceNotFound, match="no bucket 'nobucket'"):
+    with pytest.raises(SourceNotFound, match="bucket 'nobucket' does not exist"):
         copy("s3://nobucket/none/", str(tmp_path / "t"))
 
 

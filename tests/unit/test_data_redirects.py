@@ -218,7 +218,7 @@ def test_a_source_leads_to_its_own_network_and_outside(
         assert _read(f"http://{source}/a") == SECRET
         assert len(internet.connected) == 2
     else:
-        with pytest.raises(ConfigurationError, match="outside of the network of"):
+        with pytest.raises(ConfigurationError, match="outside the network of"):
             _read(f"http://{source}/a")
         assert internet.connected == [home]
 
@@ -226,7 +226,7 @@ def test_a_source_leads_to_its_own_network_and_outside(
 def test_a_name_does_not_lead_to_a_metadata_server_without_a_redirect(internet: Internet) -> None:
     internet.name("files.example", METADATA)
     with pytest.raises(
-        ConfigurationError, match=r"files\.example/a leads to files\.example \(169\.254.*name the address"
+        ConfigurationError, match=r"files\.example/a resolves to files\.example \(169\.254.*write the address"
     ):
         _read("http://files.example/a")
     assert internet.connected == []
@@ -260,7 +260,7 @@ def test_redirects_are_counted(internet: Internet) -> None:
 def test_other_schemes_and_broken_addresses_are_refused(internet: Internet, target: str) -> None:
     internet.name("files.example", PUBLIC)
     internet.redirect("http://files.example/a", target)
-    with pytest.raises(ConfigurationError, match=r"only http and https|no URL"):
+    with pytest.raises(ConfigurationError, match=r"only http and https|an invalid URL"):
         _read("http://files.example/a")
 
 
@@ -279,7 +279,7 @@ def test_the_address_that_was_checked_is_connected_to(internet: Internet) -> Non
 def test_a_source_that_moves_inside_is_refused(internet: Internet) -> None:
     internet.name("files.example", PUBLIC, "127.0.0.1")
     internet.redirect("http://files.example/a", "http://files.example:9000/b")
-    with pytest.raises(ConfigurationError, match=r"leads to files\.example \(127\.0\.0\.1, a loopback address"):
+    with pytest.raises(ConfigurationError, match=r"resolves to files\.example \(127\.0\.0\.1, a loopback address"):
         _read("http://files.example/a")
     assert internet.connected == [PUBLIC]
 
@@ -343,7 +343,7 @@ def test_behind_a_proxy_addresses_and_known_names_are_checked(
     assert _read("http://files.example/a") == SECRET
     assert set(internet.connected) == {"127.0.0.1"}
     internet.redirect("http://cdn.example/b", f"http://{target}/c")
-    with pytest.raises(ConfigurationError, match="outside of the network"):
+    with pytest.raises(ConfigurationError, match="outside the network"):
         _read("http://files.example/a")
     assert [path for _, path, _ in internet.server.asked] == ["/a", "/b"] * 2
 
@@ -356,8 +356,8 @@ def test_a_store_names_the_source(internet: Internet) -> None:
         store.stat("")
     store.close()
     assert str(raised.value) == (
-        "http://files.example/a redirects to 10.1.2.3 (a private address), which is outside of the network of"
-        " files.example; not followed, name that server as the source if that is intended"
+        "http://files.example/a redirects to 10.1.2.3 (a private address), which is outside the network of"
+        " files.example; the redirect is not followed, use that server as the source if it is intended"
     )
 
 

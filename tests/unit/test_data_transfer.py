@@ -428,10 +428,10 @@ def test_overlap(source: Path) -> None:
 
 def test_a_file_where_the_target_should_be(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match="has to be a directory"):
+    with pytest.raises(ConfigurationError, match="must be a directory"):
         copy(str(source), str(tmp_path / "file"))
     tree(tmp_path / "t", {"sub": b"a file"})
-    with pytest.raises(DataError, match="in the way"):
+    with pytest.raises(DataError, match="a file and a directory have the same name"):
         copy(str(source), str(tmp_path / "t"))
 
 
@@ -514,7 +514,7 @@ def test_something_where_the_lock_should_be(source: Path, target: Path, dangling
     target.mkdir()
     work = target / ".trainjob"
     work.symlink_to("nowhere") if dangling else work.write_bytes(b"")
-    with pytest.raises(UnsafePath, match="is a link" if dangling else "in the way"):
+    with pytest.raises(UnsafePath, match="is a link" if dangling else "a file and a directory have the same name"):
         copy(str(source), str(target))
 
 

@@ -160,7 +160,7 @@ def test_ranges_at_once(web: _Server, tmp_path: Path) -> None:
         ("403.csv", ConfigurationError, "denied"),
         ("500.csv", StoreUnavailable, "500"),
         ("418.csv", ConfigurationError, "418"),
-        ("around", ConfigurationError, "in a circle"),
+        ("around", ConfigurationError, "perhaps in a loop"),
         ("", SourceNotFound, "names no file"),
     ],
 )
@@ -202,7 +202,7 @@ def test_stalls(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     web.faults = lambda number, span: {"stall": True} if number in (0, 1) else {}
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     web.faults = lambda number, span: {"stall": True}
-    with pytest.raises(StoreUnavailable, match="sent nothing for too long"):
+    with pytest.raises(StoreUnavailable, match="stopped sending"):
         copy(f"{web.url}/x", str(tmp_path / "t2"))
 
 
@@ -238,11 +238,11 @@ def test_a_cut_file_without_a_tag_is_not_put_together(web: _Server, tmp_path: Pa
 
 def test_a_server_that_does_not_say_how_long_the_file_is(web: _Server, tmp_path: Path) -> None:
     web.faults = lambda number, span: {"whole": "*"}  # RFC 9110, 14.4
-    with pytest.raises(ConfigurationError, match="how long"):
+    with pytest.raises(ConfigurationError, match="does not report the size"):
         copy(f"{web.url}/x", str(tmp_path / "t"))
     web.ranges = False
     web.faults = lambda number, span: {"chunked": True}
-    with pytest.raises(ConfigurationError, match="how long"):
+    with pytest.raises(ConfigurationError, match="does not report the size"):
         copy(f"{web.url}/x", str(tmp_path / "t"))
 
 

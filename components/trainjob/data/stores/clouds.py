@@ -1,7 +1,7 @@
-"""Object stores of the clouds: how each is opened and configured, and what its errors mean.
+"""Open and configure the object stores of the clouds, and translate their errors.
 
-All settings are those of the environment, as obstore reads it (`obstore.store.S3Config`, ``GCSConfig``,
-``AzureConfig``): static keys, web identity, the roles of instances, pods and containers, other endpoints. Certificates
+All settings come from the environment, as obstore reads it (`obstore.store.S3Config`, ``GCSConfig``,
+``AzureConfig``): static keys, web identity, roles of instances, pods and containers, custom endpoints. Certificates
 are those of the system, or of ``SSL_CERT_FILE``.
 """
 
@@ -30,10 +30,10 @@ from trainjob.errors import (
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-# An outage of up to a minute is bridged here; longer ones are for the orchestrator's retry.
+# Outages of up to a minute are retried here; the orchestrator retries after longer ones.
 RETRY: RetryConfig = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
 STALL = "60s"
-"""Without a byte; then the connection is given up."""
+"""A connection without a byte for so long is dropped."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Cloud:
     Attributes:
         name: For messages.
         plain: Environment variable that allows endpoints without TLS.
-        keys: What to set where there are no credentials, or not the right ones.
-        role: What says for which role keys are asked for, and proves who asks.
-        bucket: What the store calls it.
+        keys: What to set where credentials are missing or wrong.
+        role: Settings of the role for which temporary keys are requested, and of the proof of identity.
+        bucket: The store's word for a bucket.
     """
 
     name: str
@@ -59,7 +59,7 @@ _S3 = Cloud(
     "S3",
     "AWS_ALLOW_HTTP",
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role for the pod",
-    "AWS_ROLE_ARN, the token of AWS_WEB_IDENTITY_TOKEN_FILE, and what the role lets in",
+    "AWS_ROLE_ARN, the token of AWS_WEB_IDENTITY_TOKEN_FILE, and the trust policy of the role",
 )
 _GOOGLE = Cloud(
     "Google",
@@ -93,14 +93,14 @@ _SECRETS = (
     "GOOGLE_BEARER_TOKEN",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
 )
-# Where instances are asked for credentials when the environment has none (AWS and Azure, ECS, EKS, Google).
+# Metadata servers, which are asked for credentials if the environment has none (AWS and Azure, ECS, EKS, Google).
 _INSTANCE = re.compile(r"169\.254\.(?:169\.254|170\.2|170\.23)|metadata\.google\.internal|http://metadata/")
 
-# What servers answer when there is no room (MinIO 507, Ceph 403), and when a key has expired (AWS 400, the others 403).
+# Replies of a full server (MinIO 507, Ceph 403), and for expired credentials (AWS 400, the others 403).
 _FULL = re.compile(r"\b507 Insufficient Storage\b|<Code>(?:XMinio\w*)?(?:StorageFull|QuotaExceeded)</Code>")
 _EXPIRED = re.compile(r"<Code>(?:ExpiredToken|ExpiredTokenException|TokenRefreshRequired)</Code>")
 
-# Of the Rust errors: settings that are missing, or cannot be read.
+# Rust errors for settings that are missing or invalid.
 _SETTINGS = re.compile(
     r"\b(?:Missing(?:Account|Bucket|BucketName|ContainerName|Key|Region|Credentials)|InvalidAccessKey|OpenCredentials"
     r"|DecodeCredentials|InvalidKey|UnknownConfigurationKey|UnableToParseUrl)\b"
@@ -119,12 +119,12 @@ def open_bucket(location: Location) -> Any:
         ConfigurationError: obstore is not installed, or a setting is wrong.
     """
     try:
-        from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra, for those who need it
+        from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - an extra
     except ImportError:
         raise missing(f"{location.scheme}://", "obstore", "storage") from None
     cloud = CLOUDS[location.scheme]
-    # obstore's own default ends every request, with its whole body, after 30 s. Options given here replace those of
-    # the environment, so that one is read here.
+    # obstore's default timeout ends every request, including its body, after 30 s. Options given here replace those
+    # of the environment, so `allow_http` is read here.
     client: ClientConfig = {
         "connect_timeout": "10s",
         "read_timeout": STALL,
@@ -144,7 +144,7 @@ def open_bucket(location: Location) -> Any:
 
 
 def errors(location: Location, path: str) -> Translated:
-    """Turn what obstore raises into our errors."""
+    """Translate errors of obstore into those of `trainjob.errors`."""
     return Translated(partial(_translate, location, path))
 
 
@@ -162,18 +162,18 @@ def _translate(location: Location, path: str, error: BaseException) -> None:
         case exceptions.PreconditionError():
             raise CorruptData(f"{where} changed while it was read; run the step again") from None
         case exceptions.InvalidPathError():
-            raise UnsafePath(f"{where} holds a file with an unsafe name: {_brief(error)}") from None
+            raise UnsafePath(f"{where} contains a file with an unsafe name: {_brief(error)}") from None
         case exceptions.BaseError() | OSError() | ValueError():
             raise _other(location, where, error) from None
 
 
 def _full(where: str) -> OutOfSpace:
-    return OutOfSpace(f"no space left for {where}: the server or a quota is full; free some")
+    return OutOfSpace(f"no space left for {where}: the server or a quota is full; delete data or raise the quota")
 
 
-def _not_found(location: Location, where: str, said: str) -> SourceNotFound:
-    if any(word in said for word in ("NoSuchBucket", "ContainerNotFound")):
-        return SourceNotFound(f"there is no {CLOUDS[location.scheme].bucket} {location.authority!r} ({where})")
+def _not_found(location: Location, where: str, message: str) -> SourceNotFound:
+    if any(word in message for word in ("NoSuchBucket", "ContainerNotFound")):
+        return SourceNotFound(f"{CLOUDS[location.scheme].bucket} {location.authority!r} does not exist ({where})")
     return SourceNotFound(f"{where} does not exist")
 
 
@@ -183,59 +183,61 @@ def _allows_http(cloud: Cloud) -> bool:
 
 def _denied(cloud: Cloud, where: str) -> ConfigurationError:
     return ConfigurationError(
-        f"access to {where} was denied; check {cloud.keys}, and what they may do with the {cloud.bucket}"
+        f"access to {where} was denied; check {cloud.keys}, and their permissions for the {cloud.bucket}"
     )
 
 
 def _other(location: Location, where: str, error: Exception) -> TrainJobError:
-    cloud, said, text = CLOUDS[location.scheme], str(error), _brief(error)
-    if "NoSuchBucket" in said or "ContainerNotFound" in said:
-        return _not_found(location, where, said)
-    if _FULL.search(said):
+    cloud, message, text = CLOUDS[location.scheme], str(error), _brief(error)
+    if "NoSuchBucket" in message or "ContainerNotFound" in message:
+        return _not_found(location, where, message)
+    if _FULL.search(message):
         return _full(where)
-    if "KeyTooLongError" in said:
-        return UnsafePath(f"{where} has a name that is too long for the store; rename or exclude it")
-    if (unfit := _unfit(cloud, where, said, text)) is not None:
-        return unfit
+    if "KeyTooLongError" in message:
+        return UnsafePath(f"the name of {where} is too long for the store; rename or exclude the file")
+    if (configuration := _configuration_error(cloud, where, message, text)) is not None:
+        return configuration
     if "Range request not supported" in text:
-        # object_store had to resume after a cut, and could not.
+        # object_store could not resume after a cut.
         text = "the connection was cut, and the server cannot resume"
     return StoreUnavailable(f"{where}: {text}")
 
 
-def _unfit(cloud: Cloud, where: str, said: str, text: str) -> ConfigurationError | None:  # noqa: PLR0911 - a list of cases
-    """What is wrong with settings, credentials or certificates; None if it is something else."""
-    if "No CA certificates" in said:  # also for plain http: the client is made for both
+def _configuration_error(  # noqa: PLR0911 - a list of cases
+    cloud: Cloud, where: str, message: str, text: str
+) -> ConfigurationError | None:
+    """The error for wrong settings, credentials or certificates; None for any other error."""
+    if "No CA certificates" in message:  # also for plain http: the client is built for both
         return ConfigurationError(
-            f"{where} cannot be opened: there are no CA certificates here; install ca-certificates in the image, "
+            f"{where} cannot be opened: no CA certificates are installed; install ca-certificates in the image, "
             "or set SSL_CERT_FILE"
         )
-    if _INSTANCE.search(said):
-        return ConfigurationError(f"there are no credentials for {where}: set {cloud.keys}")
+    if _INSTANCE.search(message):
+        return ConfigurationError(f"no credentials found for {where}: set {cloud.keys}")
     if "builder error" in text and cloud is _S3 and _allows_http(cloud):
         return ConfigurationError(
-            f"{where}: keys are asked for over https only, and AWS_ENDPOINT_URL_STS is plain http"
+            f"{where}: AWS_ENDPOINT_URL_STS is plain http, and keys are requested over https only; use an https URL"
         )
     if "builder error" in text:
         return ConfigurationError(
-            f"the {cloud.name} endpoint is plain http: set {cloud.plain}=true if that is meant, or use https"
+            f"the {cloud.name} endpoint is plain http: use https, or set {cloud.plain}=true if plain http is intended"
         )
-    if _SETTINGS.search(said):
+    if _SETTINGS.search(message):
         return ConfigurationError(f"{where} cannot be opened: {text}; set {cloud.keys}")
-    if (certificate := _CERTIFICATE.search(said)) is not None:
+    if (certificate := _CERTIFICATE.search(message)) is not None:
         why = f" ({certificate[1]})" if certificate[1] else ""
         return ConfigurationError(
-            f"{where}: the certificate of the endpoint is not trusted here{why};"
-            " set SSL_CERT_FILE to a file with its CA"
+            f"{where}: the certificate of the endpoint is not trusted{why};"
+            " set SSL_CERT_FILE to a file with the certificate of its CA"
         )
-    status = answered[1] if (answered := _ANSWERED.search(said)) else ""
-    # object_store does not say where it asks for keys, since that has a token in it.
-    if "Failed to read token file" in said:
-        return ConfigurationError(f"no keys were given for {where}: check {cloud.role} ({text})")
+    status = answered[1] if (answered := _ANSWERED.search(message)) else ""
+    # object_store redacts the URL at which it requests keys, since that contains a token.
+    if "Failed to read token file" in message:
+        return ConfigurationError(f"requesting keys for {where} failed: check {cloud.role} ({text})")
     if "REDACTED" in text and status in ("400", "401", "403"):
-        why = f"HTTP {status} {code[1]}" if (code := _CODE.search(said)) else f"HTTP {status}"
-        return ConfigurationError(f"no keys were given for {where} ({why}): check {cloud.role}")
-    if _EXPIRED.search(said):
+        why = f"HTTP {status} {code[1]}" if (code := _CODE.search(message)) else f"HTTP {status}"
+        return ConfigurationError(f"requesting keys for {where} failed ({why}): check {cloud.role}")
+    if _EXPIRED.search(message):
         return ConfigurationError(f"access to {where} was denied: the credentials have expired; set {cloud.keys}")
     if status in ("401", "403"):
         return _denied(cloud, where)
@@ -246,6 +248,6 @@ def _brief(error: Exception) -> str:
     """The first line, without secrets and without the query of URLs."""
     text = str(error).partition("\n")[0]
     for name in _SECRETS:
-        if len(secret := os.environ.get(name, "")) > 3:  # shorter ones are parts of every text
+        if len(secret := os.environ.get(name, "")) > 3:  # shorter values occur in any text
             text = text.replace(secret, "***")
     return re.sub(r"\?[^\s]*", "?...", text)[:300]

@@ -22,21 +22,21 @@ from trainjob.data.stores.parts import Part, start_writing
 from trainjob.data.stores.translated import Translated
 from trainjob.errors import ConfigurationError, CorruptData, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
-_SYNCS = 16  # files at once; a disk makes several durable in the time of one
+_SYNCS = 16  # files at once: a disk syncs several in the time of one
 
 
-_MISSES = 100  # writers that finish in the very moment; more means that the file system takes no such name, as /proc
+_MISSES = 100  # writers that finish at the same moment; more misses mean that no directory can be made, as in /proc
 
 
 class FileStore(WritableStore):
-    """A directory, or a single file, of this machine."""
+    """A directory or a single file of this machine."""
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self._root = location.local
         self._unsynced: set[str] = set()  # files and directories, by their relative paths
         self._made: set[str] = set()
-        # Random, since on a file system without locks another process may be writing the same files.
+        # Random: on a file system without locks, another process may be writing the same files.
         self._name, self._parts = secrets.token_hex(12), itertools.count()
         self._alone = False
 
@@ -47,7 +47,7 @@ class FileStore(WritableStore):
             while folders:
                 folder = folders.pop()
                 try:
-                    # Not `Path.walk` or `os.walk`: of small files, to find them would take as long as to read them.
+                    # Not `Path.walk` or `os.walk`: listing small files would take as long as reading them.
                     found = os.scandir(f"{root}/{folder}")
                 except FileNotFoundError:
                     continue
@@ -76,8 +76,8 @@ class FileStore(WritableStore):
             before = _etag(status)
             if start:
                 file.seek(start)
-            # No more than there is: a buffer for a whole chunk costs more than a small file. Some file systems know
-            # no sizes (FUSE), and what is added behind this end, the entity tag tells.
+            # Read no more than the file's size: a buffer for a full chunk costs more than a small file. Some file
+            # systems report no size (FUSE). The entity tag reveals bytes that are appended meanwhile.
             left = length if length is not None else (status.st_size or CHUNK) - start
             while left > 0 and (chunk := file.read(min(left, CHUNK))):
                 left -= len(chunk)
@@ -88,8 +88,8 @@ class FileStore(WritableStore):
 
     def write(self, path: str, chunks: Iterable[bytes], size: int) -> None:
         """Write a part file under ``.trainjob`` and rename it. It is on disk when `write_small` returns."""
-        # To wait for the disk after each of many files would take longer than to fetch them, and to tell it of each
-        # small one as long as to write that.
+        # Syncing after each of many files would take longer than downloading them. Starting the write-back of each
+        # small file would take as long as writing it.
         self._write(path, chunks, start_writing if size >= CHUNK else None)
         self._unsynced.add(path)
 
@@ -127,7 +127,7 @@ class FileStore(WritableStore):
                 self._unsynced.discard(path)
                 self._unsynced.add(path.rpartition("/")[0])
             except OSError as error:
-                # A name that is too long, of a try that failed because of it, is not there either.
+                # ENAMETOOLONG: a try failed because of this name, so the file does not exist either.
                 if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
                     raise
         self._sync()
@@ -140,19 +140,19 @@ class FileStore(WritableStore):
         while True:
             with os_errors(work):
                 if self._root.is_file():
-                    raise ConfigurationError(f"{self._root} is a file; the target has to be a directory")
+                    raise ConfigurationError(f"{self._root} is a file; the target must be a directory")
                 try:
                     file = _open_lock(work)
                 except (FileExistsError, FileNotFoundError) as error:
-                    # The writer before us finished and removed the directory, perhaps while `mkdir` looked at it.
+                    # The previous writer finished and removed the directory, perhaps during our `mkdir`.
                     missed += 1
-                    if _is_something_else(work):
+                    if _is_no_directory(work):
                         raise
                     if missed > _MISSES:
                         raise ConfigurationError(f"{self._root} cannot be created: {error.strerror}") from None
                     continue
             try:
-                alone = _lock(file, lambda: notify(f"waiting for another process that writes {self._root}"))
+                alone = _lock(file, lambda: notify(f"waiting for another process that writes to {self._root}"))
                 if not _same(file, work / "lock"):
                     continue
                 self._remove_parts()
@@ -170,10 +170,10 @@ class FileStore(WritableStore):
             for path in work.iterdir():
                 if path.name != "lock":
                     path.unlink()
-            # The lock goes last: who waits for it sees that it was replaced, and takes a new one.
+            # The lock is removed last: a process that waits for it sees that it was replaced, and takes the new one.
             (work / "lock").unlink()
             with suppress(OSError):
-                work.rmdir()  # not empty: the next writer is already there
+                work.rmdir()  # fails if the next writer has already created its files
 
     def _remove_parts(self) -> None:
         """Remove the part files of writers that were killed."""
@@ -183,7 +183,7 @@ class FileStore(WritableStore):
                 part.unlink(missing_ok=True)
 
     def _at(self, path: str) -> str:
-        """Not as a ``Path``: where files are small and many, making these would take a quarter of all time."""
+        """The full path; no ``Path``: with many small files, creating those would take a quarter of the time."""
         return f"{self._root}/{path}" if path else str(self._root)
 
     def _write(self, path: str, chunks: Iterable[bytes], end: Callable[[int], None] | None) -> None:
@@ -203,7 +203,7 @@ class FileStore(WritableStore):
                     os.close(file)
                 os.replace(part, full)  # noqa: PTH105 - see `_at`
         except BaseException:
-            # A disk that is full should not stay full because of us.
+            # Free the space on a full disk.
             with suppress(FileNotFoundError):
                 os.unlink(part)  # noqa: PTH108
             raise
@@ -224,19 +224,19 @@ class FileStore(WritableStore):
     def _confine(self, folder: Path) -> None:
         root, real = self._root.resolve(), folder.resolve()
         if real != root and root not in real.parents:
-            raise UnsafePath(f"{folder} leads out of {self._root} by a link; remove the link")
+            raise UnsafePath(f"{folder} leads out of {self._root} through a link; remove the link")
 
     def _sync(self) -> None:
-        """Make files durable and, since that does not cover their names, the directories in which they are."""
+        """Sync files and, since that does not cover their names, their directories."""
         paths, self._unsynced = tuple(self._unsynced), set()
         for_each(lambda path: _fsync(self._at(path)), paths, _SYNCS)
 
 
 def _check_link(link: os.DirEntry[str], root: str) -> None:
     if link.is_dir():
-        raise UnsafePath(f"{link.path} is a link to a directory; copy what it points to in its place")
+        raise UnsafePath(f"{link.path} is a link to a directory; replace the link by a copy of its target")
     if not os.path.realpath(link.path).startswith(root.rstrip("/") + "/"):
-        raise UnsafePath(f"{link.path} is a link that leads out of {root}; copy its target in its place")
+        raise UnsafePath(f"{link.path} is a link that leads out of {root}; replace the link by a copy of its target")
 
 
 def _entry(status: os.stat_result, full: Path | str, path: str) -> Entry:
@@ -255,35 +255,35 @@ def _etag(status: os.stat_result) -> str:
 
 
 def _open_lock(work: Path) -> int:
-    """Open the lock of a target, in its `WORK` directory, which is created.
+    """Open the lock of a target, in its `WORK` directory, which is created if needed.
 
     Raises:
-        UnsafePath: the directory or something in it is a link: the target may be one that others can write.
+        UnsafePath: The directory or an entry of it is a link: others may be able to write to the target.
     """
     if work.is_symlink():
-        raise UnsafePath(f"{work} is a link; nothing is written behind it. Remove the link")
+        raise UnsafePath(f"{work} is a link, and nothing is written through it; remove the link")
     work.mkdir(parents=True, exist_ok=True)
     folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with os.scandir(folder) as found:
             links = [each.name for each in found if each.is_symlink()]
         if links:
-            raise UnsafePath(f"{work / min(links)} is a link; nothing is written behind it. Remove the link")
+            raise UnsafePath(f"{work / min(links)} is a link, and nothing is written through it; remove the link")
         return os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
     finally:
         os.close(folder)
 
 
 def _lock(file: int, waiting: Callable[[], None]) -> bool:
-    """Take the lock; False where there are none."""
+    """Take the lock; False if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         waiting()
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        # Some network file systems know no locks. Writers of the same content still write the same bytes, each file
-        # appears whole, and the manifest tells a mixture of different contents from either.
+        # Some network file systems have no locks. Writers of the same content still write the same bytes, each file
+        # appears complete, and the manifest does not match a mixture of different contents.
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
         return False
@@ -297,7 +297,7 @@ def _same(file: int, path: Path) -> bool:
         return False
 
 
-def _is_something_else(folder: Path) -> bool:
+def _is_no_directory(folder: Path) -> bool:
     try:
         return not stat.S_ISDIR(folder.lstat().st_mode)
     except FileNotFoundError:
@@ -305,7 +305,7 @@ def _is_something_else(folder: Path) -> bool:
 
 
 def os_errors(path: Path | str) -> Translated:
-    """Turn what the operating system says into our errors."""
+    """Translate errors of the operating system into those of `trainjob.errors`."""
     return Translated(partial(_translate, path))
 
 
@@ -316,11 +316,13 @@ def _translate(path: Path | str, error: BaseException) -> None:
         case PermissionError():
             raise ConfigurationError(f"no permission for {error.filename or path}") from None
         case IsADirectoryError() | NotADirectoryError() | FileExistsError():
-            raise UnsafePath(f"{path} is in the way: a file and a directory have the same name") from None
+            raise UnsafePath(f"{path}: a file and a directory have the same name; rename one of them") from None
         case OSError(errno=errno.ENAMETOOLONG):
-            raise UnsafePath(f"{path} has a name that is too long for this file system; rename or exclude it") from None
+            raise UnsafePath(
+                f"the name of {path} is too long for this file system; rename or exclude the file"
+            ) from None
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            raise OutOfSpace(f"no space left for {path}; free some, or use a larger volume") from None
+            raise OutOfSpace(f"no space left for {path}; free space or use a larger volume") from None
         case OSError(errno=errno.EFBIG):
             raise OutOfSpace(f"{path} is larger than the file system or a limit (ulimit -f) allows") from None
         case OSError(errno=errno.EROFS):

@@ -15,9 +15,9 @@ from trainjob.data.stores.base import CHUNK, Entry, WritableStore
 from trainjob.data.stores.clouds import errors, open_bucket
 from trainjob.errors import CorruptData, SourceNotFound
 
-# Of a download, at once: about what a connection gives by itself; to put more of them together costs time.
+# Bytes per read of a download: about what a connection delivers at once; joining more costs time.
 _READ = CHUNK // 4
-# Part of an upload: S3 allows 10 000 of them, and none but the last below 5 MiB. Four files at a time, four parts each.
+# Parts of an upload: S3 allows 10 000, and only the last below 5 MiB. Four files at a time, four parts each.
 _PART, _PARTS, _UPLOADS = 5 * CHUNK, 9_000, 4
 
 
@@ -30,7 +30,7 @@ class ObjectStore(WritableStore):
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
-        self._inner: Any = open_bucket(location)  # obstore's functions take a union that names all its classes
+        self._inner: Any = open_bucket(location)  # obstore's functions take a union of all its classes
         self._prefix = location.path
         self._huge = Lock()
 
@@ -49,7 +49,7 @@ class ObjectStore(WritableStore):
             for batch in obstore.list(self._inner, prefix=self._prefix or None):
                 for meta in batch:
                     path = meta["path"].removeprefix(self._prefix).lstrip("/")
-                    if not path:  # the marker object "prefix/" that consoles create, or a file of the prefix's name
+                    if not path:  # the marker object "prefix/" that consoles create, or an object named like the prefix
                         continue
                     folders.add(path.rpartition("/")[0])
                     entry = Entry(path, meta["size"], meta["e_tag"] or "")
@@ -59,7 +59,7 @@ class ObjectStore(WritableStore):
                         empty.append(entry)
         for folder in tuple(folders):
             folders.update(folder[: match.start()] for match in re.finditer("/", folder))
-        # An empty object "a/" beside "a/b" is a console's folder; its slash is lost in the listing.
+        # An empty object "a/" beside "a/b" is a folder made by a console; obstore's listing drops its slash.
         yield from (entry for entry in empty if entry.path not in folders)
 
     def stat(self, path: str) -> Entry:
@@ -87,7 +87,7 @@ class ObjectStore(WritableStore):
                 raise CorruptData(f"{self._uri(path)} changed while it was read; run the step again")
             begin, end = result.range
             if end - begin <= CHUNK:
-                yield bytes(result.bytes())  # one step instead of three
+                yield bytes(result.bytes())  # one call instead of three
                 return
             for chunk in result.stream(min_chunk_size=_READ):
                 yield bytes(chunk)
@@ -102,9 +102,9 @@ class ObjectStore(WritableStore):
             else:
                 part = max(_PART, -(-size // _PARTS))
                 at_once = max(2, _UPLOADS * _PART // part)
-                # Of files above 45 GB the parts are larger, and all that are on their way are in memory. obstore panics
-                # when the iterator of an upload calls obstore itself, as that of a download from S3 does. An error that
-                # comes out of the iterator makes it abort the upload.
+                # Parts of files above 45 GB are larger, and all parts in flight are in memory. obstore panics if the
+                # iterator of an upload calls obstore itself, as that of a download from S3 does. An error from the
+                # iterator makes obstore abort the upload.
                 with self._huge if part > _PART else nullcontext(), fed(chunks) as ahead:
                     obstore.put(self._inner, self._key(path), ahead, chunk_size=part, max_concurrency=at_once)
 
@@ -116,7 +116,7 @@ class ObjectStore(WritableStore):
         """Remove an object; no error if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
-        # Azure minds that there is none, and the others do not.
+        # Azure reports a missing object as an error, the others do not.
         with suppress(SourceNotFound), errors(self._location, path):
             obstore.delete(self._inner, self._key(path))
 

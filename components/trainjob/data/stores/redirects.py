@@ -1,8 +1,8 @@
-"""Where a server may send a client: to the public internet, or within its own network, and never from https to http.
+"""Check redirects: to the public internet or within the server's network only, and never from https to http.
 
-An author chooses the server that a location names, but not the servers to which it redirects. Behind a redirect can be
-what only this machine may reach: a cloud's metadata server with credentials, a service on loopback. What is checked is
-the address that is then connected to, so a name that resolves to another address the next time is of no use.
+An author chooses the server of a location, but not the servers to which it redirects. A redirect can lead to a server
+that only this machine reaches: a cloud's metadata server with credentials, a service on loopback. The address that is
+connected to is checked, so a name that later resolves to another address (DNS rebinding) does not evade the check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import httpcore
 import httpx
 
 LIMIT = 10
-"""Redirects in a row. Browsers follow 20 (Fetch standard); file servers and registries need three."""
+"""Redirects of one request. Browsers follow 20 (Fetch standard); file servers and registries need three."""
 
 Address = IPv4Address | IPv6Address
 
@@ -37,12 +37,12 @@ _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))  # with an IPv4 add
 _PRIVATE = (
     ip_network("100.64.0.0/10"),  # RFC 6598: pods of many clusters, VPNs
     ip_network("64:ff9b:1::/48"),  # RFC 8215: local NAT64
-    ip_network("fec0::/10"),  # RFC 3879: not in use any more, and never public
+    ip_network("fec0::/10"),  # RFC 3879: deprecated, and never public
 )
 
 
 class Refused(Exception):
-    """A server leads to where it may not.
+    """A connection or redirect is not allowed.
 
     Args:
         reason: Completes a sentence whose subject is the source.
@@ -54,10 +54,10 @@ class Refused(Exception):
 
 
 class Guard(httpcore.NetworkBackend):
-    """Makes the connections of one client, and checks where they go. Safe to be used by several threads.
+    """Make the connections of one client, and check their addresses. Safe for several threads.
 
     Args:
-        home: The server that the author chose. Its network is that of the address where it is first reached.
+        home: The server that the author chose. Its network is that of the first address connected to.
     """
 
     def __init__(self, home: httpx.URL) -> None:
@@ -66,18 +66,17 @@ class Guard(httpcore.NetworkBackend):
         self._inner = httpcore.SyncBackend()
 
     def check(self, before: httpx.URL, after: httpx.URL) -> None:
-        """Check what can be known of a redirect without a connection; the only check where a proxy connects.
+        """Check a redirect without a connection. With a proxy, which makes the connections, this is the only check.
 
         Raises:
-            Refused: It is not to be followed.
+            Refused: The redirect is not allowed.
         """
         if after.scheme not in ("http", "https") or not after.host:
-            raise Refused(
-                f"redirects to an address of the kind {after.scheme[:20]!a}; only http and https are followed"
-            )
+            raise Refused(f"redirects to scheme {after.scheme[:20]!a}; only http and https are followed")
         if (before.scheme, after.scheme) == ("https", "http"):
             raise Refused(
-                f"redirects from https to http ({after.host}); not followed, use a server that stays with https"
+                f"redirects from https to http ({after.host}); the redirect is not followed, use a server that stays"
+                " on https"
             )
         host = after.host.lower().rstrip(".")
         network = _known(host)
@@ -92,10 +91,10 @@ class Guard(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        """Connect to an address that was checked. TLS, and the request, still have the name of the host.
+        """Connect to a checked address. TLS and the request still use the host name.
 
         Raises:
-            Refused: All addresses are in networks that the server of the author may not lead to.
+            Refused: No address of the host is in an allowed network.
         """
         host = host.lower().rstrip(".")
         found = _addresses(host, port)
@@ -113,44 +112,49 @@ class Guard(httpcore.NetworkBackend):
                 if self._network is None and host == self._home:
                     self._network = network
                 return stream
-        raise AssertionError("there is an address")
+        raise AssertionError("the host has an allowed address")
 
     def _allowed(self, host: str, network: str) -> bool:
         if network in (_PUBLIC, self._network):
             return True
-        # Only by its address: a name in the hands of others could point to the metadata server.
+        # Link-local and metadata addresses only if the location has the address itself: others could point a name
+        # that they control at the metadata server.
         first = self._network is None and host == self._home
         return first and network not in (_LINK_LOCAL, _SERVER)
 
     def _refused(self, host: str, where: str) -> Refused:
         if host == self._home:
-            return Refused(f"leads to {host} ({where}); not connected, name the address itself if that is intended")
+            return Refused(
+                f"resolves to {host} ({where}); no connection is made, write the address itself if it is intended"
+            )
         return Refused(
-            f"redirects to {host} ({where}), which is outside of the network of {self._home}; not followed, name that"
-            " server as the source if that is intended"
+            f"redirects to {host} ({where}), which is outside the network of {self._home}; the redirect is not"
+            " followed, use that server as the source if it is intended"
         )
 
 
 def client(guard: Guard, **options: Any) -> httpx.Client:
-    """A client that connects through ``guard`` and follows no redirect by itself.
+    """Make a client that connects through ``guard`` and does not follow redirects.
 
-    Where the environment names a proxy (``HTTPS_PROXY``), the proxy resolves names and connects.
+    If the environment sets a proxy (``HTTPS_PROXY``), the proxy resolves names and connects.
 
     Args:
-        guard: See `Guard`.
-        options: Those of `httpx.Client`.
+        guard: Checks the connections.
+        options: Options of `httpx.Client`.
     """
     made = httpx.Client(follow_redirects=False, **options)
-    # httpx 0.28 has no parameter for the network backend of httpcore. Its proxies have pools of their own.
+    # httpx 0.28 has no parameter for the network backend of httpcore. Proxies have separate pools.
     pool: Any = made._transport._pool  # type: ignore[attr-defined]  # private, see above
     if not isinstance(pool._network_backend, httpcore.NetworkBackend):
-        raise TypeError("this version of httpx makes its connections in another way")
+        raise TypeError(
+            "trainjob does not support this version of httpx: its transport has no httpcore network backend"
+        )
     pool._network_backend = guard
     return made
 
 
 def network_of(address: Address) -> str:
-    """The kind of network an address is in; empty for the public internet."""
+    """The kind of network of an address; empty for the public internet."""
     if isinstance(address, IPv6Address) and (inner := _embedded(address)) is not None:
         return network_of(inner)
     kinds = {
@@ -166,12 +170,12 @@ def network_of(address: Address) -> str:
 
 
 def _host(url: httpx.URL) -> str:
-    """As it is resolved: in lower case, in ASCII (IDNA), without a dot at its end."""
+    """The host as it is resolved: lower case, ASCII (IDNA), without a trailing dot."""
     return url.raw_host.decode("ascii").lower().rstrip(".")
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that packets to this address may end at."""
+    """The IPv4 address that packets to this IPv6 address may reach."""
     if address.ipv4_mapped or address.sixtofour or address.teredo:
         return address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1]) or None
     if any(address in network for network in _NAT64) and not (address.is_loopback or address.is_unspecified):
@@ -180,7 +184,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def _known(host: str) -> str | None:
-    """The kind of network of a host that is an address, or a name with one meaning; None for any other name."""
+    """The kind of network of a host that is an address or a well-known name; None for any other name."""
     if host.endswith(".localhost"):
         return "loopback"
     try:
@@ -188,13 +192,13 @@ def _known(host: str) -> str | None:
     except ValueError:
         pass
     try:
-        return network_of(IPv4Address(socket.inet_aton(host)))  # 127.1, 0x7f000001, which resolvers take as addresses
+        return network_of(IPv4Address(socket.inet_aton(host)))  # 127.1, 0x7f000001: resolvers accept these as addresses
     except OSError:
         return _NAMES.get(host)
 
 
 def _addresses(host: str, port: int) -> dict[str, str]:
-    """Addresses of a host, in the order of the resolver, and the kinds of their networks."""
+    """Addresses of a host in the resolver's order, with the kinds of their networks."""
     try:
         found = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

@@ -1,4 +1,4 @@
-"""Errors of libraries and of the operating system as ours."""
+"""Translate errors of libraries and of the operating system into those of `trainjob.errors`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class Translated:
-    """Within it, what is raised goes through ``translate``, which raises ours for it, or leaves it as it is.
+    """A block whose errors are passed to ``translate``, which raises another error or returns to keep the original.
 
-    Not a generator with ``contextmanager``: of many small files, entering and leaving those takes its time.
+    Not a generator with ``contextmanager``: with many small files, entering and leaving those takes noticeable time.
     """
 
     __slots__ = ("_translate",)

@@ -1,4 +1,4 @@
-"""Trusted certificates, loaded once a process: loading takes 20 to 70 ms, and every copy opens stores."""
+"""Trusted certificates, loaded once per process: loading takes 20 to 70 ms, and every copy opens stores."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import httpx
 
 
 def by_httpx() -> ssl.SSLContext:
-    """The authorities of ``SSL_CERT_FILE`` or ``SSL_CERT_DIR``; certifi's where neither is set."""
+    """The CAs of ``SSL_CERT_FILE`` or ``SSL_CERT_DIR``; certifi's if neither is set."""
     return _loaded(httpx.create_ssl_context, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 def by_system() -> ssl.SSLContext:
-    """The system's authorities, or ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``; certifi's where there are none."""
+    """The system's CAs, or ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``; certifi's if none are found."""
     paths = ssl.get_default_verify_paths()
     if paths.cafile is None and paths.capath is None:
         return by_httpx()
@@ -25,7 +25,7 @@ def by_system() -> ssl.SSLContext:
 
 
 def _loaded(load: Callable[[], ssl.SSLContext], file: str | None, directory: str | None) -> ssl.SSLContext:
-    """Load again when a path has changed: certificates are renewed while a process runs."""
+    """Load certificates, again if a path has changed: certificates are renewed while a process runs."""
     return _context(load, file, _changed(file), directory, _changed(directory))
 
 

@@ -1,4 +1,4 @@
-"""Files of web servers, through httpx: ranges, going on after a cut, and answers that say when to come again."""
+"""Read files of web servers, through httpx: ranges, resuming after a cut, and ``Retry-After``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from trainjob.data.stores.base import CHUNK, Entry, ReadableStore, retry
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, StoreUnavailable
 from trainjob.version import __version__
 
-_TIMEOUT = httpx.Timeout(60, connect=10)  # of a stall; a body may take as long as it takes
+_TIMEOUT = httpx.Timeout(60, connect=10)  # without a byte; a body as a whole has no time limit
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-"""As many connections as there are threads, all of them kept: httpx itself keeps 20, and opens the others anew for each
+"""One connection per thread, all of them kept open: by default httpx keeps 20, and opens the others again for each
 file."""
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a server says of a file.
+    """What a server reports about a file.
 
     Attributes:
-        size: Bytes; None where it does not say.
-        tag: Its entity tag, else its date and size; empty where it says neither.
-        ranges: Whether parts of it can be asked for.
+        size: Bytes; None if the server does not report it.
+        tag: Entity tag, else date and size; empty if the server reports none of them.
+        ranges: Whether the server supports range requests for it.
     """
 
     size: int | None
@@ -40,12 +40,12 @@ class Facts:
 
 
 class Web:
-    """GET, with errors in the terms of stores. Safe to be used by several threads.
+    """GET requests, with the errors of stores. Safe for several threads.
 
     Args:
         home: URL of the server that the author chose; see `redirects.Guard`.
-        headers: Sent with every request; not to another host after a redirect if they authorize.
-        tag: Reads the entity tag of an answer, for servers that have their own header for it; None where it has none.
+        headers: Sent with every request. Those with credentials are not sent to another host after a redirect.
+        tag: Reads the entity tag of a response, for servers with a header of another name; None if it has none.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Web:
         tag: Callable[[httpx.Response], str | None] | None = None,
     ) -> None:
         own = {"User-Agent": f"trainjob/{__version__}", "Accept-Encoding": "identity"}
-        # Certificates are those of the system, or of SSL_CERT_FILE; proxies are those of the environment.
+        # Certificates come from the system or SSL_CERT_FILE, proxies from the environment.
         with _errors(home.partition("?")[0]):
             self._guard = redirects.Guard(httpx.URL(home))
         self._client = redirects.client(
@@ -66,15 +66,15 @@ class Web:
             limits=LIMITS,
         )
         self._tag = tag or _tag
-        # For those who open a store and do not close it.
+        # For callers that do not close the store.
         weakref.finalize(self, self._client.close)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._client.close()
 
     def facts(self, url: str, where: str) -> Facts:
-        """What the server says of a file. By GET of its first byte: many web applications answer no HEAD."""
+        """Request facts of a file, by GET of its first byte: many web applications do not support HEAD."""
         with _errors(where), self._get(url, where, {"Range": "bytes=0-0"}) as response:
             if response.status_code == 416 and (match := _RANGE.fullmatch(response.headers.get("Content-Range", ""))):
                 return Facts(int(match[3]), self._tag(response) or "", ranges=False)
@@ -88,7 +88,7 @@ class Web:
         headers = {}
         if start or length is not None:
             headers["Range"] = f"bytes={start}-" + (str(start + length - 1) if length is not None else "")
-            if tag.startswith('"'):  # a weak tag, or a date that we put together, is not for If-Range
+            if tag.startswith('"'):  # If-Range takes neither weak tags nor our own combination of date and size
                 headers["If-Range"] = tag
         with _errors(where), self._get(url, where, headers) as response:
             if response.status_code in (412, 416):
@@ -100,7 +100,7 @@ class Web:
             if response.status_code == 206:
                 match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
                 if match is None or match[1] is None or int(match[1]) != start:
-                    raise StoreUnavailable(f"{where}: the server sent another part than was asked for")
+                    raise StoreUnavailable(f"{where}: the server sent another range than requested")
                 skip = 0
             for chunk in response.iter_raw(CHUNK):
                 data = chunk[skip:] if skip else chunk
@@ -115,7 +115,7 @@ class Web:
 
     @contextmanager
     def _get(self, url: str, where: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """The answer at the end of the redirects, whose body has not been read yet."""
+        """Follow redirects to the final response, whose body has not been read yet."""
         request = self._client.build_request("GET", url, headers=headers)
         history: list[httpx.Response] = []
         while len(history) <= redirects.LIMIT:
@@ -130,7 +130,7 @@ class Web:
                 request = response.next_request
             finally:
                 response.close()
-        raise ConfigurationError(f"{where}: the server redirects more than {redirects.LIMIT} times, or in a circle")
+        raise ConfigurationError(f"{where}: the server redirects more than {redirects.LIMIT} times, perhaps in a loop")
 
 
 class WebStore(ReadableStore):
@@ -162,7 +162,10 @@ class WebStore(ReadableStore):
         at = self._at(path)
         facts = retry(lambda: self._web.facts(at.uri, public(at)))
         if facts.size is None:
-            raise ConfigurationError(f"{public(at)}: the server does not say how long the file is; copy it elsewhere")
+            raise ConfigurationError(
+                f"{public(at)}: the server does not report the size of the file; copy it to an object store or a"
+                " directory"
+            )
         self._ranges = facts.ranges
         return Entry(path, facts.size, facts.tag)
 
@@ -181,7 +184,7 @@ def _tag(response: httpx.Response) -> str:
 
 
 def _size(response: httpx.Response) -> int | None:
-    """Bytes of the whole file; None where a server does not know, as it may say with a part of it (``bytes 0-0/*``)."""
+    """Size of the complete file; None if the server does not report it (a range may have ``bytes 0-0/*``)."""
     if match := _RANGE.fullmatch(response.headers.get("Content-Range", "")):
         return int(match[3])
     if response.status_code == 206:
@@ -199,10 +202,10 @@ def _check(response: httpx.Response, where: str) -> None:
     if status in (401, 403, 407):
         raise ConfigurationError(f"access to {where} was denied (HTTP {status})")
     if status in (408, 425, 429) or status >= 500:
-        error = StoreUnavailable(f"{where}: the server answered HTTP {status}")
+        error = StoreUnavailable(f"{where}: the server replied HTTP {status}")
         error.retry_after = retrying.seconds(response.headers.get("Retry-After"))
         raise error
-    raise ConfigurationError(f"{where}: the server answered HTTP {status}")
+    raise ConfigurationError(f"{where}: the server replied HTTP {status}")
 
 
 @contextmanager
@@ -210,22 +213,23 @@ def _errors(where: str) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException as error:
-        what = "cannot be reached" if isinstance(error, httpx.ConnectTimeout) else "sent nothing for too long"
+        what = "cannot be reached" if isinstance(error, httpx.ConnectTimeout) else "stopped sending"
         raise StoreUnavailable(f"{where}: the server {what}") from None
     except httpx.ConnectError as error:
         text = str(error)
         if "CERTIFICATE_VERIFY_FAILED" in text:
             raise ConfigurationError(
-                f"{where}: the certificate of the server is not trusted here; set SSL_CERT_FILE to a file with its CA"
+                f"{where}: the certificate of the server is not trusted; set SSL_CERT_FILE to a file with the"
+                " certificate of its CA"
             ) from None
         raise StoreUnavailable(f"{where}: the server cannot be reached: {text[:200]}") from None
     except httpx.RemoteProtocolError as error:
-        if "location header" in str(error):  # httpx 0.28 has no separate error for it
-            raise ConfigurationError(f"{where} redirects to something that is no URL") from None
+        if "location header" in str(error):  # httpx 0.28 has no separate error for this
+            raise ConfigurationError(f"{where} redirects to an invalid URL") from None
         raise StoreUnavailable(f"{where}: the connection was cut") from None
     except (httpx.TransportError, httpx.StreamError):
         raise StoreUnavailable(f"{where}: the connection was cut") from None
     except redirects.Refused as refused:
         raise ConfigurationError(f"{where} {refused.reason}") from None
     except httpx.InvalidURL as error:
-        raise ConfigurationError(f"{where} is no valid address: {error}") from None
+        raise ConfigurationError(f"{where} is not a valid URL: {error}") from None
