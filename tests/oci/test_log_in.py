@@ -72,7 +72,7 @@ def test_basic(
     with pytest.raises(ConfigurationError, match="no credential for it was found"):
         copy(str(source), uri)
     log_in(tmp_path / "wrong", monkeypatch, basic.host, "wrong-password")
-    with pytest.raises(ConfigurationError, match="check the rights") as caught:
+    with pytest.raises(ConfigurationError, match="check the permissions") as caught:
         copy(str(source), uri)
     assert "wrong-password" not in str(caught.value)
     log_in(tmp_path / "right", monkeypatch, basic.host)
@@ -102,7 +102,7 @@ def test_tokens(
     scopes = {tuple(each["scopes"]) for each in tokens.asked}
     assert (f"repository:{name}/b:pull,push", f"repository:{name}:pull") in scopes
     tokens.rights = frozenset({"pull"})
-    with pytest.raises(ConfigurationError, match=f"denied access .*{name}:pull,push.* check the rights"):
+    with pytest.raises(ConfigurationError, match=f"denied access .*{name}:pull,push.* check the permissions"):
         copy(str(source), guarded.uri(f"{name}:2"))
 
 
@@ -250,7 +250,7 @@ def test_a_token_server_without_tls_is_not_told_a_password(
     with registry(tmp_path / "tls", tls=pair, authority=authority, token=settings) as server:
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         log_in(tmp_path / "docker", monkeypatch, server.host)
-        with pytest.raises(ConfigurationError, match="not reached by https"):
+        with pytest.raises(ConfigurationError, match="has no https URL"):
             copy(str(source), server.uri(f"{name}:1"))
     assert tokens.asked == []
 

@@ -392,6 +392,6 @@ def test_a_registry_does_not_name_a_token_server_inside(internet: Internet, regi
     for realm in (f"http://{METADATA}/token", "http://inside.example/token", "ftp://cdn.example/token"):
         internet.name("inside.example", PRIVATE)
         internet.server.challenge = f'Bearer realm="{realm}",service="registry.example"'
-        with pytest.raises(ConfigurationError, match=r"address\)|is not reached by https"):
+        with pytest.raises(ConfigurationError, match=r"address\)|has no https URL"):
             _blob(registry)
     assert set(internet.connected) == {PUBLIC}

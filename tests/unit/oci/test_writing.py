@@ -232,7 +232,7 @@ def test_any_part_of_a_payload(kind: str, data: bytes, cuts: list[tuple[int, int
 def test_what_a_source_gives_is_counted() -> None:
     for size in (4, 6):
         once = Once([b"12", b"345"], size, "it")
-        with pytest.raises(CorruptData, match="it gave"):
+        with pytest.raises(CorruptData, match="it has"):
             _take_all(once)
 
 

@@ -1,7 +1,7 @@
-"""Repositories of the Hugging Face Hub, through huggingface-hub.
+"""Read and write repositories of the Hugging Face Hub, through huggingface-hub.
 
-What is read is one commit: the revision is looked up once, when the store is first used. What is written is one commit
-too, made when the manifest comes, so that nobody ever sees half a model.
+All reads are of one commit: the revision is resolved once, on first use. All writes become one commit, created when the
+manifest is written, so that no reader sees an incomplete model.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoFile
 
-_AT_ONCE = 5 * 1024 * 1024  # bytes from which a file is sent before the commit; the Hub has no larger ones outside LFS
-_SILENCE = 120.0  # seconds without a byte of an answer; a commit of many files takes long
+_UPLOAD_BEFORE_COMMIT = 5 * 1024 * 1024  # bytes; the Hub keeps files larger than this in LFS only
+_SILENCE = 120.0  # seconds without a byte of a response; a commit of many files takes long
 _OID = re.compile(r"(?:W/)?\"?([0-9a-f]{40}|[0-9a-f]{64})\"?")
-_OWN = ".gitattributes"  # says which files are in LFS; made by the Hub, and no part of the content
+_GIT_ATTRIBUTES = ".gitattributes"  # lists the files in LFS; created by the Hub, and not part of the content
 
 
 class HuggingFaceStore(WritableStore):
-    """A repository, or a directory of it.
+    """A repository or a directory of it.
 
-    ``HF_TOKEN`` is the only place where a token is looked for, and it is never written to disk. ``HF_ENDPOINT`` names
-    another hub or a mirror.
+    The token is read from ``HF_TOKEN`` only, and never written to disk. ``HF_ENDPOINT`` sets another hub or a mirror.
 
     Raises:
         ConfigurationError: huggingface-hub is not installed.
@@ -63,14 +62,14 @@ class HuggingFaceStore(WritableStore):
         except ImportError:
             raise missing("hf://", "huggingface-hub", "hf") from None
         disable_progress_bars()
-        session: Any = get_session()  # of httpx, in some versions of a fork of it
-        if session.timeout.read is None:  # its own default: it would wait for a silent server forever
+        session: Any = get_session()  # of httpx, or in some versions of a fork of it
+        if session.timeout.read is None:  # the default of huggingface-hub, which waits for a silent server forever
             session.timeout = _SILENCE
         super().__init__(location)
         self._kind, self._repo, self._revision = hub_parts(location)
         token = os.environ.get("HF_TOKEN", "").strip()
         self._endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        # False: no token of somebody's log-in on this machine.
+        # False: do not use the token of a login on this machine.
         self._api = HfApi(
             endpoint=self._endpoint, token=token or False, library_name="trainjob", library_version=__version__
         )
@@ -102,7 +101,7 @@ class HuggingFaceStore(WritableStore):
         """List all files; raise SourceNotFound if the repository does not exist."""
         prefix = f"{self._location.path}/" if self._location.path else ""
         for path, entry in self._tree().items():
-            if path.startswith(prefix) and path != _OWN:
+            if path.startswith(prefix) and path != _GIT_ATTRIBUTES:
                 yield replace(entry, path=path.removeprefix(prefix))
 
     def stat(self, path: str) -> Entry:
@@ -121,7 +120,9 @@ class HuggingFaceStore(WritableStore):
         """Create repository and branch. Of two writers one commits; the Hub rejects the other's outdated parent."""
         del notify
         if re.fullmatch(r"[0-9a-f]{40}", self._revision):
-            raise ConfigurationError(f"{self._location} is a commit, which cannot be changed; name a branch, or none")
+            raise ConfigurationError(
+                f"{self._location} is a commit, which cannot be written; use a branch, or no revision"
+            )
         self._create()
         with tempfile.TemporaryDirectory(prefix="trainjob-hub-") as folder:
             self._spool = Path(folder)
@@ -137,19 +138,19 @@ class HuggingFaceStore(WritableStore):
         from huggingface_hub import CommitOperationAdd  # noqa: PLC0415 - an extra
 
         if self._spool is None:
-            raise ConfigurationError(f"{self._location} is written to by copies only")
+            raise ConfigurationError(f"{self._location} can be written by copies only; use trainjob.data.copy")
         full = self._full(path)
-        if full == _OWN:
-            raise UnsafePath(f"{_OWN} at the root of a repository is the Hub's own; exclude it")
+        if full == _GIT_ATTRIBUTES:
+            raise UnsafePath(f"{_GIT_ATTRIBUTES} at the root of a repository is managed by the Hub; exclude it")
         file = self._spool / secrets.token_hex(12)
         with os_errors(file), file.open("wb") as spooled:
             for chunk in chunks:
                 spooled.write(chunk)
         with errors(self._where(path)):
             addition = CommitOperationAdd(path_in_repo=full, path_or_fileobj=str(file))
-        if size >= _AT_ONCE:
+        if size >= _UPLOAD_BEFORE_COMMIT:
             self._send([addition], self._where(path))
-        # What was sent need not stay; of small ones hundreds are asked about in one request, before the commit.
+        # Files that were uploaded are not kept. Hundreds of small files are uploaded by one request, before the commit.
         if addition.path_or_fileobj == b"":
             file.unlink()
         self._additions[full] = addition
@@ -189,7 +190,7 @@ class HuggingFaceStore(WritableStore):
         )
 
     def _resolve(self) -> str:
-        """The commit that is read."""
+        """Resolve the revision to the commit that is read."""
         if not self._commit:
             self._commit = retry(self._head)
         return self._commit
@@ -198,7 +199,7 @@ class HuggingFaceStore(WritableStore):
         with errors(self._location.uri):
             info = self._api.repo_info(self._repo, repo_type=self._kind, revision=self._revision, timeout=_SILENCE)
         if not info.sha:
-            raise StoreUnavailable(f"{self._location}: the hub does not say which commit that is")
+            raise StoreUnavailable(f"{self._location}: the hub did not report the commit of this revision")
         return str(info.sha)
 
     def _tree(self) -> dict[str, Entry]:
@@ -212,7 +213,7 @@ class HuggingFaceStore(WritableStore):
         from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415 - an extra
 
         with errors(self._location.uri):
-            # Of the whole repository: a location can be one file, and of that there is no tree.
+            # List the complete repository: the location may be a single file, which has no tree.
             items = self._api.list_repo_tree(self._repo, recursive=True, revision=commit, repo_type=self._kind)
             return {item.path: _entry(item) for item in items if isinstance(item, RepoFile)}
 
@@ -223,11 +224,11 @@ class HuggingFaceStore(WritableStore):
             return ()
 
     def _create(self) -> None:
-        """Make sure that the repository and the branch are there."""
+        """Create the repository and the branch if they do not exist."""
 
         def create() -> None:
             with errors(self._location.uri):
-                # Private: what is to be seen by everybody, a person decides.
+                # Private: publishing is a person's decision.
                 self._api.create_repo(self._repo, repo_type=self._kind, private=True, exist_ok=True)
                 if self._revision != "main":
                     self._api.create_branch(self._repo, branch=self._revision, repo_type=self._kind, exist_ok=True)
@@ -240,7 +241,7 @@ class HuggingFaceStore(WritableStore):
             self._resolve()
 
     def _send(self, additions: Sequence[CommitOperationAdd], where: str) -> None:
-        """Send the content of files that the Hub wants to have before the commit. What it has is not sent again."""
+        """Upload the files that the Hub requires before the commit, except those that it has."""
 
         def send() -> None:
             with errors(where):
@@ -251,10 +252,10 @@ class HuggingFaceStore(WritableStore):
         retry(send)
         ignored = [each.path_in_repo for each in additions if getattr(each, "_should_ignore", False)]
         if ignored:
-            # The client would leave them out without a word.
+            # huggingface-hub would leave them out silently.
             raise ConfigurationError(
-                f"{where}: the repository's .gitignore leaves out {', '.join(sorted(ignored)[:5])}; change it, or"
-                " exclude these files"
+                f"{where}: the repository's .gitignore leaves out {', '.join(sorted(ignored)[:5])}; change the"
+                " .gitignore or exclude these files"
             )
 
     def _finish(self, manifest: bytes) -> None:
@@ -281,13 +282,13 @@ class HuggingFaceStore(WritableStore):
             try:
                 return commit()
             except StoreUnavailable:
-                # The answer may be all that was lost.
+                # Perhaps the commit succeeded and only the response was lost.
                 head = self._head()
                 if head != parent and self._manifest_at(head) == manifest:
                     return head
                 if head != parent:
                     raise ConfigurationError(
-                        f"somebody else has changed {self._location} in the meantime; run the step again"
+                        f"another writer changed {self._location} meanwhile; run the step again"
                     ) from None
                 raise
 
@@ -303,25 +304,25 @@ class HuggingFaceStore(WritableStore):
             return None
 
     def _verify(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Compare the commit with what was to be in it."""
+        """Compare the commit with the files that were written."""
         found = self._tree()
         for addition in additions:
             entry, path = found.get(addition.path_in_repo), addition.path_in_repo
             if entry is None or entry.size != addition.upload_info.size:
-                raise CorruptData(f"{self._location}: commit {self._commit} lacks {path!r}, or has another size of it")
+                raise CorruptData(f"{self._location}: commit {self._commit} lacks {path!r} or has it with another size")
             if entry.sha256 and entry.sha256 != addition.upload_info.sha256.hex():
-                raise CorruptData(f"{self._location}: commit {self._commit} has another content of {path!r}")
+                raise CorruptData(f"{self._location}: commit {self._commit} has other content of {path!r}")
 
 
 def _entry(item: RepoFile) -> Entry:
-    """What is needed of it; the client's own object takes ten times as much memory."""
+    """The facts that are needed; huggingface-hub's object takes ten times as much memory."""
     if item.lfs is not None:
         return Entry(item.path, item.lfs.size, item.lfs.sha256, sha256=item.lfs.sha256)
     return Entry(item.path, item.size, item.blob_id)
 
 
 def _oid(response: httpx.Response) -> str | None:
-    """The git or LFS hash of an answer; None where it does not say. That of the Hub and not of where it sends us."""
+    """The git or LFS hash that the Hub, not the target of its redirect, reports; None if it reports none."""
     for each in (*response.history, response):
         if match := _OID.fullmatch(each.headers.get("X-Linked-Etag") or each.headers.get("ETag", "")):
             return match[1]
@@ -333,60 +334,60 @@ def _oid(response: httpx.Response) -> str | None:
 
 @contextmanager
 def errors(where: str) -> Iterator[None]:
-    """Turn what huggingface-hub raises into our errors."""
-    from huggingface_hub import errors as theirs  # noqa: PLC0415 - an extra
+    """Translate errors of huggingface-hub into those of `trainjob.errors`."""
+    from huggingface_hub import errors as hub_errors  # noqa: PLC0415 - an extra
 
-    # Errors of its HTTP client, which is httpx in some versions and a fork of it in others.
-    transport: type[Exception] = theirs.HfHubHTTPError.__bases__[0]
+    # Errors of its HTTP client, which is httpx or, in some versions, a fork of it.
+    transport: type[Exception] = hub_errors.HfHubHTTPError.__bases__[0]
     try:
         yield
     except TrainJobError:
         raise
-    except theirs.GatedRepoError:
+    except hub_errors.GatedRepoError:
         raise ConfigurationError(
-            f"{where} is gated: accept its conditions on the Hub, and set HF_TOKEN to a token of that account"
+            f"{where} is gated: accept its conditions on the Hub and set HF_TOKEN to a token of that account"
         ) from None
-    except theirs.RepositoryNotFoundError:
-        hint = "HF_TOKEN may not see it" if os.environ.get("HF_TOKEN") else "if it is private, set HF_TOKEN"
-        raise SourceNotFound(f"there is no repository {where}; {hint}") from None
-    except (theirs.RevisionNotFoundError, theirs.EntryNotFoundError):
+    except hub_errors.RepositoryNotFoundError:
+        hint = "or HF_TOKEN has no access to it" if os.environ.get("HF_TOKEN") else "if it is private, set HF_TOKEN"
+        raise SourceNotFound(f"repository {where} does not exist; {hint}") from None
+    except (hub_errors.RevisionNotFoundError, hub_errors.EntryNotFoundError):
         raise SourceNotFound(f"{where} does not exist") from None
-    except theirs.HfHubHTTPError as error:
-        raise _answered(where, error) from None
-    except theirs.HFValidationError as error:
+    except hub_errors.HfHubHTTPError as error:
+        raise _translated(where, error) from None
+    except hub_errors.HFValidationError as error:
         raise ConfigurationError(f"{where}: {_brief(error)}") from None
     except ValueError as error:
         if "path_in_repo" in str(error):
             raise UnsafePath(f"{where}: {_brief(error)}") from None
         raise StoreUnavailable(f"{where}: {_brief(error)}") from None
     except RuntimeError as error:
-        # Of an upload; what it was is behind it.
-        if isinstance(error.__cause__, theirs.HfHubHTTPError):
-            raise _answered(where, error.__cause__) from None
+        # Of an upload; its cause is the original error.
+        if isinstance(error.__cause__, hub_errors.HfHubHTTPError):
+            raise _translated(where, error.__cause__) from None
         raise StoreUnavailable(f"{where}: {_brief(error.__cause__ or error)}") from None
     except (transport, OSError) as error:
         raise StoreUnavailable(f"{where}: {_brief(error)}") from None
 
 
-def _answered(where: str, error: Exception) -> TrainJobError:
+def _translated(where: str, error: Exception) -> TrainJobError:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", 0)
     if status in (401, 403):
         return ConfigurationError(
-            f"access to {where} was denied; set HF_TOKEN to a token that may read it, or write to it ({_brief(error)})"
+            f"access to {where} was denied; set HF_TOKEN to a token with read (or write) permission ({_brief(error)})"
         )
     if status == 507:
-        return OutOfSpace(f"no space left for {where}: {_brief(error)}")
+        return OutOfSpace(f"no space left for {where}: {_brief(error)}; delete data or raise the quota")
     if status in (408, 409, 412, 425, 429) or status >= 500 or not status:
-        unavailable = StoreUnavailable(f"{where}: the hub answered HTTP {status}")
+        unavailable = StoreUnavailable(f"{where}: the hub replied HTTP {status}")
         if response is not None:
             unavailable.retry_after = retrying.seconds(response.headers.get("Retry-After"))
         return unavailable
-    return ConfigurationError(f"{where}: the hub answered HTTP {status}: {_brief(error)}")
+    return ConfigurationError(f"{where}: the hub replied HTTP {status}: {_brief(error)}")
 
 
 def _brief(error: BaseException) -> str:
-    """In one line, without the token."""
+    """The message on one line, without the token."""
     text = " ".join(str(error).split()) or type(error).__name__
     if token := os.environ.get("HF_TOKEN"):
         text = text.replace(token, "***")

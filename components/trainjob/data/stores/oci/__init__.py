@@ -1,8 +1,7 @@
 """``oci://``: models in container registries.
 
-`store.OciStore` is what `trainjob.data.stores.opening.open_store` opens. A model is pushed as an index of images
-(KServe's ModelCar) and a ModelPack manifest over the same layers; read is what anyone else has pushed in one of these
-forms.
+`trainjob.data.stores.opening` opens `store.OciStore`. A model is pushed as an index of images (KServe's ModelCar) and a
+ModelPack manifest over the same layers. Images and artifacts in one of these forms, also from other tools, can be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way into a registry: Basic, or tokens of the server that it names (distribution's token specification)."""
+"""Authentication at a registry: Basic, or tokens of its token server (distribution's token specification)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainjob.data.stores.oci.challenges import Challenge
 from trainjob.data.stores.oci.credentials import Credential
 from trainjob.errors import ConfigurationError
 
-_DEFAULT_SECONDS, _MARGIN = 60.0, 15.0  # the specification's life of a token that states none; renewed so long before
+_DEFAULT_SECONDS, _MARGIN = 60.0, 15.0  # the specification's lifetime of a token without one; renewed this early
 
 
 class Fetch(Protocol):
-    """Asks a token server."""
+    """Request a token of a token server."""
 
     def __call__(
         self, url: str, *, query: Sequence[tuple[str, str]], form: dict[str, str] | None, authorization: str | None
     ) -> Any:
-        """GET with query fields, or POST with a form; the JSON of the answer, None if it is a refusal."""
+        """GET with query fields, or POST with a form; returns the JSON of the response, None if access is denied."""
         ...
 
 
@@ -34,12 +34,12 @@ class _Token:
 
 
 class Access:
-    """What to send as ``Authorization`` to one registry. Safe to be used by several threads.
+    """Makes the ``Authorization`` header for one registry. Safe for several threads.
 
     Args:
         host: The registry.
-        fetch: See `Fetch`.
-        may_ask: Whether a token server at this URL may be shown the credential.
+        fetch: Requests a token.
+        may_ask: Whether the credential may be sent to a token server at this URL.
     """
 
     def __init__(self, host: str, fetch: Fetch, may_ask: Callable[[str], bool]) -> None:
@@ -50,10 +50,10 @@ class Access:
         self._tokens: dict[tuple[str, ...], _Token] = {}
 
     def header(self, scopes: tuple[str, ...]) -> str | None:
-        """The header for a request that needs ``scopes``; None while the registry has asked for nothing.
+        """The header for a request that needs ``scopes``; None until the registry requires authentication.
 
         Raises:
-            ConfigurationError: The credential was refused, or the token server cannot be used.
+            ConfigurationError: The credential was rejected, or the token server cannot be used.
         """
         with self._lock:
             if self._challenge is None:
@@ -66,16 +66,18 @@ class Access:
             return token.header
 
     def challenged(self, header: str, scopes: tuple[str, ...], sent: str | None) -> None:
-        """Take note of a 401 and its ``WWW-Authenticate``.
+        """Record a 401 and its ``WWW-Authenticate``.
 
         Raises:
-            ConfigurationError: The registry wants something that cannot be given, or refused the credential itself.
+            ConfigurationError: The registry requires an unsupported scheme, or rejected the credential.
         """
         with self._lock:
             offered = {each.scheme: each for each in reversed(challenges.parse(header))}
             chosen = offered.get("bearer") or offered.get("basic")
             if chosen is None:
-                raise ConfigurationError(f"{self._host} asks for a log-in of a kind that trainjob does not know")
+                raise ConfigurationError(
+                    f"{self._host} requires an unsupported authentication scheme (supported: Basic, Bearer)"
+                )
             if chosen.scheme == "basic" and (sent is not None or self._credential(scopes) is None):
                 raise self.denied(scopes)
             self._challenge = chosen
@@ -83,16 +85,16 @@ class Access:
                 del self._tokens[scopes]
 
     def denied(self, scopes: tuple[str, ...]) -> ConfigurationError:
-        """The error for what the registry does not allow."""
+        """The error for a request that the registry denied."""
         what = ", ".join(scope.partition(":")[2] for scope in scopes)
         if self._credential(scopes) is None:
-            hint = "no credential for it was found; log in with `docker login`, or set DOCKER_CONFIG"
+            hint = "no credential for it was found; run `docker login`, or set DOCKER_CONFIG"
         else:
-            hint = "check the rights of the credential that docker's configuration has for it"
+            hint = "check the permissions of its credential in the Docker configuration"
         return ConfigurationError(f"{self._host} denied access ({what}): {hint}")
 
     def scrub(self, text: str) -> str:
-        """``text`` without any secret that was used."""
+        """``text`` without the secrets that were used."""
         with self._lock:
             secrets = [token.header.partition(" ")[2] for token in self._tokens.values()]
             for credential in self._found.values():
@@ -112,7 +114,7 @@ class Access:
     def _token(self, challenge: Challenge, scopes: tuple[str, ...]) -> _Token:
         realm = challenge.parameters.get("realm", "")
         if not self._may_ask(realm):
-            raise ConfigurationError(f"{self._host} names a token server that is not reached by https; not used")
+            raise ConfigurationError(f"the token server of {self._host} has no https URL; no credential is sent to it")
         credential = self._credential(scopes)
         service = [("service", challenge.parameters["service"])] if "service" in challenge.parameters else []
         asked = time.monotonic()
@@ -132,7 +134,7 @@ class Access:
             raise self.denied(scopes)
         token, seconds = _read(answer)
         if token is None:
-            raise ConfigurationError(f"the token server of {self._host} gave no token")
+            raise ConfigurationError(f"the token server of {self._host} returned no token")
         return _Token(f"Bearer {token}", asked + max(seconds - _MARGIN, seconds / 2))
 
 
@@ -144,7 +146,7 @@ def _basic(credential: Credential | None) -> str | None:
 
 
 def _read(answer: Any) -> tuple[str | None, float]:
-    """Token and its life in seconds."""
+    """The token and its lifetime in seconds."""
     if not isinstance(answer, dict):
         return None, 0.0
     token = answer.get("token") or answer.get("access_token")

@@ -1,4 +1,4 @@
-"""Small files, kept until it is known which of them become a layer together."""
+"""Buffer small files until it is known which of them share a layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _IN_MEMORY = 16 * CHUNK
 
 
 class Small:
-    """Contents of small files: in memory, and in a temporary file without a name once they are many."""
+    """Contents of small files: in memory, and beyond 16 MiB in an unnamed temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - lives as long as this
@@ -28,36 +28,36 @@ class Small:
         return path in self._places
 
     def add(self, path: str, data: bytes) -> None:
-        """Keep a file; in the place of one of the same path."""
+        """Add a file; it replaces one with the same path."""
         with self._lock, os_errors(Path(tempfile.gettempdir())):
             at = self._file.seek(0, os.SEEK_END)
             self._file.write(data)
             self._places[path] = (at, len(data))
 
     def remove(self, path: str) -> None:
-        """Forget a file, if it is there."""
+        """Remove a file, if it exists."""
         with self._lock:
             self._places.pop(path, None)
 
     def payload(self, path: str) -> _Kept:
-        """What was kept; KeyError if it was not."""
+        """The content of a file; KeyError if it was not added."""
         return _Kept(self, *self._places[path])
 
     def read(self, at: int, length: int) -> bytes:
-        """Bytes of the temporary file."""
+        """Read bytes of the temporary file."""
         with self._lock:
             self._file.seek(at)
             return self._file.read(length)
 
 
 class _Kept:
-    """A `Payload`."""
+    """A `Payload` of one small file."""
 
     def __init__(self, small: Small, at: int, size: int) -> None:
         self._small, self._at = small, at
         self.size = size
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """See `Payload.open`."""
+        """Read ``length`` bytes from ``start`` on."""
         if start < self.size:
             yield self._small.read(self._at + start, min(length, self.size - start))

@@ -1,4 +1,4 @@
-"""``WWW-Authenticate`` (RFC 9110, 11.6.1), as registries send it."""
+"""Parse ``WWW-Authenticate`` (RFC 9110, 11.6.1), as registries send it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _TOKEN68 = re.compile(r"\s*[A-Za-z0-9._~+/-]+=*\s*(?=,|$)")
 
 @dataclass(frozen=True)
 class Challenge:
-    """One of the ways in that a server offers; scheme and parameter names in lower case."""
+    """One authentication scheme that a server offers; scheme and parameter names in lower case."""
 
     scheme: str
     parameters: dict[str, str] = field(default_factory=dict)
 
 
 def parse(header: str) -> list[Challenge]:
-    """The challenges of a header, in their order. What cannot be read ends the list; nothing is raised."""
+    """The challenges of a header, in their order. The list ends at the first invalid one; nothing is raised."""
     found: list[Challenge] = []
     at = 0
     while at < len(header):

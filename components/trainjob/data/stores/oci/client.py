@@ -1,4 +1,4 @@
-"""HTTP to one registry: single tries of single requests, with credentials."""
+"""HTTP requests to one registry, with credentials and without retries."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from trainjob.retrying import Backoff
 from trainjob.settings import Settings
 
 CONNECT, READ, FINISH = 10.0, 60.0, 600.0
-"""Seconds to connect; between two bytes; for a registry to check the digest of what it was sent, which takes it a
-second per GiB at best."""
-_MANIFEST_LIMIT = 16 * 1024 * 1024  # distribution-spec asks registries to take 4 MiB
+"""Seconds: to connect; between two bytes; for a registry to verify the digest of an upload, which takes at least a
+second per GiB."""
+_MANIFEST_LIMIT = 16 * 1024 * 1024  # distribution-spec requires registries to accept 4 MiB
 _ERROR_LIMIT = 64 * 1024
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-# Docker Hub's images are named by another host than its registry has.
+# The host in names of Docker Hub's images is not the host of its registry.
 _HOSTS = {"docker.io": "registry-1.docker.io"}
 Content = bytes | Iterator[bytes] | None
 T = TypeVar("T")
 
-# httpx notes every URL at level INFO, httpcore every reply's headers at DEBUG: those of uploads and of redirects to
-# object stores are signed, and so are credentials.
+# httpx logs every URL at level INFO, httpcore every reply's headers at DEBUG. URLs of uploads and of redirects to
+# object stores are signed, which makes them credentials.
 _ours: ContextVar[bool] = ContextVar("trainjob-oci", default=False)
 for _name in ("httpx", *(f"httpcore.{part}" for part in ("connection", "http11", "proxy"))):
     logging.getLogger(_name).addFilter(lambda _: not _ours.get())
@@ -78,10 +78,11 @@ def retry(where: str, attempt: Callable[[], T]) -> T:
 
 
 class Client:
-    """Speaks to one registry. Safe to be used by several threads.
+    """Sends requests to one registry. Safe for several threads.
 
     Args:
-        host: ``host[:port]``. Plain HTTP is for this machine, and for hosts that ``TRAINJOB_OCI_PLAIN_HTTP`` names.
+        host: ``host[:port]``. Plain HTTP is used for this machine and for the hosts in ``TRAINJOB_OCI_PLAIN_HTTP``
+            only.
     """
 
     def __init__(self, host: str) -> None:
@@ -105,7 +106,7 @@ class Client:
 
     @property
     def base(self) -> httpx.URL:
-        """Where the registry is."""
+        """Base URL of the registry."""
         if self._base is None:
             secure = not self._plain and not (_loopback(self.host) and not self._speaks_tls())
             address = _HOSTS.get(self.host, self.host)
@@ -113,17 +114,17 @@ class Client:
         return self._base
 
     def url(self, repository: str, rest: str) -> str:
-        """URL of what a repository has."""
+        """URL of a resource of a repository."""
         return str(self.base.join(f"{repository}/{rest}"))
 
     def location(self, response: httpx.Response) -> str:
-        """Where a reply says to go on; empty if it does not."""
+        """The ``Location`` of a reply; empty if it has none."""
         text = response.headers.get("location", "")
         if not text:
             return ""
         url = response.request.url.join(text)
         if url.host == self.base.host and url.scheme == "http" and self.base.scheme == "https":
-            # What is behind a proxy that ends TLS often does not know of it.
+            # A registry behind a proxy that terminates TLS often does not know about https.
             url = url.copy_with(scheme="https", port=self.base.port)
         self._guard.check(self.base, url)
         return str(url)
@@ -139,10 +140,10 @@ class Client:
         content: Content = None,
         read: float | None = None,
     ) -> Iterator[httpx.Response]:
-        """One request; its reply, whose body has not been read yet. Redirects of reading requests are followed.
+        """Send one request; yields the reply, whose body has not been read yet. Redirects of GET and HEAD are followed.
 
         Raises:
-            Interrupted: Another try may succeed.
+            Interrupted: A retry may succeed.
             ConfigurationError: Access was denied.
         """
         once = content is not None and not isinstance(content, bytes)
@@ -169,7 +170,7 @@ class Client:
                     response.close()
 
     def read(self, response: httpx.Response, limit: int = _MANIFEST_LIMIT) -> bytes:
-        """The body.
+        """Read the body.
 
         Raises:
             CorruptData: It has more than ``limit`` bytes.
@@ -178,12 +179,12 @@ class Client:
         for chunk in response.iter_raw():
             data += chunk
             if len(data) > limit:
-                raise CorruptData(f"{self.host} sent more than {limit} bytes where a small document was asked for")
+                raise CorruptData(f"{self.host} sent more than {limit} bytes for a small document")
         return bytes(data)
 
     def refused(self, response: httpx.Response, where: str) -> TrainJobError:
-        """The error for a status that is no success and not worth another try."""
-        text = f"{where}: the registry answers {self.reason(response)}"
+        """The error for a status that is neither a success nor worth a retry."""
+        text = f"{where}: the registry replied {self.reason(response)}"
         if response.status_code == 404:
             return SourceNotFound(f"{where} does not exist")
         if response.status_code == 507:
@@ -193,7 +194,7 @@ class Client:
         return StoreUnavailable(text)
 
     def reason(self, response: httpx.Response) -> str:
-        """Status of a reply and the codes and messages in its body, in one line without secrets."""
+        """The status of a reply with the codes and messages of its body, on one line without secrets."""
         text = ""
         with suppress(ValueError, KeyError, TypeError, AttributeError, httpx.HTTPError, CorruptData):
             errors = json.loads(self.read(response, _ERROR_LIMIT))["errors"]
@@ -218,7 +219,7 @@ class Client:
                 url = self.location(response)
             finally:
                 response.close()
-        raise StoreUnavailable(f"{self.host} redirects without end")
+        raise StoreUnavailable(f"{self.host} redirects more than {redirects.LIMIT} times")
 
     def _quietly(self, request: httpx.Request) -> httpx.Response:
         token = _ours.set(True)
@@ -243,7 +244,7 @@ class Client:
                 return None
             return json.loads(self.read(response))
         except ValueError:
-            raise ConfigurationError(f"the token server of {self.host} answers something that is no JSON") from None
+            raise ConfigurationError(f"the token server of {self.host} replied with invalid JSON") from None
         finally:
             response.close()
 
@@ -257,7 +258,7 @@ class Client:
         try:
             self._quietly(self._http.build_request("GET", f"https://{self.host}/v2/")).close()
         except httpx.TransportError as error:
-            # A certificate that is not trusted is TLS, too; the next request says so.
+            # A server with an untrusted certificate speaks TLS too; the next request reports the certificate.
             return "CERTIFICATE_VERIFY_FAILED" in str(error)
         return True
 
@@ -268,13 +269,14 @@ class Client:
         except (httpx.TransportError, OSError) as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ConfigurationError(
-                    f"the certificate of {self.host} is not trusted here; set SSL_CERT_FILE to that of its authority"
+                    f"the certificate of {self.host} is not trusted; set SSL_CERT_FILE to a file with the certificate"
+                    " of its CA"
                 ) from None
             raise Interrupted(f"{type(error).__name__} {self._access.scrub(str(error))[:200]}".strip()) from None
         except redirects.Refused as refused:
             raise ConfigurationError(f"{self.host} {refused.reason}") from None
         except httpx.InvalidURL:
-            raise ConfigurationError(f"{self.host} leads to something that is no URL") from None
+            raise ConfigurationError(f"{self.host} redirects to an invalid URL") from None
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

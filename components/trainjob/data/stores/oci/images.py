@@ -1,4 +1,4 @@
-"""Images and model artifacts as directories of files, whoever made them."""
+"""Read images and model artifacts, of any tool, as directories of files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trainjob.data.stores.oci.tars import Member
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, UnsafePath
 
 _OPAQUE = ".wh..wh..opq"  # image-spec, "Whiteouts"
-_LINKS = 8  # that may follow each other
+_LINKS = 8  # links in a row
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a file of an image is.
+    """The place of a file in an image.
 
     Attributes:
-        blob: The layer.
-        name: Its path in the layer.
+        blob: Its layer.
+        name: Path in the layer.
         size: Bytes.
-        alone: The layer is known to hold nothing else.
-        target: It is a link to this file of the image.
+        alone: The layer contains nothing else.
+        target: If the file is a link: the file of the image to which it points.
     """
 
     blob: LayerBlob
@@ -47,9 +47,9 @@ class Image:
     """The files of one manifest.
 
     Args:
-        repository: Where it is.
-        top: What the tag or digest names: a manifest or an index.
-        manifest: The manifest itself.
+        repository: The repository of the image.
+        top: The manifest or index of the tag or digest.
+        manifest: The manifest to read.
     """
 
     def __init__(self, repository: Repository, top: Manifest, manifest: Manifest) -> None:
@@ -62,7 +62,7 @@ class Image:
         self._is_image = not model
         self._prefix = "" if model and not self._ours else manifests.ROOT
         self._layers = list(self._described())
-        self._noted = {
+        self._annotated = {
             path: Placed(blob, manifests.ROOT + path, size, alone=True)
             for blob, notes in self._layers
             if self._ours and blob.form == "tar" and (path := notes.get(manifests.FILEPATH))
@@ -73,10 +73,10 @@ class Image:
 
     @classmethod
     def load(cls, repository: Repository, name: str) -> Image | None:
-        """The image of a tag or digest; None if there is none.
+        """Load the image of a tag or digest; None if it does not exist.
 
         Raises:
-            CorruptData: It is no image, or names one that is not there.
+            CorruptData: The tag or digest is not an image, or its index names a manifest that does not exist.
         """
         top = repository.manifest(name)
         if top is None:
@@ -86,15 +86,15 @@ class Image:
         digest = _chosen(top, repository.where(name))
         found = repository.manifest(digest)
         if found is None:
-            raise CorruptData(f"{repository.where(name)} names {digest}, which the registry does not have")
+            raise CorruptData(f"{repository.where(name)} names {digest}, which does not exist in the registry")
         return cls(repository, top, found)
 
     @property
     def layers(self) -> Mapping[str, Layer]:
-        """Layers of one file each, as trainjob writes them, by the path of the file."""
+        """Layers that contain one file each, as trainjob writes them, by the path of the file."""
         return {
             path: Layer(placed.blob.digest, placed.blob.size, manifests.kind_of(path), path, placed.size)
-            for path, placed in self._noted.items()
+            for path, placed in self._annotated.items()
         }
 
     @property
@@ -102,8 +102,8 @@ class Image:
         """All files, by their paths.
 
         Raises:
-            CorruptData: A layer is no sound archive.
-            UnsafePath: It holds something that could lead out of where it is unpacked.
+            CorruptData: A layer is not a valid archive.
+            UnsafePath: A layer contains an entry that could be written outside the target.
         """
         with self._lock:
             if self._files is None:
@@ -111,11 +111,11 @@ class Image:
             return self._files
 
     def read(self, path: str, start: int, length: int | None) -> Iterator[bytes]:
-        """Bytes of a file; checked, before the last of them is followed by the end, where all are asked for.
+        """Read bytes of a file. If all are requested, they are verified before the iterator ends.
 
         Raises:
-            SourceNotFound: There is no such file.
-            ChecksumMismatch: The registry sent other bytes than it has to.
+            SourceNotFound: The file does not exist.
+            ChecksumMismatch: The bytes do not match the digest.
         """
         placed = self.placed(path)
         count = max(0, placed.size - start) if length is None else min(length, max(0, placed.size - start))
@@ -128,20 +128,20 @@ class Image:
         return placed.blob.part(placed.blob.offset(placed.name) + start, count)
 
     def placed(self, path: str) -> Placed:
-        """Where a file is, links followed."""
-        if path in self._noted:  # known without looking into any layer
-            return self._noted[path]
+        """Find a file, following links."""
+        if path in self._annotated:  # known without reading a layer
+            return self._annotated[path]
         try:
             placed = self.files[path]
         except KeyError:
-            raise SourceNotFound(f"{self._where} holds no {path!r}") from None
+            raise SourceNotFound(f"{self._where} does not contain {path!r}") from None
         return placed if placed.target is None else self.placed(placed.target)
 
     def _described(self) -> Iterator[tuple[LayerBlob, dict[str, str]]]:
-        """The layers that hold files, with their annotations."""
+        """The layers with files, and their annotations."""
         layers = self._manifest.value.get("layers")
         if not isinstance(layers, list):
-            raise CorruptData(f"{self._where} is neither an image nor a model artifact: it has no layers")
+            raise CorruptData(f"{self._where} is neither an image nor a model artifact: its manifest has no layers")
         stretches = Stretches()
         for descriptor in layers:
             if not isinstance(descriptor, dict) or not isinstance(size := descriptor.get("size"), int) or size < 0:
@@ -150,7 +150,7 @@ class Image:
             annotations = _strings(descriptor.get("annotations"))
             form = form_of(_media_type(descriptor), self._where)
             if form is None and annotations.get(manifests.TITLE):
-                form = "raw"  # a file as `oras push` puts it
+                form = "raw"  # a file as `oras push` stores it
             if form is not None:
                 yield LayerBlob(self._repository, digest, size, form, stretches), annotations
 
@@ -160,11 +160,13 @@ class Image:
             path = notes.get(manifests.FILEPATH) or notes.get(manifests.TITLE, "")
             if blob.form == "raw":
                 if not path:
-                    raise CorruptData(f"{blob.where} is a file without a name: no {manifests.FILEPATH} says it")
+                    raise CorruptData(
+                        f"{blob.where} is a file without a name: the annotation {manifests.FILEPATH} is missing"
+                    )
                 placed = Placed(blob, path, blob.size, alone=True)
                 self._add(files, set(), safe_path(path.removeprefix("./")), placed)
-            elif (noted := self._noted.get(path)) is not None and noted.blob is blob:
-                self._add(files, set(), safe_path(path), noted)
+            elif (placed := self._annotated.get(path)) is not None and placed.blob is blob:
+                self._add(files, set(), safe_path(path), placed)
             else:
                 self._unpack(files, blob)
         return {path: self._resolved(path, files) for path in files}
@@ -186,31 +188,31 @@ class Image:
             elif member.kind in ("symlink", "link"):
                 self._add(files, own, path, Placed(blob, "", 0, target=self._target(member, path, blob)))
             else:
-                raise UnsafePath(f"{blob.where} holds {path!r}, which is no file but a device or pipe")
+                raise UnsafePath(f"{blob.where} contains {path!r}, a device or pipe; remove it from the image")
 
     def _below(self, member: Member, blob: LayerBlob) -> str | None:
-        """The path in the model; None for the rest of a root file system."""
+        """The path in the model; None for other files of a root file system."""
         if not self._prefix:
             return member.path or None
         if member.path == self._prefix.rstrip("/") and member.kind != "directory":
-            raise UnsafePath(f"{blob.where}: /{member.path} is no directory")
+            raise UnsafePath(f"{blob.where}: /{member.path} is not a directory")
         return member.path.removeprefix(self._prefix) if member.path.startswith(self._prefix) else None
 
     def _target(self, member: Member, path: str, blob: LayerBlob) -> str:
-        """The file of the image that a link names."""
+        """The file of the image to which a link points."""
         if member.target.startswith("/") and self._is_image and member.kind == "symlink":
-            whole = posixpath.normpath(member.target).lstrip("/")
+            target = posixpath.normpath(member.target).lstrip("/")
         elif member.kind == "symlink":
-            whole = posixpath.normpath(posixpath.join(self._prefix, posixpath.dirname(path), member.target))
+            target = posixpath.normpath(posixpath.join(self._prefix, posixpath.dirname(path), member.target))
         else:  # a hard link: from the root of the archive
-            whole = posixpath.normpath(member.target)
-        if whole.startswith(("/", "../")) or whole in (".", "..") or not whole.startswith(self._prefix):
-            raise UnsafePath(f"{blob.where} holds {path!r}, a link that leads out of the model")
-        return whole.removeprefix(self._prefix)
+            target = posixpath.normpath(member.target)
+        if target.startswith(("/", "../")) or target in (".", "..") or not target.startswith(self._prefix):
+            raise UnsafePath(f"{blob.where} contains {path!r}, a link that leads out of the model")
+        return target.removeprefix(self._prefix)
 
     def _add(self, files: dict[str, Placed], own: set[str], path: str, placed: Placed) -> None:
         if path in own or (path in files and not self._is_image):
-            raise UnsafePath(f"{placed.blob.where} holds {path!r} a second time")
+            raise UnsafePath(f"{placed.blob.where} contains {path!r} a second time")
         own.add(path)
         files[path] = placed
 
@@ -221,13 +223,17 @@ class Image:
                 return placed if at == path else replace(placed, target=at)
             at = placed.target
             if at not in files:
-                raise UnsafePath(f"{self._where} holds {path!r}, a link to {at!r}, which is no file of the model")
+                raise UnsafePath(
+                    f"{self._where} contains {path!r}, a link to {at!r}, which does not exist in the model"
+                )
             placed = files[at]
-        raise UnsafePath(f"{self._where} holds {path!r}, a link to a link to a link")
+        raise UnsafePath(
+            f"{self._where} contains {path!r}, which resolves through more than {_LINKS} links or a loop of links"
+        )
 
 
 def _remove(files: dict[str, Placed], own: set[str], folder: str, name: str) -> None:
-    """Apply a whiteout, anywhere in the root file system, to what the layers below have."""
+    """Apply a whiteout, anywhere in the root file system, to the files of the layers below."""
     gone = folder if name == _OPAQUE else posixpath.join(folder, name.removeprefix(manifests.WHITEOUT))
     for path in [path for path in files if path not in own]:
         if not gone or f"{manifests.ROOT}{path}/".startswith(f"{gone}/"):
@@ -235,7 +241,7 @@ def _remove(files: dict[str, Placed], own: set[str], folder: str, name: str) -> 
 
 
 def _chosen(index: Manifest, where: str) -> str:
-    """The digest of the manifest to read: the image of this machine's platform, another image, or a model artifact."""
+    """Choose the manifest to read: the image of this machine's platform, another image, or a model artifact."""
     entries = index.value.get("manifests")
     found: list[tuple[int, str]] = []
     machine = _MACHINES.get(platform.machine(), platform.machine())
@@ -248,7 +254,7 @@ def _chosen(index: Manifest, where: str) -> str:
         rank = 2 if entry.get("artifactType") == manifests.MODEL else rank
         found.append((rank, check_digest(entry.get("digest"), where)))
     if not found:
-        raise ConfigurationError(f"{where} is an index that names no image")
+        raise ConfigurationError(f"{where} is an index without an image")
     return min(found, key=lambda each: each[0])[1]
 
 
@@ -262,7 +268,7 @@ def _media_type(descriptor: Any) -> str:
 
 
 def _size(annotations: Mapping[str, str]) -> int | None:
-    """The size of a layer's one file, as ModelPack notes it."""
+    """The size of the only file of a layer, from ModelPack's annotation."""
     try:
         size = json.loads(annotations[manifests.METADATA])["size"]
     except (KeyError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Layers as they are read: what files they hold, and the bytes of these, each checked against a digest."""
+"""Read layers: list their files and read these, verified against a digest."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from trainjob.data.stores.oci.repository import Repository
 from trainjob.data.stores.oci.tars import Member, Reader
 from trainjob.errors import ChecksumMismatch, ConfigurationError, CorruptData, SourceNotFound
 
-# Of images (of OCI, whose base layers may be "nondistributable", and of Docker, where these are "foreign") and models.
+# Media types of OCI images (base layers may be "nondistributable"), Docker images (base layers: "foreign") and models.
 _FILES = re.compile(
     r"application/vnd\.(?:oci\.image\.layer\.|docker\.image\.rootfs\.|cncf\.model\.[a-z.]+\.v1\.(?!config))(.*)"
 )
 _FORM = re.compile(r"(?:(?:nondistributable\.)?v1\.|(?:foreign\.)?diff\.)?(?:(raw|tar)|tar[+.](gzip))")
-_AT_ONCE = 4 * CHUNK  # layers up to this size are read whole, before it is known what they hold
-_STRETCH = 4 * CHUNK  # of a layer, read by one request for the small files that lie beside each other in it
-_SMALL = _STRETCH // 16  # as many files as are copied at once lie in one or two stretches
-_STRETCHES = 6  # that are kept: of each of five kinds of files, as they are copied in turns, one
+_READ_COMPLETELY = 4 * CHUNK  # layers up to this size are read completely, before their content is known
+_STRETCH = 4 * CHUNK  # bytes of a layer, read by one request for the small files in it
+_SMALL = _STRETCH // 16  # the files that are copied at the same time are in one or two stretches
+_STRETCHES = 6  # cached: at least one for each of five kinds of files, which are copied in turn
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """A file of a layer of which all bytes were seen."""
+    """A file of a layer that was read completely."""
 
     offset: int
     size: int
@@ -40,14 +40,14 @@ class _Checked:
 
 
 class Stretches:
-    """What was read last of the layers of an image. Safe to be used by several threads."""
+    """A cache of the stretches of an image's layers that were read last. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
 
     def get(self, digest: str, number: int, read: Callable[[], Iterator[bytes]]) -> bytes:
-        """A stretch of a layer. Who asks while another thread reads it waits, and gets its error if there is one."""
+        """Get a stretch of a layer. If another thread is reading it, wait for that thread's result or error."""
         key = (digest, number)
         with self._lock:
             known = self._kept.get(key)
@@ -68,14 +68,14 @@ class Stretches:
 
 
 class LayerBlob:
-    """One layer of an image or artifact. Safe to be used by several threads.
+    """One layer of an image or artifact. Safe for several threads.
 
     Args:
-        repository: Where it is.
-        digest: Of the blob.
-        size: Of the blob.
+        repository: The repository of the layer.
+        digest: Digest of the blob.
+        size: Size of the blob.
         form: ``raw`` (the blob is a file), ``tar`` or ``gzip`` (a compressed tar).
-        stretches: Those of all layers of the image.
+        stretches: Cache for all layers of the image.
     """
 
     def __init__(self, repository: Repository, digest: str, size: int, form: str, stretches: Stretches) -> None:
@@ -88,36 +88,37 @@ class LayerBlob:
         self._members: list[Member] | None = None
 
     def members(self, *, small: bool = False) -> list[Member]:
-        """What it holds. Of a plain tar only the headers are read, of a compressed one everything.
+        """List the entries of the layer. Of a plain tar only the headers are read, of a compressed one everything.
 
         Args:
-            small: All its files are known to be small, so that nothing can be left out between the headers: they are
-                checked in the same pass.
+            small: All files are known to be small, so that skipping between headers saves nothing: the files are
+                verified
+                in the same pass.
 
         Raises:
-            CorruptData: It is no sound archive.
-            UnsafePath: A path in it could lead out of where it is unpacked.
+            CorruptData: The layer is not a valid archive.
+            UnsafePath: A path could be written outside the target.
         """
         with self._lock:
             if self._members is None:
-                if self.form == "tar" and self.size > _AT_ONCE and not small:
+                if self.form == "tar" and self.size > _READ_COMPLETELY and not small:
                     self._members = list(tars.members(Reader(self._packed(0), self.where, self._packed)))
                 else:
                     self._check()
             return self._members or []
 
     def raw(self, start: int, length: int) -> Iterator[bytes]:
-        """Bytes of a layer that is a file itself; checked where all are asked for."""
+        """Read bytes of a layer that is a file itself; verified if all are requested."""
         chunks = self._repository.blob(self.digest, self.size, start=start, length=length)
-        whole = start == 0 and length == self.size
-        return self._verified(chunks, self.digest.removeprefix("sha256:")) if whole else chunks
+        complete = start == 0 and length == self.size
+        return self._verified(chunks, self.digest.removeprefix("sha256:")) if complete else chunks
 
     def only(self, name: str, size: int) -> Iterator[bytes]:
-        """All of the one file of a plain tar, in one pass that checks the whole layer.
+        """Read the only file of a plain tar, in one pass that verifies the complete layer.
 
         Raises:
-            ChecksumMismatch: The layer is not what its digest says.
-            CorruptData: It holds something else than that file.
+            ChecksumMismatch: The layer does not match its digest.
+            CorruptData: The layer contains something other than that file.
         """
         chunks = self._verified(self._repository.blob(self.digest, self.size), self.digest.removeprefix("sha256:"))
         reader = Reader(chunks, self.where)
@@ -126,58 +127,58 @@ class LayerBlob:
             if member.kind == "directory":
                 continue
             if found or (member.path, member.kind, member.size) != (name, "file", size):
-                raise CorruptData(f"{self.where} holds {member.path!a}, where its manifest says {name!a} only")
+                raise CorruptData(f"{self.where} contains {member.path!a}, but its manifest lists {name!a} only")
             found = True
             yield from reader.take(size)
         reader.drain()
         if not found:
-            raise CorruptData(f"{self.where} does not hold {name!a}, which its manifest names")
+            raise CorruptData(f"{self.where} does not contain {name!a}, which its manifest lists")
 
     def file(self, name: str, start: int, length: int) -> Iterator[bytes]:
-        """Bytes of a file of an archive of several; the whole layer is checked before the first is given."""
+        """Read bytes of a file in an archive of several; the complete layer is verified before the first byte."""
         with self._lock:
             if self._checked is None:
                 self._check()
             checked = (self._checked or {}).get(name)
         if checked is None:
-            raise SourceNotFound(f"{self.where} holds no {name!a}")
-        read = self._content if checked.size > _SMALL else self._beside
+            raise SourceNotFound(f"{self.where} does not contain {name!a}")
+        read = self._content if checked.size > _SMALL else self._cached
         chunks = read(checked.offset + start, length)
         return self._verified(chunks, checked.sha256) if start == 0 and length == checked.size else chunks
 
     def offset(self, name: str) -> int:
-        """Where the content of a file begins in the archive."""
+        """The offset of a file's content in the archive."""
         for member in self.members():
             if member.path == name and member.kind == "file":
                 return member.offset
-        raise SourceNotFound(f"{self.where} holds no {name!a}")
+        raise SourceNotFound(f"{self.where} does not contain {name!a}")
 
     def part(self, offset: int, length: int) -> Iterator[bytes]:
-        """Bytes of a plain tar, not checked."""
+        """Read bytes of a plain tar, without verification."""
         return self._repository.blob(self.digest, self.size, start=offset, length=length)
 
     def _content(self, start: int, length: int) -> Iterator[bytes]:
-        """Bytes of the archive, unpacked."""
+        """Read bytes of the decompressed archive."""
         return limited(self._gunzip.read(start) if self.form == "gzip" else self._packed(start, length), length)
 
-    def _beside(self, start: int, length: int) -> Iterator[bytes]:
-        """The same of a small file, by stretches that hold its neighbors too: a request for each takes far longer."""
+    def _cached(self, start: int, length: int) -> Iterator[bytes]:
+        """Like `_content` for a small file, by cached stretches: one request per small file takes far longer."""
         end = start + length
         while start < end:
             number, at = divmod(start, _STRETCH)
             read = partial(self._content, number * _STRETCH, _STRETCH)
             piece = self._stretches.get(self.digest, number, read)[at : at + end - start]
             if not piece:
-                raise CorruptData(f"{self.where} ends in the middle of a file")
+                raise CorruptData(f"{self.where} is truncated inside a file")
             start += len(piece)
             yield piece
 
     def _packed(self, start: int, length: int | None = None) -> Iterator[bytes]:
-        """Bytes of the blob."""
+        """Read bytes of the blob."""
         return self._repository.blob(self.digest, self.size, start=start, length=length)
 
     def _check(self) -> None:
-        """Read everything once: the digest of the layer, and that of each file in it."""
+        """Read everything once: verify the digest of the layer, and compute that of each file."""
         packed = self._packed(0)
         data = b""
         if self.form == "tar" and self.size <= _STRETCH:
@@ -210,15 +211,17 @@ class LayerBlob:
 
 
 def form_of(media_type: str, where: str) -> str | None:
-    """``raw``, ``tar`` or ``gzip``; None for what is no layer of files.
+    """The form of a layer: ``raw``, ``tar`` or ``gzip``; None if it has no files.
 
     Raises:
-        ConfigurationError: It is one, but compressed or encrypted in a way that cannot be read here.
+        ConfigurationError: The layer is compressed or encrypted in an unsupported way.
     """
     files = _FILES.fullmatch(media_type)
     if files is None:
         return None
     form = _FORM.fullmatch(files[1])
     if form is None:
-        raise ConfigurationError(f"{where} has layers of type {media_type}; pack it again with gzip or uncompressed")
+        raise ConfigurationError(
+            f"{where} has layers of the unsupported type {media_type}; build it again with gzip or uncompressed layers"
+        )
     return form[1] or form[2]

@@ -1,14 +1,16 @@
-"""The documents that make layers an image (KServe's ModelCar) and a model artifact (CNCF ModelPack). Pure functions.
+"""Make the documents of an image (KServe's ModelCar) and a model artifact (CNCF ModelPack). Pure functions.
 
 Both have the same layers, each an uncompressed tar with files below ``models/``:
 
-* the image, for linux on amd64 and on arm64: its root file system has the model in ``/models``, where KServe looks for
-  it (https://kserve.github.io/website, "modelcars"; ``oci://``, ``oci+native://``, ``oci+fetch://``);
-* the ModelPack manifest (https://github.com/modelpack/model-spec 0.0.7), whose layers have media types that say what
-  they hold.
+* * the image, for linux on amd64 and on arm64: its root file system has the model in ``/models``, where KServe expects
+  it
+  (https://kserve.github.io/website, "modelcars"; ``oci://``, ``oci+native://``, ``oci+fetch://``);
+* * the ModelPack manifest (https://github.com/modelpack/model-spec 0.0.7), whose layers have media types for the kind
+  of
+  their files.
 
-An index names all three; a container runtime takes the image of its platform from it. All of it depends on the names
-and content of the files only.
+An index lists all three; a container runtime chooses the image of its platform. All documents depend on the names and
+contents of the files only.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from typing import Any
 from trainjob.data.stores.oci.repository import IMAGE, INDEX, sha256
 
 ROOT = "models/"
-"""Where a ModelCar has its files."""
+"""Directory of the files in a ModelCar."""
 WHITEOUT = ".wh."
-"""Before the name of what a layer of an image removes from those below it (image-spec, "Whiteouts")."""
+"""Prefix of names that a layer of an image removes from the layers below (image-spec, "Whiteouts")."""
 CONTENT = "dev.trainjob.content.digest"
 """Annotation: the root digest of the content, `ContentManifest.digest`."""
 LAYOUT = "dev.trainjob.layout"
-"""Annotation of what trainjob wrote; its value is `ROOT`: paths in layers have it before them, `FILEPATH` has not."""
+"""Annotation of images that trainjob wrote. Its value is `ROOT`, which paths in layers begin with and `FILEPATH` does
+not."""
 FILEPATH = "org.cncf.model.filepath"
 METADATA = "org.cncf.model.file.metadata+json"
 UNTESTED = "org.cncf.model.file.mediatype.untested"
@@ -44,7 +47,7 @@ EMPTY_DATA = b"{}"
 
 PLATFORMS = ("amd64", "arm64")
 KINDS = ("weight", "weight.config", "doc", "code")
-"""What ModelPack's media types tell apart."""
+"""Kinds of files that ModelPack's media types distinguish."""
 _EPOCH = "1970-01-01T00:00:00Z"
 _SUFFIXES = {
     "weight.config": "json jsonl yaml yml toml ini cfg conf txt model tiktoken jinja vocab merges xml properties",
@@ -66,14 +69,14 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A blob that is a layer of both.
+    """A blob that is a layer of both image and artifact.
 
     Attributes:
-        digest: Of the blob, an uncompressed tar.
+        digest: Digest of the blob, an uncompressed tar.
         size: Bytes of the blob.
         kind: One of `KINDS`.
-        path: Of the one file in it, relative to the model; empty where there are several.
-        length: Bytes of the one file.
+        path: Path of its only file, relative to the model; empty if it has several files.
+        length: Bytes of the only file.
     """
 
     digest: str
@@ -83,8 +86,8 @@ class Layer:
     length: int = 0
 
     def descriptor(self, media_type: str) -> dict[str, Any]:
-        """As the manifests name it."""
-        annotations = {UNTESTED: "true"}  # by its name, that is
+        """The descriptor of the layer in manifests."""
+        annotations = {UNTESTED: "true"}  # the kind is derived from the file name only
         if self.path:
             # The fields of model-spec's FileMetadata; 48 is tar's '0', a regular file.
             metadata = {
@@ -102,11 +105,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Document:
-    """Something to store by its digest.
+    """A document that is stored by its digest.
 
     Attributes:
         data: Its bytes.
-        media_type: What it is.
+        media_type: Its media type.
     """
 
     data: bytes
@@ -114,23 +117,23 @@ class Document:
 
     @property
     def digest(self) -> str:
-        """Of its bytes."""
+        """Digest of the bytes."""
         return sha256(self.data)
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        """As others name it."""
+        """Descriptor of the document in other documents."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
 
 
 @dataclass(frozen=True)
 class Documents:
-    """All that belongs to some layers.
+    """All documents for some layers.
 
     Attributes:
-        blobs: Configurations, to be stored as blobs.
-        manifests: To be stored by their digests; the last one is the ModelPack manifest.
-        index: Names the manifests.
+        blobs: Configurations, stored as blobs.
+        manifests: Manifests, stored by their digests; the last one is the ModelPack manifest.
+        index: Lists the manifests.
     """
 
     blobs: tuple[Document, ...]
@@ -139,7 +142,7 @@ class Documents:
 
 
 def kind_of(path: str) -> str:
-    """What ModelPack calls a file of this name."""
+    """ModelPack's kind of a file with this name."""
     name = PurePosixPath(path.lower())
     if name.stem in _DOCS:
         return "doc"
@@ -147,10 +150,10 @@ def kind_of(path: str) -> str:
 
 
 def documents(layers: Sequence[Layer], content: str, paths: Sequence[str]) -> Documents:
-    """All documents for a model.
+    """Make all documents for a model.
 
     Args:
-        layers: In their order.
+        layers: Its layers, in order.
         content: Root digest of the model.
         paths: Its files.
     """
@@ -169,14 +172,14 @@ def documents(layers: Sequence[Layer], content: str, paths: Sequence[str]) -> Do
     model = Document(canonical({**_manifest(config, described, marks), "artifactType": MODEL}), IMAGE)
     blobs.append(config)
     manifests.append(model)
-    unknown = {"architecture": "unknown", "os": "unknown"}  # so that no runtime takes it for an image
+    unknown = {"architecture": "unknown", "os": "unknown"}  # so that no runtime runs it as an image
     entries.append({**model.descriptor, "artifactType": MODEL, "platform": unknown})
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries, "annotations": marks}
     return Documents(tuple(blobs), tuple(manifests), Document(canonical(index), INDEX))
 
 
 def attachment(subject: dict[str, Any], artifact_type: str, data: dict[str, Any], title: str) -> Document:
-    """The manifest of an artifact that belongs to ``subject`` (image-spec 1.1, "Guidelines for Artifact Usage")."""
+    """Make the manifest of an artifact that refers to ``subject`` (image-spec 1.1, "Guidelines for Artifact Usage")."""
     layer = {**data, "annotations": {TITLE: title}}
     empty = Document(EMPTY_DATA, EMPTY)
     return Document(
@@ -209,7 +212,7 @@ def _model_config(digests: Sequence[str], paths: Sequence[str]) -> dict[str, Any
     found = sorted({_FORMATS[suffix] for path in paths if (suffix := PurePosixPath(path).suffix.lower()) in _FORMATS})
     return {
         "descriptor": {},
-        # Several formats beside each other: none is the model's.
+        # With several formats, none is the format of the model.
         "config": {"format": found[0]} if len(found) == 1 else {},
         "modelfs": {"type": "layers", "diffIds": list(digests)},
     }

@@ -1,4 +1,4 @@
-"""What is sent to a registry: bytes that can be had again from any position, since a connection may be cut at any."""
+"""Content of uploads: bytes that can be read again from any position, since a connection may be cut at any."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainjob.errors import CorruptData, StoreUnavailable
 
 
 class Payload(Protocol):
-    """Some bytes."""
+    """Bytes to upload."""
 
     @property
     def size(self) -> int:
-        """Their number."""
+        """Number of bytes."""
         ...
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """Some of them."""
+        """Read ``length`` bytes from ``start`` on."""
         ...
 
 
@@ -31,21 +31,21 @@ class Data:
         self.size = len(data)
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """See `Payload.open`."""
+        """Read ``length`` bytes from ``start`` on."""
         piece = memoryview(self._data)[start : start + length]
         for at in range(0, len(piece), CHUNK):
             yield bytes(piece[at : at + CHUNK])
 
 
 class Joined:
-    """Payloads one after the other."""
+    """Several payloads, concatenated."""
 
     def __init__(self, parts: Sequence[Payload]) -> None:
         self._parts = parts
         self.size = sum(part.size for part in parts)
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """See `Payload.open`."""
+        """Read ``length`` bytes from ``start`` on."""
         for part in self._parts:
             if length <= 0:
                 return
@@ -57,24 +57,24 @@ class Joined:
 
 
 class Again:
-    """A file whose content has been looked at already."""
+    """A file that was read and verified before."""
 
     def __init__(self, file: Rereadable, size: int) -> None:
         self._file = file
         self.size = size
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """See `Payload.open`."""
+        """Read ``length`` bytes from ``start`` on."""
         yield from limited(self._file.reread(start), length)
 
 
 class Once:
-    """A file that is looked at while it is sent. What has to be sent twice is read twice, where that can be done.
+    """A file that is verified while it is sent. Bytes that must be sent twice are read twice, if the source allows it.
 
     Args:
         chunks: Its bytes.
-        size: How many there have to be.
-        where: For errors.
+        size: Their expected number.
+        where: Name for errors.
     """
 
     def __init__(self, chunks: Iterable[bytes], size: int, where: str) -> None:
@@ -84,11 +84,11 @@ class Once:
         self.size = size
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """See `Payload.open`."""
+        """Read ``length`` bytes from ``start`` on."""
         if start < self._at:
             if not isinstance(self._chunks, Rereadable):
                 raise StoreUnavailable(
-                    f"{self._where}: the registry lost what was sent, and the source cannot be reread"
+                    f"{self._where}: the registry lost the uploaded bytes, and the source cannot be reread"
                 )
             count = min(self._at - start, length)
             yield from limited(self._chunks.reread(start), count)
@@ -96,24 +96,24 @@ class Once:
         while length > 0:
             chunk = self._rest or next(self._iterator, b"")
             if not chunk:
-                raise CorruptData(f"{self._where} gave {self._at} of {self.size} bytes")
+                raise CorruptData(f"{self._where} has {self._at} bytes instead of {self.size}")
             piece, self._rest = chunk[:length], chunk[length:]
             self._at += len(piece)
             length -= len(piece)
             yield piece
 
     def finish(self) -> None:
-        """Let the source check what it gave.
+        """Let the source verify its bytes.
 
         Raises:
-            CorruptData: It has more bytes than it said.
+            CorruptData: The source has more bytes than it reported.
         """
         if self._rest or any(self._iterator):
-            raise CorruptData(f"{self._where} gave more than {self.size} bytes")
+            raise CorruptData(f"{self._where} has more than the expected {self.size} bytes")
 
 
 class Hashing:
-    """Computes the digest of a payload while it passes for the first time, from its beginning on."""
+    """Computes the digest of a payload while it is read for the first time, from its beginning on."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
@@ -121,7 +121,7 @@ class Hashing:
         self.size = payload.size
 
     def open(self, start: int, length: int) -> Iterator[bytes]:
-        """See `Payload.open`."""
+        """Read ``length`` bytes from ``start`` on."""
         for chunk in self._payload.open(start, length):
             if start + len(chunk) > self._at:
                 self._hash.update(chunk[max(0, self._at - start) :])
@@ -131,7 +131,7 @@ class Hashing:
 
     @property
     def digest(self) -> str:
-        """``sha256:<hex>``; only after the last byte."""
+        """``sha256:<hex>``; available after the last byte."""
         return f"sha256:{self._hash.hexdigest()}"
 
 
@@ -144,7 +144,7 @@ def digest_of(chunks: Iterable[bytes]) -> str:
 
 
 def limited(chunks: Iterator[bytes], length: int) -> Iterator[bytes]:
-    """The first ``length`` bytes; less if there are not so many."""
+    """The first ``length`` bytes, or all if there are fewer."""
     while length > 0 and (chunk := next(chunks, b"")):
         piece = chunk[:length]
         length -= len(piece)

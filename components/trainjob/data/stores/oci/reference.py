@@ -1,4 +1,4 @@
-"""What an ``oci`` location names: a registry, a repository in it, and a tag or digest of that."""
+"""Parse ``oci`` locations: a registry, a repository in it, and a tag or digest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TAG_LENGTH = 128  # distribution-spec, "Pulling manifests"
 
 @dataclass(frozen=True)
 class Reference:
-    """One image or artifact.
+    """The reference of an image or artifact.
 
     Attributes:
         host: Registry, with its port if it has one.
         repository: Name in the registry, such as ``team/digits``.
-        tag: Empty where there is a digest.
+        tag: Empty if there is a digest.
         digest: ``sha256:<hex>``, or empty.
     """
 
@@ -30,10 +30,10 @@ class Reference:
 
     @classmethod
     def of(cls, location: Location) -> Reference:
-        """What `location` names.
+        """Parse a location.
 
         Raises:
-            ConfigurationError: It has neither a tag nor a digest, so it is a repository only.
+            ConfigurationError: The location has neither a tag nor a digest.
         """
         name, _, digest = location.path.partition("@")
         folder, slash, last = name.rpartition("/")
@@ -44,12 +44,12 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """The tag or digest, as in the path of a manifest."""
+        """The tag or digest, as in the URL of a manifest."""
         return self.digest or self.tag
 
     @property
     def location(self) -> Location:
-        """As a location."""
+        """The reference as a location."""
         mark = f"@{self.digest}" if self.digest else f":{self.tag}"
         return Location("oci", self.host, f"{self.repository}{mark}")
 
@@ -58,17 +58,17 @@ class Reference:
         return replace(self, tag="", digest=digest)
 
     def beside(self, suffix: str) -> Reference | None:
-        """The tag with ``suffix``; None where there is none, or it would be too long."""
+        """The reference whose tag has ``suffix`` appended; None without a tag, or if the tag would be too long."""
         tag = f"{self.tag}{suffix}"
         return replace(self, tag=tag) if self.tag and len(tag) <= _TAG_LENGTH else None
 
 
 def check_digest(digest: object, where: str) -> str:
-    """``digest`` if it is a SHA-256 digest of OCI.
+    """Return ``digest`` if it is a SHA-256 digest in OCI's notation.
 
     Raises:
-        CorruptData: It is something else: what comes from a registry ends in paths and is compared with what was read.
+        CorruptData: It is not. Digests from a registry become parts of URLs and are compared with the bytes read.
     """
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise CorruptData(f"{where} names content by {str(digest)[:80]!a}, which is no sha256 digest")
+        raise CorruptData(f"{where} contains {str(digest)[:80]!a}, which is not a sha256 digest")
     return digest

@@ -1,4 +1,4 @@
-"""Small artifacts that belong to an image: provenance, signatures (OCI distribution-spec 1.1, "Referrers")."""
+"""Small artifacts that refer to an image: provenance, signatures (OCI distribution-spec 1.1, "Referrers")."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _LIMIT = 4 * 1024 * 1024
 
 
 def attach(location: Location, name: str, data: bytes, artifact_type: str = IN_TOTO) -> str:
-    """Attach a small artifact to what is at ``location``; once, however often it is called.
+    """Attach a small artifact to an image or artifact. Idempotent.
 
     Args:
         location: Tag or digest of an image or artifact.
         name: File name of the artifact.
         data: Its content.
-        artifact_type: Media type that says what it is.
+        artifact_type: Its media type.
 
     Returns:
-        The digest of its manifest.
+        Digest of the artifact's manifest.
 
     Raises:
-        SourceNotFound: There is nothing at ``location``.
+        SourceNotFound: ``location`` does not exist.
     """
     with _subject(location) as (repository, subject):
         descriptor = {"mediaType": subject.media_type, "digest": subject.digest, "size": subject.size}
@@ -45,10 +45,10 @@ def attach(location: Location, name: str, data: bytes, artifact_type: str = IN_T
 
 
 def attached(location: Location, artifact_type: str = IN_TOTO) -> dict[str, bytes]:
-    """Contents of the artifacts of a type that belong to what is at ``location``, by file name.
+    """Read the artifacts of a type that are attached to an image or artifact; contents by file name.
 
     Raises:
-        SourceNotFound: There is nothing at ``location``.
+        SourceNotFound: ``location`` does not exist.
     """
     with _subject(location) as (repository, subject):
         found: dict[str, bytes] = {}
@@ -60,7 +60,7 @@ def attached(location: Location, artifact_type: str = IN_TOTO) -> dict[str, byte
 
 @contextmanager
 def _subject(location: Location) -> Iterator[tuple[Repository, Manifest]]:
-    """What is at ``location``, and the repository that holds it."""
+    """The manifest at ``location`` and its repository."""
     reference = Reference.of(location)
     client = Client(reference.host)
     try:
@@ -74,14 +74,14 @@ def _subject(location: Location) -> Iterator[tuple[Repository, Manifest]]:
 
 
 def type_of(name: str) -> str:
-    """Artifact type of a file that is written beside a model."""
+    """Artifact type of a file beside a model."""
     return _TYPES.get(name, "application/octet-stream")
 
 
 def beside(repository: Repository, digest: str, name: str) -> Iterator[bytes]:
-    """The files ``name`` that `attach_to` has put beside a manifest, the last one first.
+    """The files ``name`` that `attach_to` has attached to a manifest, the latest first.
 
-    There are several where the same model was exported again, or another try attached another one.
+    There are several if the model was exported more than once, or a retry attached another one.
     """
     for entry in reversed(listed(repository, digest)):
         if entry.get("artifactType") == type_of(name):
@@ -91,7 +91,7 @@ def beside(repository: Repository, digest: str, name: str) -> Iterator[bytes]:
 
 
 def attach_to(repository: Repository, subject: dict[str, Any], name: str, data: bytes, artifact_type: str) -> str:
-    """Attach ``data`` to the manifest that ``subject`` describes; the digest of the attachment."""
+    """Attach ``data`` to the manifest that ``subject`` describes; returns the digest of the attachment."""
     digest = sha256(data)
     described = {"mediaType": artifact_type, "digest": digest, "size": len(data)}
     document = attachment(subject, artifact_type, described, name)
@@ -99,14 +99,14 @@ def attach_to(repository: Repository, subject: dict[str, Any], name: str, data: 
     push(repository, Data(EMPTY_DATA), sha256(EMPTY_DATA))
     repository.put_manifest(document.digest, document.data, IMAGE)
     if not any(entry.get("digest") == document.digest for entry in listed(repository, subject["digest"])):
-        # A registry without the referrers API: clients keep the list, under a tag.
-        _note(repository, subject["digest"], document, artifact_type)
+        # The registry has no referrers API: clients maintain the list, under a tag.
+        _add_to_list(repository, subject["digest"], document, artifact_type)
     return document.digest
 
 
 def listed(repository: Repository, digest: str) -> list[Mapping[str, Any]]:
-    """Descriptors of what refers to a manifest."""
-    found = retry(repository.where(digest), lambda: _asked(repository, digest))
+    """Descriptors of the artifacts that refer to a manifest."""
+    found = retry(repository.where(digest), lambda: _request(repository, digest))
     if found is None:
         tagged = repository.manifest(_tag(digest))
         found = tagged.value if tagged is not None else {}
@@ -114,8 +114,8 @@ def listed(repository: Repository, digest: str) -> list[Mapping[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _asked(repository: Repository, digest: str) -> Mapping[str, Any] | None:
-    """The answer of the referrers API; None where there is none."""
+def _request(repository: Repository, digest: str) -> Mapping[str, Any] | None:
+    """The reply of the referrers API; None if the registry does not have it."""
     with repository.client.open("GET", repository.url(f"referrers/{digest}"), repository.pull) as response:
         kind = response.headers.get("content-type", "").partition(";")[0]
         if response.status_code != 200 or kind != INDEX:
@@ -125,11 +125,11 @@ def _asked(repository: Repository, digest: str) -> Mapping[str, Any] | None:
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, dict):
-        raise CorruptData(f"{repository.where(digest)}: the registry's list of referrers is no index")
+        raise CorruptData(f"{repository.where(digest)}: the registry's list of referrers is not an index")
     return value
 
 
-def _note(repository: Repository, subject: str, document: Document, artifact_type: str) -> None:
+def _add_to_list(repository: Repository, subject: str, document: Document, artifact_type: str) -> None:
     held = repository.manifest(_tag(subject))
     entries = list(held.value.get("manifests") or []) if held is not None else []
     entries.append({**document.descriptor, "artifactType": artifact_type})
@@ -138,7 +138,7 @@ def _note(repository: Repository, subject: str, document: Document, artifact_typ
 
 
 def _tag(digest: str) -> str:
-    """distribution-spec, "Referrers Tag Schema"."""
+    """The tag of the list of referrers (distribution-spec, "Referrers Tag Schema")."""
     return digest.replace(":", "-")
 
 

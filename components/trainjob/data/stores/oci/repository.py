@@ -1,4 +1,4 @@
-"""Manifests and blobs of one repository (OCI distribution-spec 1.1), with retries."""
+"""Read and write manifests and blobs of one repository (OCI distribution-spec 1.1), with retries."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def sha256(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest or index as it is stored.
+    """A manifest or index, as stored.
 
     Attributes:
-        digest: Of its bytes.
-        value: What they say.
-        size: Their number.
+        digest: Digest of its bytes.
+        value: Its content.
+        size: Number of its bytes.
     """
 
     digest: str
@@ -45,13 +45,13 @@ class Manifest:
 
     @property
     def media_type(self) -> str:
-        """As it says itself, or as it looks: the field is optional in OCI's first version."""
-        said = self.value.get("mediaType")
-        return said if isinstance(said, str) else INDEX if "manifests" in self.value else IMAGE
+        """The media type, derived from the content if the field is missing: it is optional in OCI 1.0."""
+        stated = self.value.get("mediaType")
+        return stated if isinstance(stated, str) else INDEX if "manifests" in self.value else IMAGE
 
 
 class Repository:
-    """One repository of a registry. Safe to be used by several threads."""
+    """One repository of a registry. Safe for several threads."""
 
     def __init__(self, client: Client, name: str) -> None:
         self.client, self.name = client, name
@@ -60,34 +60,34 @@ class Repository:
         self._where = f"oci://{client.host}/{name}"
 
     def where(self, name: str) -> str:
-        """A tag or digest, for errors."""
+        """The location of a tag or digest, for errors."""
         return f"{self._where}@{name}" if ":" in name else f"{self._where}:{name}"
 
     def url(self, rest: str) -> str:
-        """Of something in it."""
+        """URL of a resource in the repository."""
         return self.client.url(self.name, rest)
 
     # ------------------------------------------------------------ manifests
 
     def manifest(self, name: str) -> Manifest | None:
-        """The manifest of a tag or digest; None if there is none.
+        """Read the manifest of a tag or digest; None if it does not exist.
 
         Raises:
-            ChecksumMismatch: The bytes are not those of the digest.
-            CorruptData: They are no JSON object.
+            ChecksumMismatch: The bytes do not match the digest.
+            CorruptData: The bytes are not a JSON object.
         """
         data = retry(self.where(name), lambda: self._manifest(name))
         if data is None:
             return None
         digest = sha256(data)
         if ":" in name and name != digest:
-            raise ChecksumMismatch(f"{self.where(name)}: the registry sent a manifest with digest {digest}")
+            raise ChecksumMismatch(f"{self.where(name)}: the registry sent a manifest with digest {digest} instead")
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise CorruptData(f"{self.where(name)} is no manifest")
+            raise CorruptData(f"{self.where(name)} is not a manifest")
         return Manifest(digest, value, len(data))
 
     def _manifest(self, name: str) -> bytes | None:
@@ -99,7 +99,7 @@ class Repository:
             return self.client.read(response)
 
     def has_manifest(self, name: str, digest: str) -> bool:
-        """Whether a tag or digest is that manifest, as far as the registry tells."""
+        """Whether a tag or digest is the manifest with ``digest``, as far as the registry reports it."""
 
         def head() -> bool:
             url, headers = self.url(f"manifests/{name}"), {"accept": _ACCEPT}
@@ -110,7 +110,7 @@ class Repository:
         return retry(self.where(name), head)
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> bool:
-        """Store a manifest under a tag or its digest, unless it is there; whether the registry keeps its referrers."""
+        """Store a manifest under a tag or digest, unless it exists; returns whether the registry tracks its subject."""
         if self.has_manifest(name, sha256(data)):
             return False
 
@@ -119,13 +119,14 @@ class Repository:
             url = self.url(f"manifests/{name}")
             with self.client.open("PUT", url, self.push, headers=headers, content=data) as response:
                 if response.status_code in (400, 404):
-                    # What it names is there. But docker-registry empties a link before it writes it anew, as it does
-                    # when somebody pushes the same; and others do not know at once what they have been sent.
-                    said = self.client.reason(response)
-                    if _UNKNOWN.search(said):
-                        raise Interrupted(f"the registry answers {said}")
+                    # The blobs and manifests that it names exist. But docker-registry truncates a link before it writes
+                    # it again, which it does when another client pushes the same; and other registries need time to
+                    # find an upload.
+                    reason = self.client.reason(response)
+                    if _UNKNOWN.search(reason):
+                        raise Interrupted(f"the registry answers {reason}")
                     error = SourceNotFound if response.status_code == 404 else StoreUnavailable
-                    raise error(f"{self.where(name)}: the registry answers {said}")
+                    raise error(f"{self.where(name)}: the registry replied {reason}")
                 if response.status_code not in (200, 201, 202):
                     raise self.client.refused(response, self.where(name))
                 return "oci-subject" in response.headers
@@ -135,7 +136,7 @@ class Repository:
     # ------------------------------------------------------------ blobs
 
     def has_blob(self, digest: str) -> bool:
-        """Whether a blob is there."""
+        """Whether a blob exists."""
 
         def head() -> bool:
             with self.client.open("HEAD", self.url(f"blobs/{digest}"), self.push) as response:
@@ -144,7 +145,7 @@ class Repository:
         return retry(self.where(digest), head)
 
     def mount(self, digest: str, origin: str) -> bool:
-        """Take over a blob from another repository of the registry; False if it cannot be had so."""
+        """Mount a blob of another repository of the registry; False if the registry does not."""
         scopes = (*self.push, f"repository:{origin}:pull")
 
         def post() -> bool:
@@ -152,7 +153,7 @@ class Repository:
             with self.client.open("POST", url, scopes, content=b"") as response:
                 location = self.client.location(response)
                 if response.status_code == 202 and location:
-                    # An upload has been begun instead; the real one follows when it is known what is to be sent.
+                    # The registry opened an upload instead. It is cancelled: the caller opens one when needed.
                     with self.client.open("DELETE", location, self.push):
                         pass
                 return response.status_code == 201
@@ -160,10 +161,10 @@ class Repository:
         return retry(self.where(digest), post)
 
     def blob(self, digest: str, size: int, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes of a blob of ``size``, not checked; resumed where the connection is cut.
+        """Read bytes of a blob of ``size``, without verification; resumes if the connection is cut.
 
         Raises:
-            SourceNotFound: There is no such blob.
+            SourceNotFound: The blob does not exist.
         """
         check_digest(digest, self._where)
         end = size if length is None else min(size, start + length)
@@ -180,17 +181,17 @@ class Repository:
                 pause(backoff, self.where(digest), error)
 
     def small(self, digest: str, size: int, limit: int = 16 * CHUNK) -> bytes:
-        """A small blob, checked.
+        """Read and verify a small blob.
 
         Raises:
-            CorruptData: It says that it is larger than ``limit``.
-            ChecksumMismatch: The bytes are not those of the digest.
+            CorruptData: Its size is larger than ``limit``.
+            ChecksumMismatch: The bytes do not match the digest.
         """
         if size > limit:
-            raise CorruptData(f"{self.where(digest)} has {size} bytes where a small document is expected")
+            raise CorruptData(f"{self.where(digest)} has {size} bytes; a small document has at most {limit}")
         data = b"".join(self.blob(digest, size))
         if sha256(data) != digest:
-            raise ChecksumMismatch(f"{self.where(digest)} has digest {sha256(data)}")
+            raise ChecksumMismatch(f"{self.where(digest)}: the registry sent bytes with digest {sha256(data)}")
         return data
 
     def _blob(self, digest: str, start: int, end: int) -> Iterator[bytes]:
@@ -202,9 +203,9 @@ class Repository:
                 raise self.client.refused(response, self.where(digest))
             skip = start if response.status_code == 200 else 0  # a server may ignore the range
             if response.status_code == 206:
-                said = _RANGE.fullmatch(response.headers.get("content-range", ""))
-                if said is None or int(said[1]) != start:
-                    raise StoreUnavailable(f"{self.where(digest)}: the registry sent another range than was asked for")
+                sent = _RANGE.fullmatch(response.headers.get("content-range", ""))
+                if sent is None or int(sent[1]) != start:
+                    raise StoreUnavailable(f"{self.where(digest)}: the registry sent another range than requested")
             left = end - start
             for chunk in response.iter_raw(CHUNK):
                 piece, skip = chunk[skip:], max(0, skip - len(chunk))

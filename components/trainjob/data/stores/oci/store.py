@@ -1,4 +1,4 @@
-"""The store at an ``oci`` location: a model in a container registry, as an image and as a ModelPack artifact."""
+"""The store of ``oci`` locations: a model in a container registry, as an image and as a ModelPack artifact."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from trainjob.data.stores.oci.uploads import push, push_once
 from trainjob.errors import ConfigurationError, CorruptData, SourceNotFound, UnsafePath
 
 SMALL = CHUNK
-"""Files up to this size share a layer with others of their kind: container runtimes take about a hundred layers."""
+"""Files up to this size share a layer with others of their kind: container runtimes support about a hundred layers."""
 SUFFIX = "-modelpack"
-"""Of the tag that names the ModelPack manifest itself, for tools that do not look into an index."""
+"""Suffix of the tag of the ModelPack manifest itself, for tools that do not read an index."""
 
 
 class OciStore(WritableStore):
     """A tag or digest of a repository.
 
-    What is written becomes visible as a whole, when ``MANIFEST.json`` is: then the tag is put. Until then, and if that
-    never happens, the tag is what it was; blobs that nothing names are swept by the registry.
+    Files become visible together, when ``MANIFEST.json`` is written and the tag is set. Until then the tag is
+    unchanged. The registry's garbage collection removes blobs of a write that never finished.
     """
 
     resumes_reads = True
@@ -41,7 +41,7 @@ class OciStore(WritableStore):
         super().__init__(location)
         self.reference = Reference.of(location)
         self._client = Client(self.reference.host)
-        # Not every store is closed; sockets that are left to the garbage collector are a warning.
+        # Not every caller closes the store; Python warns about sockets that the garbage collector closes.
         self._close = weakref.finalize(self, self._client.close)
         self.repository = Repository(self._client, self.reference.repository)
         self._lock = Lock()
@@ -62,18 +62,18 @@ class OciStore(WritableStore):
     def list(self) -> Iterator[Entry]:
         """List all files; of an image those below ``/models``."""
         image = self._image()
-        for path in self._told() or (image.files if image is not None else ()):
+        for path in self._listed() or (image.files if image is not None else ()):
             yield self.stat(path)
 
     def stat(self, path: str) -> Entry:
         """Return one file; raise SourceNotFound if it does not exist."""
         if not path:
-            raise SourceNotFound(f"{self._location} is no single file")
+            raise SourceNotFound(f"{self._location} is not a single file")
         image = self._needed()
-        if (entry := self._told().get(path)) is not None:
+        if (entry := self._listed().get(path)) is not None:
             return entry
         placed = image.placed(path)
-        # A layer that is the file itself: with its digest the rest of a file that was begun before is checked, too.
+        # If the layer is the file itself, its digest also verifies a file that is resumed.
         sha256 = placed.blob.digest.removeprefix("sha256:") if placed.blob.form == "raw" else ""
         return Entry(path, placed.size, f"{placed.blob.digest}/{placed.name}", sha256)
 
@@ -83,7 +83,7 @@ class OciStore(WritableStore):
         Files beside a model (`content.SIDECARS`) can be read too, although they are not in the image.
         """
         if path == content.MARK:
-            raise SourceNotFound(f"{self._location} holds no {path}")  # what is not finished is nowhere
+            raise SourceNotFound(f"{self._location} has no {path}")  # an unfinished write is not visible
         if etag and self.stat(path).etag != etag:
             raise CorruptData(f"{self._location.child(path)} changed while it was read; run the step again")
         image = self._needed()
@@ -111,11 +111,14 @@ class OciStore(WritableStore):
         """
         name, where = manifests.ROOT + safe_path(path), self._location.child(path).uri
         if any(part.startswith(manifests.WHITEOUT) for part in path.split("/")):
-            raise UnsafePath(f"{where}: names with {manifests.WHITEOUT} remove files in an image; rename or exclude it")
+            raise UnsafePath(
+                f"{where}: names that begin with {manifests.WHITEOUT} remove files of an image; rename or exclude the"
+                " file"
+            )
         if size <= SMALL:
             data = b"".join(chunks)
             if len(data) != size:
-                raise CorruptData(f"{where} gave {len(data)} of {size} bytes")
+                raise CorruptData(f"{where} has {len(data)} bytes instead of {size}")
             self._small.add(path, data)
             return
         before, after = tars.header(name, size), tars.padding(size) + tars.END
@@ -123,7 +126,7 @@ class OciStore(WritableStore):
         def layer(file: Payload) -> Payload:
             return Joined([Data(before), file, Data(after)])
 
-        if isinstance(chunks, Rereadable) and self._cheap(chunks, path, size):
+        if isinstance(chunks, Rereadable) and self._is_cheap_to_read_twice(chunks, path, size):
             digest = digest_of(_around(before, chunks.preview(), after))
             push(self.repository, layer(Again(chunks, size)), digest, self._origins(chunks))
         else:
@@ -151,7 +154,7 @@ class OciStore(WritableStore):
         """Check that the location has a tag. Registries have no locks: of two writers, the last one sets the tag."""
         del notify
         if self.reference.digest:
-            raise ConfigurationError(f"{self._location} is a digest, which cannot be written; name a tag")
+            raise ConfigurationError(f"{self._location} is a digest, which cannot be written; use a tag")
         self._loaded = None
         yield
 
@@ -165,16 +168,16 @@ class OciStore(WritableStore):
     # ------------------------------------------------------------
 
     def _image(self) -> Image | None:
-        # Once: a tag that moves must not give files of one image and files of another.
+        # Load once: files must come from one image, also if the tag moves.
         with self._lock:
             if self._loaded is None:
                 self._loaded = (Image.load(self.repository, self.reference.name),)
             return self._loaded[0]
 
-    def _told(self) -> Mapping[str, Entry]:
-        """What the manifest of an image says that it holds, where trainjob wrote it.
+    def _listed(self) -> Mapping[str, Entry]:
+        """The files of an image by its ``MANIFEST.json``; empty if trainjob did not write the image.
 
-        Without it, the layers of small files have to be read, to know what is in them.
+        Without that file, the layers of small files must be read to list their content.
         """
         image = self._image()
         if image is None or content.NAME not in image.layers:
@@ -194,15 +197,15 @@ class OciStore(WritableStore):
             raise SourceNotFound(f"{self._location} does not exist")
         return image
 
-    def _cheap(self, chunks: Rereadable, path: str, size: int) -> bool:
-        """Whether to read a file twice: it is here, or the registry has it already, or it looks as if it had."""
+    def _is_cheap_to_read_twice(self, chunks: Rereadable, path: str, size: int) -> bool:
+        """Whether the file is on this machine, or the registry has it or probably has it."""
         if chunks.source.location.on_disk or self._origins(chunks):
             return True
         image = self._image()
         return image is not None and path in image.layers and image.layers[path].length == size
 
     def _origins(self, chunks: Rereadable) -> tuple[str, ...]:
-        """Repositories of this registry that may have a layer."""
+        """Repositories of this registry that may have the layer."""
         source = chunks.source.location
         if source.scheme != "oci" or (reference := Reference.of(source)).host != self.reference.host:
             return ()
@@ -219,7 +222,7 @@ class OciStore(WritableStore):
             referrers.attach_to(self.repository, documents.index.descriptor, path, data, referrers.type_of(path))
         if (beside := self.reference.beside(SUFFIX)) is not None:
             self._put(beside, documents.manifests[-1])
-        self._put(self.reference, documents.index)  # the last: from here on it is there
+        self._put(self.reference, documents.index)  # last: this makes the model visible
         with self._lock:
             self._loaded, self._layers, self._small, self._sidecars = None, {}, Small(), {}
 
@@ -227,11 +230,11 @@ class OciStore(WritableStore):
         self.repository.put_manifest(reference.name, document.data, document.media_type)
 
     def _all_layers(self, manifest: ContentManifest) -> Sequence[Layer]:
-        """Large files in the order of their paths, bundles of small ones, the manifest."""
+        """Layers of the large files in path order, of bundles of small files, and of the manifest."""
         layers = []
         for file in manifest.files:
             if file.size > SMALL:
-                layers.append(self._layers.get(file.path) or self._kept(file.path, file.size))
+                layers.append(self._layers.get(file.path) or self._existing_layer(file.path, file.size))
             elif file.path not in self._small:
                 self._small.add(file.path, b"".join(self._needed().read(file.path, 0, None)))
         for kind in manifests.KINDS:
@@ -241,7 +244,7 @@ class OciStore(WritableStore):
             if paths:
                 bundle = tars.archive([(manifests.ROOT + path, self._small.payload(path)) for path in paths])
                 layers.append(self._pushed(bundle, kind))
-        # Without its origin, which says where it was copied from: the same content is the same image.
+        # Without the origin, where it was copied from: the same content becomes the same image.
         data = ContentManifest(manifest.files).to_json()
         own = tars.archive([(manifests.ROOT + content.NAME, Data(data))])
         return [*layers, self._pushed(own, "doc", content.NAME, len(data))]
@@ -251,11 +254,11 @@ class OciStore(WritableStore):
         push(self.repository, payload, digest)
         return Layer(digest, payload.size, kind, path, length)
 
-    def _kept(self, path: str, size: int) -> Layer:
-        """The layer of a file that the image had already."""
+    def _existing_layer(self, path: str, size: int) -> Layer:
+        """The layer of a file that the image already has."""
         image = self._needed()
         if path not in image.layers:
-            # Packed by someone else, in another way: packed anew.
+            # Written by another tool, in another layout: written again.
             self.write(path, image.read(path, 0, None), size)
             return self._layers[path]
         return image.layers[path]

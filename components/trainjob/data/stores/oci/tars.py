@@ -1,4 +1,4 @@
-"""Tar archives: written so that the same files give the same bytes, read as if they came from an enemy."""
+"""Tar archives: written reproducibly (same files, same bytes), and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from trainjob.errors import CorruptData, UnsafePath
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-_HEADER_LIMIT = 1024 * 1024  # of one extended header; a path has at most 4096 bytes
+_HEADER_LIMIT = 1024 * 1024  # bytes of one extended header; a path has at most 4096
 _MEMBERS_LIMIT = 1_000_000
-_JUMP = CHUNK  # what is skipped by a new request, rather than read and thrown away
+_JUMP = CHUNK  # longer gaps are skipped by a new request instead of reading and discarding
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 _EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
 
 
 def header(path: str, size: int) -> bytes:
-    """The header of a file: mode 0644, owner and times 0, so that it depends on nothing but path and size."""
+    """The header of a file: mode 0644, owner and times 0, so that it depends on path and size only."""
     info = tarfile.TarInfo(path)
     info.size, info.mode, info.mtime = size, 0o644, 0
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
 def padding(size: int) -> bytes:
-    """What fills up the last block of a file."""
+    """The zeros that pad the last block of a file."""
     return bytes(-size % BLOCK)
 
 
 def archive(files: Sequence[tuple[str, Payload]]) -> Payload:
-    """A tar of these files, in this order."""
+    """Make a tar of these files, in this order."""
     parts: list[Payload] = []
     for path, file in files:
         parts += [Data(header(path, file.size)), file, Data(padding(file.size))]
@@ -46,11 +46,11 @@ class Member:
     """One entry of an archive.
 
     Attributes:
-        path: As it is written, without ``./`` before it and slashes behind it; ``""`` is the root itself.
+        path: As in the archive, without leading ``./`` and trailing slashes; ``""`` is the root.
         kind: ``file``, ``directory``, ``symlink``, ``link`` or ``special`` (a device, a pipe, a sparse file).
         size: Bytes of content.
-        offset: Where its content begins in the archive.
-        target: Of a link.
+        offset: Offset of its content in the archive.
+        target: Target of a link.
     """
 
     path: str
@@ -61,12 +61,12 @@ class Member:
 
 
 class Reader:
-    """Bytes in their order, with jumps forward where these are cheap.
+    """Reads bytes in order, and skips forward where that is cheap.
 
     Args:
         chunks: The bytes from the beginning on.
-        where: For errors.
-        reopen: The bytes from a position on, where they can be had.
+        where: Name for errors.
+        reopen: Returns the bytes from a position on, if possible.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class Reader:
         self.at = 0
 
     def read(self, count: int) -> bytes:
-        """Exactly so many bytes."""
+        """Read exactly ``count`` bytes."""
         return b"".join(self.take(count))
 
     def take(self, count: int) -> Iterator[bytes]:
-        """Exactly so many bytes, in pieces.
+        """Read exactly ``count`` bytes, in pieces.
 
         Raises:
-            CorruptData: There are not so many.
+            CorruptData: The archive ends earlier.
         """
         while count > 0:
             chunk = self._rest or next(self._chunks, None)
             if chunk is None:
-                raise CorruptData(f"{self.where} is cut in the middle of its archive")
+                raise CorruptData(f"{self.where} is a truncated archive")
             piece, self._rest = chunk[:count], chunk[count:]
             count -= len(piece)
             self.at += len(piece)
@@ -98,7 +98,7 @@ class Reader:
                 yield piece
 
     def seek(self, position: int) -> None:
-        """Go forward."""
+        """Skip forward to ``position``."""
         if self._reopen is not None and position - self.at > len(self._rest) + _JUMP:
             self._chunks, self._rest, self.at = self._reopen(position), b"", position
             return
@@ -106,7 +106,7 @@ class Reader:
             pass
 
     def ended(self) -> bool:
-        """Whether there is nothing more."""
+        """Whether all bytes are read."""
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -122,10 +122,10 @@ class Reader:
 
 
 def members(reader: Reader) -> Iterator[Member]:
-    """The entries of an archive. What of an entry's content is not taken from ``reader`` is skipped.
+    """List the entries of an archive. Content that the caller does not take from ``reader`` is skipped.
 
     Raises:
-        CorruptData: It is no sound archive.
+        CorruptData: The archive is invalid.
         UnsafePath: An entry has an absolute path, or one with ``..``.
     """
     extended: dict[str, str] = {}
@@ -134,7 +134,9 @@ def members(reader: Reader) -> Iterator[Member]:
         if info is None:
             return
         if info.type == tarfile.GNUTYPE_SPARSE:
-            raise CorruptData(f"{reader.where} holds a sparse file; pack it again without")
+            raise CorruptData(
+                f"{reader.where} contains a sparse file, which is not supported; build it again without sparse files"
+            )
         if info.type in _LONG or info.type in _EXTENDED:
             if info.size > _HEADER_LIMIT:
                 raise CorruptData(f"{reader.where} has an extended header of {info.size} bytes")
@@ -155,14 +157,14 @@ def members(reader: Reader) -> Iterator[Member]:
 
 def _header(reader: Reader) -> tarfile.TarInfo | None:
     if reader.ended():
-        return None  # without the two empty blocks at its end, as some tools leave it
+        return None  # some tools omit the two empty blocks at the end
     block = reader.read(BLOCK)
     if not any(block):
         return None
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError):
-        raise CorruptData(f"{reader.where} has a broken header in its archive") from None
+        raise CorruptData(f"{reader.where} has an invalid header in its archive") from None
     if info.size < 0:
         raise CorruptData(f"{reader.where} has a file of negative size in its archive")
     return info
@@ -171,7 +173,7 @@ def _header(reader: Reader) -> tarfile.TarInfo | None:
 def _member(info: tarfile.TarInfo, extended: dict[str, str], reader: Reader) -> Member:
     written = extended.get("path", info.name)
     if written.startswith("/"):
-        raise UnsafePath(f"{reader.where} holds {written!a}, an absolute path")
+        raise UnsafePath(f"{reader.where} contains {written!a}, an absolute path")
     path = written.rstrip("/")
     while path.startswith("./"):
         path = path[2:].lstrip("/")
@@ -180,11 +182,11 @@ def _member(info: tarfile.TarInfo, extended: dict[str, str], reader: Reader) -> 
         try:
             safe_path(path)
         except UnsafePath as error:
-            raise UnsafePath(f"{reader.where} holds an {error}") from None
+            raise UnsafePath(f"{reader.where} contains an {error}") from None
     size = info.size
     if "size" in extended:
         if not extended["size"].isdecimal() or len(extended["size"]) > 18:
-            raise CorruptData(f"{reader.where} has a broken size in its archive")
+            raise CorruptData(f"{reader.where} has an invalid size in its archive")
         size = int(extended["size"])
     kind = _kind(info, extended)
     # Links and directories have no content, whatever their size says (tarfile and Go's archive/tar agree).
@@ -196,7 +198,7 @@ def _kind(info: tarfile.TarInfo, extended: dict[str, str]) -> str:
     if any(key.startswith("GNU.sparse.") for key in extended):
         return "special"
     if info.type in _REGULAR:
-        # In archives of before POSIX a directory is a file with a slash behind its name; frombuf turns it into one.
+        # In archives from before POSIX a directory is a file with a trailing slash; frombuf converts it.
         return "file"
     return {tarfile.DIRTYPE: "directory", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "link"}.get(info.type, "special")
 
@@ -210,7 +212,7 @@ def _records(data: bytes, reader: Reader) -> dict[str, str]:
         record, data = data[:length], data[length:]
         key, equals, value = record[len(digits) + 1 :].partition(b"=")
         if not equals or not value.endswith(b"\n"):
-            raise CorruptData(f"{reader.where} has a broken extended header in its archive")
+            raise CorruptData(f"{reader.where} has an invalid extended header in its archive")
         found[_text(key, reader)] = _text(value[:-1], reader)
     return found
 
@@ -219,4 +221,4 @@ def _text(data: bytes, reader: Reader) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UnsafePath(f"{reader.where} holds a name that is not valid UTF-8") from None
+        raise UnsafePath(f"{reader.where} contains a name that is not valid UTF-8") from None

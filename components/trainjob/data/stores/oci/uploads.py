@@ -1,4 +1,4 @@
-"""Blobs on their way to a registry: in one request where they are small, else in parts that can be resumed."""
+"""Upload blobs: small ones by one request, others in parts that can be resumed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from trainjob.retrying import Backoff
 
 PART = 64 * CHUNK
 """Bytes of one PATCH. A part is not held in memory: after a cut it is read again. Proxies in front of registries often
-limit a request to some 100 MB."""
+limit requests to about 100 MB."""
 SINGLE = 4 * CHUNK
-"""Up to so many bytes POST and PUT suffice."""
+"""Blobs of up to so many bytes are uploaded by POST and PUT, without PATCH."""
 
 _ACKNOWLEDGED = re.compile(r"(?:bytes=)?0-(\d+)")
 
 
 class _Lost(Exception):
-    """The registry has forgotten an upload: it has to begin anew."""
+    """The registry has lost an upload, which must be started again."""
 
 
 def push(repository: Repository, payload: Payload, digest: str, origins: tuple[str, ...] = ()) -> None:
-    """Make sure that a blob of known digest is there; nothing is sent if it is.
+    """Upload a blob of known digest, unless the registry has it.
 
     Args:
-        repository: Where.
-        payload: Its content.
-        digest: Its digest, which the registry checks.
+        repository: The target.
+        payload: Content of the blob.
+        digest: Its digest, which the registry verifies.
         origins: Repositories of the same registry that may have it.
     """
     if not present(repository, digest, origins):
@@ -42,17 +42,17 @@ def push(repository: Repository, payload: Payload, digest: str, origins: tuple[s
 
 
 def present(repository: Repository, digest: str, origins: tuple[str, ...] = ()) -> bool:
-    """Whether a blob is there, if need be by taking it over from one of ``origins``."""
+    """Whether a blob exists, or could be mounted from one of ``origins``."""
     return repository.has_blob(digest) or any(repository.mount(digest, origin) for origin in origins)
 
 
 def push_once(repository: Repository, payload: Payload, once: Once) -> str:
-    """Send a blob whose digest is known only when all of it has passed; the digest.
+    """Upload a blob whose digest is known only at the end; returns the digest.
 
     Args:
-        repository: Where.
-        payload: Its content.
-        once: The part of it that has to be asked at its end whether all was right.
+        repository: The target.
+        payload: Content of the blob.
+        once: The part of the payload that is verified at its end.
     """
     hashing = Hashing(payload)
     _upload(repository, hashing, None, hashing, once)
@@ -81,7 +81,7 @@ def _upload(
 
 
 class _Session:
-    """One upload that a registry keeps open."""
+    """One open upload of a registry."""
 
     def __init__(self, repository: Repository, where: str, backoff: Backoff) -> None:
         self._repository, self._client = repository, repository.client
@@ -94,7 +94,7 @@ class _Session:
             self._least = _number(response.headers.get("oci-chunk-min-length"))
 
     def send(self, payload: Payload) -> None:
-        """All of it, part by part."""
+        """Upload all parts."""
         at = 0
         while at < payload.size:
             end = min(payload.size, at + max(PART, self._least))
@@ -106,15 +106,15 @@ class _Session:
                 at = self._acknowledged(end)
 
     def finish(self, digest: str, payload: Payload | None) -> None:
-        """Close the upload, with all of its bytes where it is a small one.
+        """Close the upload; the request contains all bytes of a small blob.
 
         Raises:
-            _Lost: The registry has none of it.
+            _Lost: The registry has lost the upload.
         """
         url = str(httpx.URL(self._url).copy_merge_params({"digest": digest}))
         data = b"".join(payload.open(0, payload.size)) if payload is not None else b""
         headers = {"content-type": "application/octet-stream", "content-length": str(len(data))}
-        # Of a small one the digest is computed at once.
+        # The registry verifies a small blob at once.
         read = FINISH if payload is None else None
         try:
             with self._client.open(
@@ -122,13 +122,15 @@ class _Session:
             ) as response:
                 if response.status_code in (201, 204):
                     return
-                if response.status_code == 400 and "DIGEST_INVALID" in (said := self._client.reason(response)):
-                    raise CorruptData(f"{self._repository.where(digest)}: the content changed on its way: {said}")
+                if response.status_code == 400 and "DIGEST_INVALID" in (reason := self._client.reason(response)):
+                    raise CorruptData(
+                        f"{self._repository.where(digest)}: the content changed during the upload: {reason}"
+                    )
                 if response.status_code not in (400, 404, 416):
                     raise self._client.refused(response, self._repository.where(digest))
                 lost = f"it answers {self._client.reason(response)}"
         except Interrupted:
-            # The reply may have been lost only.
+            # Perhaps only the reply was lost.
             if self._repository.has_blob(digest):
                 return
             raise
@@ -152,17 +154,17 @@ class _Session:
             return end
 
     def _acknowledged(self, sent: int) -> int:
-        """How many bytes the registry has, of at most ``sent``."""
+        """Number of bytes that the registry has, at most ``sent``."""
         while True:
             try:
                 with self._client.open("GET", self._url, self._repository.push) as response:
                     if response.status_code not in (200, 204):
-                        # distribution up to 3.0 drops an upload of which it has more than it has acknowledged.
+                        # distribution up to 3.0 drops an upload if it has more bytes than it has acknowledged.
                         raise _Lost(f"the upload cannot be resumed: it answers {self._client.reason(response)}")
                     self._moved(response)
-                    said = _ACKNOWLEDGED.fullmatch(response.headers.get("range", ""))
-                    # "0-0" is one byte or none; a part is never that short, so it is none.
-                    held = int(said[1]) + 1 if said is not None and int(said[1]) else 0
+                    range_ = _ACKNOWLEDGED.fullmatch(response.headers.get("range", ""))
+                    # "0-0" is one byte or none. A part is never one byte long, so it is none.
+                    held = int(range_[1]) + 1 if range_ is not None and int(range_[1]) else 0
                     if held > sent:
                         raise _Lost(f"it has {held} bytes of an upload of which {sent} were sent")
                     return held
@@ -170,7 +172,7 @@ class _Session:
                 pause(self._backoff, self._where, error)
 
     def _moved(self, response: httpx.Response) -> None:
-        """Each reply names the URL of the next request."""
+        """Keep the URL of the next request, which each reply has."""
         if location := self._client.location(response):
             self._url = location
 
