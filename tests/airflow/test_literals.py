@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"metrics\['f1'\] must be a number, not 'high'",
     ),
     "phase": (sensor(name="x", phases="Succeeded"), "phases: 'Succeeded' is not a phase"),
-    "scheme of a source": (dataset(source="ftp://host/x"), "ftp:// is not a scheme"),
+    "scheme of a source": (dataset(source="ftp://host/x"), "ftp:// is not a supported scheme"),
     "digest": (dataset(digest="md5:abc"), "is not a digest"),
     "fresh dataset": (model(source="s3://b/m", if_missing="fresh"), "is for registered models"),
     "if missing": (model(if_missing="ignore"), "'fail' or 'fresh'"),

@@ -381,8 +381,8 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
             client.wait(jobs["missing"])
         diagnosis = caught.value.diagnosis
         assert diagnosis.rank == "model-initializer-0"
-        assert diagnosis.summary.startswith("model-initializer-0 exited with code 2: nothing is at")
-        assert "s3://training/nosuch" in diagnosis.summary
+        assert diagnosis.summary.startswith("model-initializer-0 exited with code 2: s3://training/nosuch")
+        assert "does not exist or is empty" in diagnosis.summary
         assert "not retried: the configuration must be changed first" in str(caught.value)
         lines = [str(line) for line in client.logs(jobs["missing"])]
         assert not any(line.startswith("[node") for line in lines)
@@ -390,7 +390,7 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
 
         assert {Path(name).parent.name for name in client.wait(jobs["one"]).outputs} == {"dataset"}
         lines = [str(line) for line in client.logs(jobs["one"])]
-        assert "[model-initializer-0] STORAGE_URI is empty: nothing to bring" in lines
+        assert "[model-initializer-0] STORAGE_URI is empty: nothing to download" in lines
         platform.said += lines
         platform.check_that_no_secret_shows(namespace)
 
@@ -443,7 +443,9 @@ def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace
         # The PVC of a registered model is not known before its step runs.
         options = {"source": "models:/digits-claim/latest", "target": "pvc://scratch/champion", "registry": registry}
         command = step_command("initialize-model", options)
-        with pytest.raises(TrainJobFailed, match="claim models is not mounted at /mnt/trainjob-claims/models"):
+        with pytest.raises(
+            TrainJobFailed, match="PersistentVolumeClaim models is not mounted at /mnt/trainjob-claims/models"
+        ):
             wait("unmounted", command=command)
         brought = wait("mounted", command=command, inputs={"models": "pvc://models"})
         assert (brought.outputs["uri"], brought.outputs["digest"]) == ("pvc://scratch/champion", manifest.digest)

@@ -62,7 +62,7 @@ def test_the_second_run_starts_from_the_first_ones_champion(
         logs.append(capfd.readouterr().out)
 
     assert f"Pulling image '{digits_in_registry}'" in logs[0]
-    assert "starting fresh, as asked for" in logs[0]
+    assert "starting fresh, since if_missing is 'fresh'" in logs[0]
     assert "starting fresh" not in logs[1]
     assert "[node-0] epoch 2/2" in logs[0]
     assert "[node-0] epoch 4/4" in logs[1]

@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "no job": (wait, {"name": "", "run_id": "x"}, "wait: name is empty"),
     "no run": (cleanup, {"run_id": ""}, "cleanup: run_id is empty"),
     "action": (cleanup, {"run_id": "x", "action": "delete"}, "action must be 'suspend' or 'cancel', not 'delete'"),
-    "scheme": (initialize_dataset, {"source": "ftp://h/x"}, "ftp:// is not a scheme"),
+    "scheme": (initialize_dataset, {"source": "ftp://h/x"}, "ftp:// is not a supported scheme"),
     "digest": (initialize_dataset, {**DATASET, "digest": "md5:1"}, "is not a digest"),
     "fresh": (initialize_model, {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),
     "registry": (initialize_model, {**MODEL, "registry": "postgresql://db"}, "no registry of scheme"),

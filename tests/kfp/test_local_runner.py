@@ -24,7 +24,7 @@ def test_the_second_run_starts_from_the_first_ones_champion(steps: Steps) -> Non
     }
     logs = [steps.run_example("retrain_digits.py", "--epochs", epochs) for epochs in ("2", "4")]
 
-    assert "starting fresh, as asked for" in logs[0]
+    assert "starting fresh, since if_missing is 'fresh'" in logs[0]
     assert "starting fresh" not in logs[1]
     assert "[node-0] epoch 2/2" in logs[0]
     assert "[node-0] epoch 4/4" in logs[1]

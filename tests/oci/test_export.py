@@ -48,7 +48,7 @@ def test_export_and_next_training(server: Server, name: str, model: Path, tmp_pa
     again = export(brought.source and exported.uri, server.uri(name), name="copy", export_id="1", registry=registry)
     assert again.digest == exported.digest
     (model / "config.json").write_text("[]")
-    with pytest.raises(RegistryConflict, match="is another one"):
+    with pytest.raises(RegistryConflict, match="was used to export another model"):
         export(str(model), server.uri(name), name="Digits", export_id="run-1", registry=registry)
 
 
@@ -66,7 +66,7 @@ def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path)
     plain = export(str(model), server.uri(name), name="m", export_id="2", registry=registry)
     with pytest.raises(ChecksumMismatch, match="is not signed"):
         initialize(plain.uri, str(tmp_path / "no"), verify_key=public)
-    with pytest.raises(RegistryConflict, match="unsigned"):
+    with pytest.raises(RegistryConflict, match="without a signature"):
         export(str(model), server.uri(name), name="m", export_id="2", registry=registry, sign=key)
 
 
@@ -93,5 +93,5 @@ def test_the_same_model_signed_twice(server: Server, name: str, model: Path, tmp
 
 def test_where_an_export_cannot_go(server: Server, name: str, model: Path, tmp_path: Path) -> None:
     for target in (server.uri(f"{name}:1"), server.uri(f"{name}@sha256:{'0' * 64}")):
-        with pytest.raises(ConfigurationError, match="is not a place in a registry"):
+        with pytest.raises(ConfigurationError, match="is not a location in a registry"):
             export(str(model), target, name="m", export_id="1", registry=f"mlflow+sqlite:///{tmp_path}/r.db")

@@ -126,7 +126,7 @@ def test_outputs_of_the_spec_and_what_the_job_does_not_record(
 REFUSED = [
     (("--metrics", '{"accuracy": 1}'), "No such option"),
     (("--provenance", '{"trainjob": {"name": "other"}, "code": "x"}'), "has trainjob, which TrainJob default/"),
-    (("--provenance", "[]"), "--provenance has to be a JSON object"),
+    (("--provenance", "[]"), "--provenance must be a JSON object"),
     (("--output", "weights"), "its text outputs: declared, model, relative, log"),
     (("--output", "epochs"), "has no location as output 'epochs'"),
     (("--output", "relative"), "is the relative path"),
@@ -169,4 +169,4 @@ def test_from_python(registry: Registry, trained: JobRef, tmp_path: Path) -> Non
         assert client.export(trained.name, f"{tmp_path}/models", name="digits") == done
         with pytest.raises(ConfigurationError, match="images"):
             client.export(trained, name="digits", provenance={"images": ["x"]})
-    assert (done.version, lines[-1]) == ("1", "version 1 of 'digits': no alias was asked for")
+    assert (done.version, lines[-1]) == ("1", "version 1 of 'digits': no alias was requested")

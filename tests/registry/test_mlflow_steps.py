@@ -244,7 +244,7 @@ def test_an_export_is_signed_once(registry: Registry, tmp_path: Path) -> None:
     assert signature.read_bytes() == before
     assert initialize("models:/m/1", str(tmp_path / "in"), verify_key=public).digest == first.digest
     export(source, target, name="m", export_id="b")
-    with pytest.raises(RegistryConflict, match="unsigned"):
+    with pytest.raises(RegistryConflict, match="without a signature"):
         export(source, target, name="m", export_id="b", sign=private)
     assert len(registry.list("m")) == 2
 

@@ -53,7 +53,7 @@ def test_what_the_hub_keeps_for_itself(make: Make, name: str, bad: str, tmp_path
 @pytest.mark.parametrize("bad", [".wh.a.txt", "sub/.wh..wh..opq", ".wh.sub/x"])
 def test_what_removes_files_in_an_image(make: Make, name: str, bad: str, tmp_path: Path) -> None:
     source = tree(tmp_path / "source", {"a.txt": b"1", bad: b"2"})
-    with pytest.raises(UnsafePath, match=r"\.wh\. remove files in an image; rename or exclude it"):
+    with pytest.raises(UnsafePath, match=r"\.wh\. remove files of an image; rename or exclude the file"):
         copy(str(source), make("oci").uri(name))
     assert read_manifest(make("oci").uri(name)) is None
 

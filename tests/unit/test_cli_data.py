@@ -56,10 +56,10 @@ def test_part_of_it_as_json(source: Path, tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("{}/none", "{}/t"), 2, "nothing is at"),
+        (("{}/none", "{}/t"), 2, "does not exist or is empty"),
         (("{}/source", "{}/source/sub"), 2, "overlaps"),
         (("{}/source", "{}/t", "--digest", "1" * 64), 2, "has digest"),
-        (("ftp://host/x", "{}/t"), 2, "is not a scheme"),
+        (("ftp://host/x", "{}/t"), 2, "is not a supported scheme"),
         (("http://127.0.0.1:1/x", "{}/t"), 3, "cannot be reached"),
         (("{}/source",), 2, "Missing argument"),
     ],

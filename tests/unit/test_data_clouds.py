@@ -74,7 +74,7 @@ def test_there_and_back(scheme: str, clouds_server: Clouds, tmp_path: Path) -> N
     assert {file.path: (tmp_path / "back" / file.path).read_bytes() for file in back.files} == files
     open_writable(parse_store(f"{bucket}/x/y")).delete("never there")
     assert [file.path for file in copy(f"{bucket}/x/y/a.txt", str(tmp_path / "one")).files] == ["a.txt"]
-    with pytest.raises(SourceNotFound, match="nothing is at"):
+    with pytest.raises(SourceNotFound, match="does not exist or is empty"):
         copy(f"{bucket}/none", str(tmp_path / "t"))
 
 

@@ -55,8 +55,8 @@ def test_a_plain_path_is_relative_to_the_working_directory(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("pvc:///x", "pvc:///x names no claim; write pvc://claim/path"),
-        ("pvc://Claim/x", "names no claim"),
+        ("pvc:///x", "pvc:///x has no valid PersistentVolumeClaim; write pvc://claim/path"),
+        ("pvc://Claim/x", "has no valid PersistentVolumeClaim"),
         ("pvc://me@claim/x", "credentials"),
         ("gs:///x", "no bucket"),
         ("az:///x", "no container"),
@@ -65,10 +65,10 @@ def test_a_plain_path_is_relative_to_the_working_directory(tmp_path: Path, monke
         ("hf://buckets/org/x", "write hf://namespace/name"),
         ("hf://datasets/x", "write hf://namespace/name"),
         ("hf://org/x@", "write hf://namespace/name"),
-        ("ftp://host/x", "not a scheme that trainjob knows; supported: abfs, abfss, az, file"),
+        ("ftp://host/x", "not a supported scheme; supported: abfs, abfss, az, file"),
         ("s3:///key", "no bucket"),
         ("https:///x", "no host"),
-        ("file://host/x", "names a host"),
+        ("file://host/x", "has a host"),
         ("s3:/bucket/x", "two slashes"),
         ("models:/digits", "write models:/name@alias"),
         ("models:/a/b/c", "write models:/name@alias"),

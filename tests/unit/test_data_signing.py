@@ -291,10 +291,10 @@ def test_an_export_is_signed_once(tmp_path: Path, keys: tuple[str, str]) -> None
     assert _export(source, tmp_path / "models", sign=keys[0]) == folder
     assert (folder / "model.sig").read_bytes() == before
     _export(source, tmp_path / "models", export_id="b")
-    with pytest.raises(RegistryConflict, match="unsigned"):
+    with pytest.raises(RegistryConflict, match="without a signature"):
         _export(source, tmp_path / "models", export_id="b", sign=keys[0])
     (Path(source) / "model.sig").write_bytes(b"{}")
-    with pytest.raises(ConfigurationError, match=r"model\.sig is written"):
+    with pytest.raises(ConfigurationError, match=r"the export writes model\.sig"):
         _export(source, tmp_path / "models", export_id="c", sign=keys[0])
     assert (_export(source, tmp_path / "models", export_id="c") / "model.sig").read_bytes() == b"{}"
 

@@ -18,8 +18,12 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("initialize-dataset", "--source", "{}/none", "--target", "{}/t"), 2, "nothing is at"),
-        (("initialize-dataset", "--source", "pvc://b/x", "--target", "{}/t"), 2, "claim b is not mounted at /mnt/"),
+        (("initialize-dataset", "--source", "{}/none", "--target", "{}/t"), 2, "does not exist or is empty"),
+        (
+            ("initialize-dataset", "--source", "pvc://b/x", "--target", "{}/t"),
+            2,
+            "PersistentVolumeClaim b is not mounted at /mnt/",
+        ),
         (("initialize-dataset", "--source", "{}", "--target", "{}/t"), 2, "overlaps"),
         (
             ("export", "--source", "{}", "--target", "{}/t", "--name", "m", "--export-id", "a", "--metrics", "["),

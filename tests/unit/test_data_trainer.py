@@ -93,7 +93,7 @@ def test_a_role_needs_a_web_identity() -> None:
         ({"HOSTNAME": "x"}, "STORAGE_URI is not set"),
         ({"STORAGE_URI": "s3://b/x", "HOSTNAME": "x"}, "TRAINJOB_INITIALIZER"),
         (POD | {"STORAGE_URI": "cache://schema/table"}, "data cache"),
-        (POD | {"STORAGE_URI": "ftp://b/x"}, "not a scheme"),
+        (POD | {"STORAGE_URI": "ftp://b/x"}, "not a supported scheme"),
     ],
 )
 def test_what_cannot_be_done(environment: dict[str, str], words: str) -> None:
@@ -104,7 +104,7 @@ def test_what_cannot_be_done(environment: dict[str, str], words: str) -> None:
 def test_nothing_is_to_be_brought(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("STORAGE_URI", "")  # of the runtime, where a job says nothing else
     assert main([]) == 0
-    assert capsys.readouterr() == ("STORAGE_URI is empty: nothing to bring\n", "")
+    assert capsys.readouterr() == ("STORAGE_URI is empty: nothing to download\n", "")
     assert main(["initialize-dataset"]) == 2
     monkeypatch.delenv("STORAGE_URI")
     with pytest.raises(SystemExit, match="2"):

@@ -161,7 +161,7 @@ def test_ranges_at_once(web: _Server, tmp_path: Path) -> None:
         ("500.csv", StoreUnavailable, "500"),
         ("418.csv", ConfigurationError, "418"),
         ("around", ConfigurationError, "perhaps in a loop"),
-        ("", SourceNotFound, "names no file"),
+        ("", SourceNotFound, "is not a file"),
     ],
 )
 def test_failing_servers(web: _Server, tmp_path: Path, path: str, error: type[Exception], words: str) -> None:

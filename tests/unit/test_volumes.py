@@ -66,7 +66,9 @@ def test_what_is_no_claim(uri: str) -> None:
 
 def test_a_claim_that_is_not_mounted_is_never_a_directory_of_the_container(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
-    with pytest.raises(ConfigurationError, match="claim models is not mounted at /mnt/trainjob-claims/models: a job"):
+    with pytest.raises(
+        ConfigurationError, match="PersistentVolumeClaim models is not mounted at /mnt/trainjob-claims/models: a job"
+    ):
         copy(str(tmp_path), "pvc://models/new")
     assert not volumes.directory("models").exists()
 

@@ -6,12 +6,14 @@
     python -m trainjob.data initialize-model --source models:/digits@champion --target /workspace/model
     python -m trainjob.data export --source /workspace/output --target s3://models --name digits --export-id run-7
 
-Without ``--source``, and without any arguments, it is what Kubeflow Trainer calls an initializer: ``STORAGE_URI`` and
-the other settings of the environment say what to bring (`trainjob.data.trainer`); empty, that there is nothing.
+Without ``--source``, or without any arguments, it acts as an initializer of Kubeflow Trainer: ``STORAGE_URI`` and other
+environment variables set what to download (`trainjob.data.trainer`). If ``STORAGE_URI`` is empty, nothing is
+downloaded.
 
-Lines about progress go to stdout, and the result to `trainjob.progress`. An error is one line on stderr, the exit code
-2 where a person has to change something and 75 (EX_TEMPFAIL of sysexits.h) where another try may succeed. The verdict
-is in the termination message, too, where the diagnosis of the job finds it (`trainjob.diagnosis.verdicts`).
+Progress is printed to stdout, and the result is reported to `trainjob.progress`. An error is one line on stderr. The
+exit code is 2 if a person must change something, and 75 (EX_TEMPFAIL of sysexits.h) if a retry may succeed. The
+termination message contains the verdict too, from which the diagnosis of the job reads it
+(`trainjob.diagnosis.verdicts`).
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ from trainjob.diagnosis import termination_messages
 from trainjob.errors import TrainJobError
 
 TRY_AGAIN = 75
-"""Exit code where another try may succeed."""
+"""Exit code of errors for which a retry may succeed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one step; the exit code."""
+    """Run one step; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words and trainer.idle():
-        _say("STORAGE_URI is empty: nothing to bring")
+    if not words and trainer.is_idle():
+        _print("STORAGE_URI is empty: nothing to download")
         return 0
-    given = None if not words and trainer.asked() else _parser().parse_args(words)
+    given = None if not words and trainer.is_initializer() else _parser().parse_args(words)
     try:
         if given is None:
             result: Initialized | Exported = _initialize_for_trainer(trainer.task(os.environ))
@@ -52,55 +54,86 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = _export(given) if given.step == "export" else _initialize(given)
     except TrainJobError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201 - a program
-        _tell(error)
+        _write_verdict(error)
         return TRY_AGAIN if error.retry.retryable else 2
-    except Exception as error:  # noqa: BLE001 - without a verdict, the diagnosis would blame a training script
+    except Exception as error:  # noqa: BLE001 - without a verdict, the diagnosis would report an error of a training script
         traceback.print_exc()
-        _tell(error)
+        _write_verdict(error)
         return 1
     _report(result)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainjob.data", description="Steps around a training job.")
+    parser = argparse.ArgumentParser(prog="python -m trainjob.data", description="Run a step around a training job.")
     steps = parser.add_subparsers(dest="step", required=True)
     for what in ("dataset", "model"):
-        step = steps.add_parser(f"initialize-{what}", help=f"bring a {what} to where training finds it")
-        step.add_argument("--source", help="location, or models:/name@alias; else Trainer's STORAGE_URI and the like")
-        step.add_argument("--target", default=trainer.TARGETS[what], help="directory to bring it to")
-        step.add_argument("--digest", help="SHA-256 of the one file, or sha256:<root digest>")
-        step.add_argument("--include", action="append", default=[], metavar="PATTERN", help="only these; repeatable")
-        step.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="not these; repeatable")
-        step.add_argument("--registry", help="instead of TRAINJOB_REGISTRY")
-        step.add_argument("--verify-key", metavar="PATH", help="public key with which all of it has to be signed")
+        step = steps.add_parser(
+            f"initialize-{what}", help=f"download a {what} to the directory from which training reads it"
+        )
+        step.add_argument(
+            "--source", help="set the location to download, or models:/name@alias (default: Trainer's STORAGE_URI)"
+        )
+        step.add_argument("--target", default=trainer.TARGETS[what], help="set the directory to download to")
+        step.add_argument("--digest", help="require this SHA-256 of the only file, or sha256:<root digest>")
+        step.add_argument(
+            "--include",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help="download only matching files (repeatable)",
+        )
+        step.add_argument(
+            "--exclude", action="append", default=[], metavar="PATTERN", help="leave out matching files (repeatable)"
+        )
+        step.add_argument("--registry", help="use this registry instead of TRAINJOB_REGISTRY")
+        step.add_argument("--verify-key", metavar="PATH", help="require a valid signature for this public key")
         step.set_defaults(if_missing="fail", what=what)
         if what == "model":
             step.add_argument(
                 "--if-missing",
                 choices=("fail", "fresh"),
-                help="fresh: a model that is not registered yet is no error",
+                help="fresh: start without a model if it is not registered yet",
             )
     step = steps.add_parser("export", help="store, register and promote a trained model")
-    step.add_argument("--source", required=True, help="the model: a file or a directory")
-    step.add_argument("--target", required=True, help="directory of all models")
-    step.add_argument("--name", required=True, help="model in the registry")
-    step.add_argument("--export-id", required=True, help="the same for every try of this export, and for no other")
-    step.add_argument("--registry", help="instead of TRAINJOB_REGISTRY")
-    step.add_argument("--metrics", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
-    step.add_argument("--alias", help="name to give to the version, such as champion")
-    step.add_argument("--metric", help="metric that has to be better than that of the alias's present version")
-    step.add_argument("--mode", choices=("max", "min"), default="max", help="whether more of it is better")
-    step.add_argument("--min-improvement", type=float, default=0.0, help="by how much")
-    step.add_argument("--provenance", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
-    step.add_argument("--history", default="{}", metavar="JSON", help="JSON object, or @file that holds one")
-    step.add_argument("--allow-pickle", action="store_true", help="accept files that can run code when loaded, too")
-    step.add_argument("--sign", metavar="PATH", help="private key to sign it with (OpenSSF Model Signing)")
+    step.add_argument("--source", required=True, help="set the model to export: a file or a directory")
+    step.add_argument("--target", required=True, help="set the directory of all models")
+    step.add_argument("--name", required=True, help="set the name of the model in the registry")
+    step.add_argument(
+        "--export-id",
+        required=True,
+        help="identify the export: the same for every retry of it, different for any other",
+    )
+    step.add_argument("--registry", help="use this registry instead of TRAINJOB_REGISTRY")
+    step.add_argument("--metrics", default="{}", metavar="JSON", help="record these metrics: a JSON object or @file")
+    step.add_argument("--alias", help="move this alias, such as champion, to the version")
+    step.add_argument(
+        "--metric", help="move the alias only if this metric is better than that of the alias's current version"
+    )
+    step.add_argument(
+        "--mode", choices=("max", "min"), default="max", help="choose whether a higher or lower metric is better"
+    )
+    step.add_argument(
+        "--min-improvement", type=float, default=0.0, help="require at least this improvement of the metric"
+    )
+    step.add_argument(
+        "--provenance",
+        default="{}",
+        metavar="JSON",
+        help="write this provenance beside the model: a JSON object or @file",
+    )
+    step.add_argument(
+        "--history", default="{}", metavar="JSON", help="record these metrics over time: a JSON object or @file"
+    )
+    step.add_argument(
+        "--allow-pickle", action="store_true", help="also accept files that can run code when they are loaded"
+    )
+    step.add_argument("--sign", metavar="PATH", help="sign the model with this private key (OpenSSF Model Signing)")
     return parser
 
 
 def _initialize_for_trainer(task: trainer.Task) -> Initialized:
-    return initialize(task.source, task.target, include=task.include, exclude=task.exclude, progress=_say)
+    return initialize(task.source, task.target, include=task.include, exclude=task.exclude, progress=_print)
 
 
 def _initialize(given: argparse.Namespace) -> Initialized:
@@ -116,7 +149,7 @@ def _initialize(given: argparse.Namespace) -> Initialized:
         registry=given.registry,
         if_missing=given.if_missing,
         verify_key=given.verify_key,
-        progress=_say,
+        progress=_print,
     )
 
 
@@ -136,7 +169,7 @@ def _export(given: argparse.Namespace) -> Exported:
         allow_pickle=given.allow_pickle,
         sign=given.sign,
         history=json_object("--history", given.history),
-        progress=_say,
+        progress=_print,
     )
 
 
@@ -152,20 +185,20 @@ def _report(result: Initialized | Exported) -> None:
     progress.report(progress=100, metrics=metrics, outputs=outputs)
 
 
-def _tell(error: Exception) -> None:
-    """Leave the verdict of `error` in the termination message of the container."""
+def _write_verdict(error: Exception) -> None:
+    """Write the verdict of `error` to the termination message of the container."""
     path = progress.termination_log()
     if path is not None:
-        with suppress(OSError):  # the log and the exit code say it, too
+        with suppress(OSError):  # log and exit code report it too
             Path(path).write_text(termination_messages.write(error), encoding="utf-8")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - a program
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    """End on SIGTERM as on Ctrl-C, so that what a killed upload would leave behind is cleaned up."""
+    """End on SIGTERM as on Ctrl-C, so that partial uploads are cleaned up."""
     del frame
     sys.exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""The model card: what is known of an exported model, as Markdown for people."""
+"""The model card of an exported model: its provenance as Markdown for people."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainjob.data import content
 from trainjob.data.record import Record
 from trainjob.version import __version__
 
-_SHOWN = 100  # files; a checkpoint of many shards has a few hundred, a dataset in a model's place many more
+_SHOWN = 100  # files; a checkpoint of many shards has a few hundred, a dataset exported as a model many more
 _HUB = re.compile(r"hf://(?:models/|datasets/)?(?P<name>[^/@]+/[^/@]+)")
 
 
 def card(record: Record) -> bytes:
-    """The card of a model, with the front matter that Hugging Face's Hub and its tools read."""
+    """Make the card of a model, with the front matter that the Hugging Face Hub and its tools read."""
     matter = yaml.safe_dump(_matter(record), sort_keys=True, allow_unicode=True)
     return "\n".join([f"---\n{matter}---", "", *_lines(record), ""]).encode()
 
@@ -35,7 +35,7 @@ def _lines(record: Record) -> Iterator[str]:
     manifest, facts = record.manifest, record.facts
     yield f"# {_plain(record.name)}"
     yield ""
-    yield f"Exported by trainjob {__version__}. What it was made of is in `{content.PROVENANCE}`, too."
+    yield f"Exported by trainjob {__version__}. `{content.PROVENANCE}` has the provenance for programs."
     summary = [("Export", _code(record.export_id)), ("Location", _code(record.uri)), ("Digest", _code(manifest.digest))]
     number = len(manifest.files)
     summary.append(("Size", f"{manifest.size:,} bytes in {number:,} file{'s' * (number != 1)}"))
@@ -97,7 +97,7 @@ def _table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -
 
 
 def _code(value: Any) -> str:
-    """A code span, in which nothing is Markdown or HTML; also inside of a table."""
+    """A code span, in which Markdown and HTML have no effect; also valid inside a table."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
     text = " ".join(text.split()).replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))

@@ -1,4 +1,4 @@
-"""What is certain to be wrong with the options of a step, before its job is launched."""
+"""Check the options of a step before its job is launched."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from trainjob.settings import Settings
 
 
 def check_options(step: Step, options: Mapping[str, Any]) -> None:
-    """Check those options of a step that are given. What only the step's pod can tell is left to it.
+    """Check the given options of a step. Checks that need the step's pod are left to it.
 
     Args:
-        step: Which program.
-        options: See `trainjob.data.program.step_command`. What is left out is not known yet, and not checked; None and
-            empty mean that there is none.
+        step: The program.
+        options: Options of `trainjob.data.program.step_command`. A missing option is not known yet and not checked.
+            None
+            and empty mean that the option is not set.
 
     Raises:
-        ConfigurationError: A location has an unknown scheme, a digest is none, the address of the registry is wrong, a
-            metric is to decide that is not among the metrics, …
+        ConfigurationError: An option is invalid: a location has an unknown scheme, the target is read-only, the digest
+            or the registry's address is malformed, the metric for promotion is not among the metrics, …
         UnsafePath: A path has ``..`` or control characters in it.
     """
     given = {name: value for name, value in options.items() if value not in (None, "")}
@@ -42,9 +43,9 @@ def check_options(step: Step, options: Mapping[str, Any]) -> None:
 
 
 def check_if_missing(if_missing: str, source: Location | ModelRef) -> None:
-    """Check what is to be done where the source does not exist yet; ConfigurationError."""
+    """Check the value of ``if_missing``; raises ConfigurationError."""
     if if_missing not in ("fail", "fresh"):
-        raise ConfigurationError(f"if_missing is 'fail' or 'fresh', not {if_missing!r}")
+        raise ConfigurationError(f"if_missing must be 'fail' or 'fresh', not {if_missing!r}")
     if if_missing != "fail" and not isinstance(source, ModelRef):
         raise ConfigurationError(f"if_missing={if_missing!r} is for registered models (models:/name@alias) only")
 

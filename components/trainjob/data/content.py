@@ -1,4 +1,4 @@
-"""``MANIFEST.json``: what a dataset or model consists of, and the mark that it is whole.
+"""``MANIFEST.json``: the files of a dataset or model, and the mark that it is complete.
 
 It is written last, so a directory or prefix that has one is complete. Its root digest is that of OpenSSF Model Signing
 (SHA-256 over the SHA-256 digests of the files, concatenated in path order, where paths are compared segment by
@@ -21,17 +21,17 @@ from trainjob.errors import ConfigurationError, CorruptData, UnsafePath
 NAME = "MANIFEST.json"
 """The commit marker, at the root of a dataset or model."""
 PROVENANCE = "provenance.json"
-"""Who made a model, of what, for programs."""
+"""Provenance of a model, for programs."""
 CARD = "MODEL_CARD.md"
-"""The same for people."""
+"""Provenance of a model, for people."""
 SIGNATURE = "model.sig"
-"""Who vouches for it, see `trainjob.data.signing`."""
+"""Signature, see `trainjob.data.signing`."""
 SIDECARS = (PROVENANCE, CARD, SIGNATURE)
-"""Files beside a manifest that does not name them: they tell about the content and are no part of it."""
+"""Files beside a manifest that does not list them: they describe the content and are not part of it."""
 WORK = ".trainjob"
-"""Directory of a transfer that is under way or was killed; there is none in a finished target."""
+"""Working directory of a transfer that is running or was killed. A finished target does not have it."""
 MARK = f"{WORK}/writing.json"
-"""Lists the files that the transfer, and those before it that were killed, have written or are about to."""
+"""Lists the files that this transfer and earlier ones that were killed have written or will write."""
 
 _FORMAT = "trainjob.content/v1"
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -52,9 +52,8 @@ class ContentManifest:
 
     Attributes:
         files: In path order.
-        origin: Fingerprint of the listing (names, sizes, entity tags) that the content was copied from, empty where
-            the source gave no entity tags. Tells an unchanged source from a changed one without reading it; no part
-            of the digest.
+        origin: Fingerprint of the source's listing (names, sizes, entity tags); empty if the source has no entity tags.
+            It reveals whether the source has changed, without reading it. Not part of the digest.
     """
 
     files: tuple[File, ...]
@@ -79,16 +78,16 @@ class ContentManifest:
             "origin": self.origin,
             "size": self.size,
         }
-        # By `default`, one file after the other: as dictionaries, all of them would take more memory than their text.
+        # `default` converts one file after the other: dictionaries of all files would take more memory than their text.
         text = json.dumps(value, default=_value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return text.encode() + b"\n"
 
 
 def build(files: Iterable[File], origin: str = "") -> ContentManifest:
-    """A manifest of ``files``, put in order and checked.
+    """Make a manifest of ``files``, sorted and checked.
 
     Raises:
-        UnsafePath: See `check_paths`.
+        UnsafePath: A path is not allowed, see `check_paths`.
     """
     ordered = tuple(sorted(files, key=lambda file: in_order(file.path)))
     check_paths(file.path for file in ordered)
@@ -96,22 +95,22 @@ def build(files: Iterable[File], origin: str = "") -> ContentManifest:
 
 
 def in_order(path: str) -> str:
-    """What paths are sorted by: segment by segment, since no path has a character that comes before this one."""
+    """Sort key of paths: segment by segment, since no character of a path sorts before this one."""
     return path.replace("/", "\0")
 
 
 def matches(manifest: ContentManifest, digest: str) -> bool:
-    """Whether the content has this digest: its root digest or, for a single file, that of the file."""
+    """Whether ``digest`` is the root digest of the content or, for a single file, the digest of the file."""
     hexadecimal = digest.removeprefix("sha256:")
     single = manifest.files[0].sha256 if len(manifest.files) == 1 else ""
     return hexadecimal in (manifest.digest.removeprefix("sha256:"), single)
 
 
 def check_digest(digest: str | None) -> str | None:
-    """``digest`` in lower case; None for none.
+    """Return ``digest`` in lower case; None if it is empty.
 
     Raises:
-        ConfigurationError: It is neither 64 hexadecimal digits nor ``sha256:`` and 64 of them.
+        ConfigurationError: It is neither 64 hexadecimal digits nor ``sha256:`` and 64 digits.
     """
     if not digest:
         return None
@@ -119,23 +118,23 @@ def check_digest(digest: str | None) -> str | None:
     hexadecimal = text.removeprefix("sha256:")
     if len(hexadecimal) != 64 or set(hexadecimal) - set("0123456789abcdef"):
         raise ConfigurationError(
-            f"{digest!a} is not a digest: give the SHA-256 of the one file as 64 hexadecimal digits,"
+            f"{digest!a} is not a digest: write the SHA-256 of the only file as 64 hexadecimal digits,"
             " or sha256:<root digest> of a directory"
         )
     return text
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Check that files of these relative paths can be written beside each other, and nowhere else.
+    """Check that files with these relative paths can be written together, and only below their root.
 
     Raises:
-        UnsafePath: A path would leave its root, takes the place of our own files, or is both a file and a directory.
+        UnsafePath: A path leaves its root, is reserved by trainjob, or is both a file and a directory.
     """
     seen = set(paths)
     for path in seen:
         safe_path(path)
         if path.split("/")[0] in (NAME, WORK):
-            raise UnsafePath(f"{path!r} is a name that trainjob keeps for itself; rename the file or exclude it")
+            raise UnsafePath(f"{path!r} is a name that trainjob reserves; rename the file or exclude it")
         parent = path
         while parent := parent.rpartition("/")[0]:
             if parent in seen:
@@ -143,7 +142,7 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def longest(paths: Iterable[str]) -> int:
-    """Bytes that a manifest of these files has at most, with some to spare for one that a person has indented."""
+    """Upper limit of a manifest's size for these files, with a margin for a manifest that a person indented."""
     return 2**20 + sum(500 + 12 * len(path) for path in paths)
 
 
@@ -151,14 +150,14 @@ def parse(data: bytes, where: str) -> ContentManifest:
     """Read a ``MANIFEST.json``; ``where`` is its location for the error message.
 
     Raises:
-        CorruptData: Not a manifest of this program, or not consistent in itself.
-        UnsafePath: It names a path that would leave its root.
+        CorruptData: The data is not a manifest of trainjob, or is inconsistent.
+        UnsafePath: It lists a path that leaves its root.
     """
     try:
         value = strict.loads(data)
         form = value["format"]
         if form != _FORMAT:
-            raise CorruptData(f"{where} has format {form!a}; this version of trainjob reads {_FORMAT}")
+            raise CorruptData(f"{where} has format {form!a}; this version of trainjob supports {_FORMAT}")
         files = [_file(item) for item in value["files"]]
         manifest = build(files, origin=str(value.get("origin", "")))
         consistent = (
@@ -171,7 +170,7 @@ def parse(data: bytes, where: str) -> ContentManifest:
             f"{where} is not a manifest that trainjob wrote; if it belongs to the data, exclude {NAME!r}"
         ) from None
     if not consistent:
-        raise CorruptData(f"{where} was altered: its digest or size does not fit its list of files")
+        raise CorruptData(f"{where} was modified: its digest or size does not match its list of files")
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""Fetching the next bytes while the last ones are used."""
+"""Read ahead in a thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 @contextmanager
 def fed(chunks: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
-    """Iterate over ``chunks`` in a thread of its own, a few of them ahead. Their error comes out of the iterator."""
+    """Iterate over ``chunks`` in a separate thread, a few chunks ahead. The iterator raises their error."""
     queue: Queue[bytes | BaseException | None] = Queue(maxsize=4)
     ended = Event()
 
@@ -27,7 +27,7 @@ def fed(chunks: Iterable[bytes]) -> Iterator[Iterator[bytes]]:
                 if not put(chunk):
                     return
             put(None)
-        except BaseException as error:  # noqa: BLE001 - it is raised again on the other side
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it again
             put(error)
 
     def take() -> Iterator[bytes]:

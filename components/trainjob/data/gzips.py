@@ -1,4 +1,4 @@
-"""Check gzip data as it passes. A download that was cut is often valid up to its last byte, and only gzip knows."""
+"""Verify gzip data while it is copied: only the gzip format itself reveals a truncated download."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import zlib
 
 from trainjob.errors import CorruptData
 
-_OUTPUT = 256 * 1024  # bytes unpacked at a time, so that a highly compressed file does not fill the memory
+_OUTPUT = 256 * 1024  # bytes decompressed at a time, so that a highly compressed file does not fill the memory
 _GZIP = 31  # zlib: 15 bits of window, plus 16 for a gzip header and trailer
 
 
 class GzipCheck:
-    """Feed it all bytes of a ``.gz`` file, then `finish`. Several members in one file are fine (RFC 1952 2.2)."""
+    """Verifies a ``.gz`` file: `feed` all bytes, then `finish`. A file may have several members (RFC 1952 2.2)."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -19,11 +19,11 @@ class GzipCheck:
         self._members = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; CorruptData if they cannot be gzip."""
+        """Process the next bytes; raises CorruptData if they are not gzip."""
         try:
             while data:
                 if self._member is None:
-                    # Zeros after a member are padding (tapes, block devices), as `gzip` itself takes them.
+                    # Zeros after a member are padding (tapes, block devices); `gzip` itself accepts them.
                     data = data.lstrip(b"\0") if self._members else data
                     if not data:
                         return
@@ -38,6 +38,6 @@ class GzipCheck:
             raise CorruptData(f"{self._where} is not valid gzip: {error}") from None
 
     def finish(self) -> None:
-        """CorruptData if the data ended in the middle."""
+        """Raise CorruptData if the data is truncated."""
         if self._member is not None or not self._members:
-            raise CorruptData(f"{self._where} is truncated: the gzip data ends in the middle; get the file again")
+            raise CorruptData(f"{self._where} is truncated: its gzip data is incomplete; download the file again")

@@ -1,21 +1,21 @@
-"""Locations: the URIs by which steps name datasets and models. Standard library only.
+"""Locations: URIs of datasets and models. Standard library only.
 
 A location is one of:
 
 * ``file:///abs/path`` (a plain local path is accepted and becomes one), ``s3://bucket/key``, ``http(s)://host/path``:
-  bytes in a store, a `Location`;
-* ``pvc://claim/path``: a `Location` on a PersistentVolumeClaim, which the pods of a job that names it have mounted;
+  files in a store, a `Location`;
+* ``pvc://claim/path``: a `Location` on a PersistentVolumeClaim, which a job that uses the location mounts in its pods;
 * ``gs://bucket/key``, ``az://container/key``, ``abfs(s)://container/key``, the last also with the account, as in
   ``abfss://container@account.dfs.core.windows.net/key``: a `Location` too;
 * ``hf://[datasets/|spaces/]namespace/name[@revision][/path]``: a repository of the Hugging Face Hub, in its own
   grammar; a `Location` as well;
 * ``oci://registry[:port]/repository:tag`` or ``...@sha256:digest``: a model in a container registry, a `Location` too;
-  without tag and digest a place for models, below which an export names a repository;
+  without tag and digest a parent for models, below which an export chooses a repository;
 * ``models:/name@alias``, ``models:/name/version``: a registered model in MLflow's own notation, a `ModelRef`;
-  ``model-registry://`` instead of ``models:/``, as KServe has it, is the same. Which registry is a setting.
+  ``model-registry://`` instead of ``models:/``, as in KServe, is the same. The registry is a setting.
 
-A trailing slash says "a directory" and is kept. Without one, the location may be a single file or a directory; the
-store is asked which.
+A trailing slash means a directory and is kept. Without it, the location may be a single file or a directory; the store
+is queried.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from trainjob.errors import ConfigurationError, UnsafePath
 
 SUPPORTED = ("abfs", "abfss", "az", "file", "gs", "hf", "http", "https", "model-registry", "models", "oci", "pvc", "s3")
 BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container", "abfs": "container", "abfss": "container"}
-"""Schemes of object stores, and what they call the first part. Keys are written as they are, as their own tools do."""
+"""Schemes of object stores, and their word for a bucket. Keys are not percent-encoded, as in the stores' own tools."""
 ACCOUNTS = frozenset({"abfs", "abfss"})
-"""Of these, schemes that may have an account behind the container: `ACCOUNT`, where an ``@`` is no credential."""
+"""Schemes that may have an account after the container (`ACCOUNT`), so that ``@`` does not indicate a credential."""
 ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9]{3,24}\.(?:dfs|blob)\.[a-z0-9.-]+")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=/)")
 _MODEL = re.compile(
     r"(?:models:/+|model-registry://)(?P<name>[^/:@]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>[^/:@]+))", re.IGNORECASE
 )
-# OCI distribution-spec 1.1, "Pulling manifests": names of repositories, tags; digests as far as registries have them.
+# OCI distribution-spec 1.1, "Pulling manifests": repository names and tags; of digests, only sha256.
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     r"(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?)/"
     rf"(?P<path>{_NAME}(?:/{_NAME})*(?::[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?)"
 )
-# huggingface_hub.utils.parse_hf_uri: the "@" counts only behind namespace and name; revisions with slashes are encoded.
+# huggingface_hub.utils.parse_hf_uri: "@" counts only after namespace and name; revisions with slashes are encoded.
 _HUB = re.compile(
     r"(?:(?P<kind>models|datasets|spaces)/)?(?P<repo>[^/@]+/[^/@]+)"
     r"(?:@(?P<revision>refs/(?:convert/[\w.-]+|pr/[0-9]+)(?=/|$)|[^/]+))?(?:/(?P<path>.*))?",
@@ -53,7 +53,7 @@ _HUB = re.compile(
 )
 _HUB_KINDS = {"datasets": "dataset", "spaces": "space"}
 _HUB_OTHER = frozenset({"buckets", "dataset", "kernel", "kernels", "model", "space"})
-# Query fields that make a URL a credential: signed URLs of S3, Google and Azure, and the usual names of tokens.
+# Query fields that make a URL a credential: signed URLs of S3, Google and Azure, and common names of tokens.
 _SECRET_QUERY = re.compile(
     r"(?:^|&)(?:x-(?:amz|goog)-[^=]*|signature|sig|(?:access_?|auth_?)?token|api_?key)=", re.IGNORECASE
 )
@@ -66,14 +66,14 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Location:
-    """A place in a store.
+    """A location in a store.
 
     Attributes:
         scheme: One of `SUPPORTED` but ``models`` and ``model-registry``, in lower case.
         authority: Bucket or container (`BUCKETS`), ``host[:port]`` (``http``, ``oci``), repository with its revision
-            (``hf``), the claim (``pvc``); empty for ``file``.
-        path: Decoded path without a leading or trailing slash, whatever the scheme; ``""`` is the root. Of ``oci`` the
-            repository with its tag or digest.
+            (``hf``), PersistentVolumeClaim (``pvc``); empty for ``file``.
+        path: Decoded path without leading and trailing slash; ``""`` is the root. For ``oci`` the repository with its
+            tag or digest.
         directory: Whether it was written with a trailing slash.
         query: Query of an ``http`` location, without ``?``.
     """
@@ -86,7 +86,7 @@ class Location:
 
     @property
     def uri(self) -> str:
-        """The location as text; ``parse(x.uri) == x``."""
+        """The location as a URI; ``parse(x.uri) == x``."""
         raw = self.scheme in BUCKETS or self.scheme == "hf"
         path = self.path if raw else quote(self.path, safe="/!$&'()*+,;=:@-._~")
         slash = "/" if self.directory and path else ""
@@ -99,20 +99,20 @@ class Location:
 
     @property
     def on_disk(self) -> bool:
-        """Whether it is in this machine's file system, ``file`` or ``pvc``."""
+        """Whether the location is in this machine's file system: ``file`` or ``pvc``."""
         return self.scheme in ("file", "pvc")
 
     @property
     def writable(self) -> bool:
-        """Whether files can be written there; a web server's can only be read."""
+        """Whether the location can be written; web servers can only be read."""
         return self.scheme not in ("http", "https")
 
     @property
     def local(self) -> Path:
-        """The path on this machine; only where `on_disk`.
+        """The path on this machine; only if `on_disk`.
 
         Raises:
-            ConfigurationError: There is none, or the claim is not mounted.
+            ConfigurationError: The location is not on disk, or its PersistentVolumeClaim is not mounted.
         """
         if not self.on_disk:
             raise ConfigurationError(f"{self.uri} is not a local path")
@@ -121,13 +121,13 @@ class Location:
         mount = volumes.directory(self.authority)
         if not mount.is_dir():
             raise ConfigurationError(
-                f"claim {self.authority} is not mounted at {mount}: a job mounts those that its step, inputs and"
-                " outputs name; elsewhere name the place as file:///path"
+                f"PersistentVolumeClaim {self.authority} is not mounted at {mount}: a job mounts the claims of its"
+                " step, inputs and outputs; elsewhere write the location as file:///path"
             )
         return mount / self.path
 
     def child(self, path: str) -> Location:
-        """The location of ``path`` below this one; ``path`` is checked to stay below it."""
+        """The location of ``path`` below this one; raises UnsafePath if ``path`` leaves it."""
         checked = safe_path(path.rstrip("/"))
         return replace(self, path=f"{self.path}/{checked}".lstrip("/"), directory=path.endswith("/"))
 
@@ -153,11 +153,11 @@ class ModelRef:
 
 
 def safe_path(path: str) -> str:
-    """Check a path of a file relative to its dataset or model, and return it.
+    """Check the relative path of a file in a dataset or model, and return it.
 
     Raises:
-        UnsafePath: It is absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control character, or is no
-            valid Unicode: written on some machine, it could land outside its target or not be written at all.
+        UnsafePath: The path is absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control character, or
+            is not valid Unicode. On some machines it would be written outside its target, or could not be written.
     """
     if not path or path.startswith("/"):
         reason = "is empty or absolute"
@@ -175,11 +175,11 @@ def safe_path(path: str) -> str:
 
 
 def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
-    """Read a location.
+    """Parse a location.
 
     Raises:
-        ConfigurationError: Not a location, of a scheme that is not supported, or with credentials in it.
-        UnsafePath: A path with ``..`` or control characters in a URI (a plain local path is normalised instead).
+        ConfigurationError: The text is not a location, its scheme is not supported, or it contains credentials.
+        UnsafePath: The path of a URI has ``..`` or control characters (a plain local path is normalized instead).
     """
     text = os.fspath(uri)
     match = _SCHEME.match(text)
@@ -190,7 +190,7 @@ def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
         return _model(text, scheme)
     if scheme not in SUPPORTED:
         raise ConfigurationError(
-            f"{scheme}:// is not a scheme that trainjob knows; supported: {', '.join(SUPPORTED)}, and plain local paths"
+            f"{scheme}:// is not a supported scheme; supported: {', '.join(SUPPORTED)}, and plain local paths"
         )
     if not text[match.end() :].startswith("//"):
         raise ConfigurationError(f"write {scheme}:// with two slashes, as in {scheme}://...")
@@ -199,7 +199,7 @@ def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
     if scheme == "oci":
         return _image(text[match.end() + 2 :])
     if scheme in BUCKETS:
-        # Not urlsplit: '?', '#' and '%' are ordinary characters of a key.
+        # Not urlsplit: '?', '#' and '%' are ordinary characters of keys.
         authority, _, path = text[match.end() + 2 :].partition("/")
         query = ""
     else:
@@ -213,15 +213,15 @@ def parse(uri: str | os.PathLike[str]) -> Location | ModelRef:
 
 
 def parse_store(uri: str | os.PathLike[str]) -> Location:
-    """Like `parse`, for where only bytes in a store will do; ``models:/...`` is a ConfigurationError."""
+    """Parse a location in a store; raises ConfigurationError for a registered model (``models:/...``)."""
     location = parse(uri)
     if isinstance(location, ModelRef):
-        raise ConfigurationError(f"{location} names a registered model; a place in a store is needed here")
+        raise ConfigurationError(f"{location} is a registered model; use a location in a store instead")
     return location
 
 
 def parse_target(uri: str | os.PathLike[str]) -> Location:
-    """Read a location that is to be written; ConfigurationError if it cannot be."""
+    """Parse a location that is to be written; raises ConfigurationError if it can only be read."""
     location = parse_store(uri)
     check_writable(location)
     return location
@@ -237,15 +237,15 @@ def check_writable(location: Location) -> None:
 
 
 def public(location: Location) -> str:
-    """The location without its query, which may say more than it should."""
+    """The location without its query, which may contain secrets."""
     return location.uri.partition("?")[0] if location.query else location.uri
 
 
 def join(uri: str, *paths: str) -> str:
-    """``uri`` with relative paths below it; a trailing slash of the last one is kept.
+    """Append relative paths to ``uri``; a trailing slash of the last one is kept.
 
     Raises:
-        UnsafePath: A path would leave ``uri``.
+        UnsafePath: A path leaves ``uri``.
     """
     location = parse_store(uri)
     for path in paths:
@@ -255,8 +255,8 @@ def join(uri: str, *paths: str) -> str:
 
 def _local(text: str) -> Location:
     if not text or "\0" in text:
-        raise ConfigurationError("a location is needed, such as s3://bucket/data/ or /data/set; this one is empty")
-    path = os.path.abspath(Path(text).expanduser())  # noqa: PTH100 - normalises '..' as a shell user expects
+        raise ConfigurationError("the location is empty; write one such as s3://bucket/data/ or /data/set")
+    path = os.path.abspath(Path(text).expanduser())  # noqa: PTH100 - normalizes '..' as a shell user expects
     return Location("file", "", path.strip("/"), directory=text.endswith("/"))
 
 
@@ -264,7 +264,7 @@ def _model(text: str, scheme: str) -> ModelRef:
     match = _MODEL.fullmatch(text)
     if match is None:
         start = f"{scheme}:/" if scheme == "models" else f"{scheme}://"
-        raise ConfigurationError(f"{text!r} is not a model: write {start}name@alias or {start}name/version")
+        raise ConfigurationError(f"{text!r} is not a registered model: write {start}name@alias or {start}name/version")
     return ModelRef(match["name"], alias=match["alias"], version=match["version"])
 
 
@@ -274,23 +274,23 @@ def _image(text: str) -> Location:
         if "@" in text.partition("/")[0]:
             _refuse_secrets("oci", text.partition("/")[0], "")
         raise ConfigurationError(
-            f"oci://{text.partition('?')[0]} is not a place in a registry: write oci://registry/repository:tag or"
-            " oci://registry/repository@sha256:digest, the repository in lower case"
+            f"oci://{text.partition('?')[0]} is not a location in a registry: write oci://registry/repository:tag or"
+            " oci://registry/repository@sha256:digest, with the repository in lower case"
         )
     return Location("oci", match["host"].lower(), match["path"], directory=text.endswith("/"))
 
 
 def hub_parts(location: Location) -> tuple[str, str, str]:
-    """Of an ``hf`` location: ``model``, ``dataset`` or ``space``; ``namespace/name``; the revision."""
+    """The parts of an ``hf`` location: ``model``, ``dataset`` or ``space``; ``namespace/name``; the revision."""
     match = _HUB.fullmatch(location.authority)
     if match is None:
-        raise ConfigurationError(f"{location} is no repository")
+        raise ConfigurationError(f"{location} is not a repository")
     kind = _HUB_KINDS.get(match["kind"] or "", "model")
     return kind, match["repo"], unquote(match["revision"] or "main")
 
 
 def at_revision(location: Location, revision: str) -> Location:
-    """An ``hf`` location at another revision."""
+    """The same ``hf`` location at another revision."""
     match = _HUB.fullmatch(location.authority)
     repo = location.authority if match is None or match["revision"] is None else location.authority[: match.end("repo")]
     return replace(location, authority=f"{repo}@{revision}")
@@ -303,8 +303,8 @@ def _hub(text: str) -> Location:
     match = _HUB.fullmatch(text.rstrip("/"))
     if match is None or first in _HUB_OTHER or match["repo"].partition("/")[0] in ("models", "datasets", "spaces"):
         raise ConfigurationError(
-            f"hf://{text} is no repository: write hf://namespace/name, hf://datasets/namespace/name or"
-            " hf://spaces/namespace/name, with @revision behind the name and then a /path, where wanted"
+            f"hf://{text} is not a repository: write hf://namespace/name, hf://datasets/namespace/name or"
+            " hf://spaces/namespace/name, optionally followed by @revision and /path"
         )
     kind = f"{match['kind']}/" if match["kind"] in _HUB_KINDS else ""
     revision = f"@{match['revision']}" if match["revision"] else ""
@@ -312,22 +312,23 @@ def _hub(text: str) -> Location:
 
 
 def _refuse_secrets(scheme: str, authority: str, query: str) -> None:
-    # The location itself is not repeated in the message: it holds the secret.
+    # The message does not quote the location, which contains the secret.
     account = scheme in ACCOUNTS and ACCOUNT.fullmatch(authority)
     if ("@" in authority and not account) or _SECRET_QUERY.search(query):
         raise ConfigurationError(
-            f"this {scheme}:// location has credentials in it, and locations end up in logs and registries; give them"
-            " in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or as a Kubernetes secret"
+            f"this {scheme}:// location contains credentials, and locations are written to logs and registries; set"
+            " credentials in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or in a Kubernetes"
+            " Secret"
         )
 
 
 def _checked(scheme: str, authority: str, path: str, query: str) -> Location:
     if scheme == "file":
         if authority not in ("", "localhost"):
-            raise ConfigurationError(f"file://{authority}/... names a host; write file:///absolute/path")
+            raise ConfigurationError(f"file://{authority}/... has a host; write file:///absolute/path")
         authority, query = "", ""
     elif scheme == "pvc" and not re.fullmatch(volumes.NAME, authority):
-        raise ConfigurationError(f"pvc://{authority}/{path} names no claim; write pvc://claim/path")
+        raise ConfigurationError(f"pvc://{authority}/{path} has no valid PersistentVolumeClaim; write pvc://claim/path")
     elif not authority:
         what = BUCKETS.get(scheme, "host")
         raise ConfigurationError(f"no {what} in {scheme}:///{path}; write {scheme}://{what}/...")

@@ -1,4 +1,4 @@
-"""How far a transfer is."""
+"""Progress of a transfer."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from trainjob.errors import StoreUnavailable
 Notify = Callable[[str], None]
 """Takes one line for people."""
 Moved = Callable[[int, int], None]
-"""Takes the bytes that are done and the bytes of all files, often; called from several threads, one at a time."""
+"""Takes the bytes done and the bytes of all files; called often, from several threads, one call at a time."""
 
-_QUIET = 30.0  # seconds after which a line is due though no tenth is full
+_LONGEST_SILENCE = 30.0  # seconds after which a line is due, also if no tenth is complete
 
 
 class Meter:
-    """Counts bytes, tells of each tenth and every half a minute, and ends the other streams when one has failed."""
+    """Counts bytes, reports each tenth and every half minute, and ends all streams when one has failed."""
 
     def __init__(self, verb: str, total: int, notify: Notify, moved: Moved | None = None) -> None:
         self._verb, self._total, self._notify, self._moved = verb, total, notify, moved
-        self._done = self._told = 0
+        self._done = self._reported = 0
         self._began = self._last = time.monotonic()
         self._lock = Lock()
         self.stopped = Event()
-        """Set when the rest need not go on."""
+        """Set when the other streams must end."""
 
     def stop(self) -> None:
-        """Let every further `add` fail."""
+        """Make every further `add` fail."""
         self.stopped.set()
 
     def add(self, count: int) -> None:
-        """Note that ``count`` more bytes are done.
+        """Count ``count`` more bytes as done.
 
         Raises:
             StoreUnavailable: Another file has failed.
         """
         if self.stopped.is_set():
-            raise StoreUnavailable("the transfer was stopped, since another file of it failed")
+            raise StoreUnavailable("the transfer was stopped because another of its files failed")
         with self._lock:
             self._done += count
             if self._moved is not None:
                 self._moved(self._done, self._total)
             tenth = 10 * self._done // self._total if self._total else 10
             now = time.monotonic()
-            if tenth <= self._told and now - self._last < _QUIET:
+            if tenth <= self._reported and now - self._last < _LONGEST_SILENCE:
                 return
-            self._told, self._last = tenth, now
+            self._reported, self._last = tenth, now
             share = 100 * self._done // self._total if self._total else 100
             rate = self._done / 1e6 / max(now - self._began, 1e-3)
             self._notify(f"{self._verb} {share} %: {self._done} of {self._total} bytes, {rate:.1f} MB/s")

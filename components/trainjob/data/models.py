@@ -1,4 +1,4 @@
-"""Check model files without a framework: safetensors headers, sharded indexes, and only forms that cannot run code."""
+"""Check model files without a framework: safetensors headers, shard indexes, and formats that cannot run code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainjob.errors import CorruptData
 
 # The limit of the safetensors library (100 MB); a longer header or index is an attack or garbage.
 _MAX_HEADER = 100_000_000
-_SHOWN = 5  # files that an error names
-# Bits of each element type of the format (safetensors 0.8, `Dtype`).
+_SHOWN = 5  # files in an error
+# Bits per element, by type (safetensors 0.8, `Dtype`).
 _BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -31,10 +31,10 @@ _FORMATS = frozenset(_WEIGHTS.split())
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the files say of a model.
+    """Facts about a model, from its files.
 
     Attributes:
-        parameters: Elements of all tensors in safetensors files; 0 where there are none.
+        parameters: Elements of all tensors in safetensors files; 0 without such files.
         formats: Suffixes of its weights, such as ``.safetensors``.
     """
 
@@ -55,14 +55,14 @@ def check_model(
     """Check the files of a model; reads only their headers.
 
     Args:
-        store: Where they are.
+        store: Store of the files.
         entries: The files.
-        allow_pickle: Take files of every form, also pickles and others that can run code when they are loaded.
-        single: ``store`` is the one file of ``entries``.
+        allow_pickle: Accept all formats, including pickles and others that can run code when they are loaded.
+        single: ``store`` is opened at the only file.
 
     Raises:
-        CorruptData: A safetensors file is truncated or inconsistent, an index names files that are not there, or there
-            are files that `allowed.refusals` names and ``allow_pickle`` is false.
+        CorruptData: A safetensors file is truncated or inconsistent, an index lists files that do not exist, or
+            `allowed.refusals` refuses files and ``allow_pickle`` is false.
     """
     files = {entry.path: entry for entry in entries}
     if not allow_pickle and (refused := allowed.refusals(store, files.values(), single=single)):
@@ -83,26 +83,26 @@ def _refusal(store: ReadableStore, refused: Mapping[str, str]) -> str:
     shown = [f"{path!a} {reason}" for path, reason in list(refused.items())[:_SHOWN]]
     more = f"; {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
     return (
-        f"{store.location} has files that could run code when they are loaded, or are not what their names say:"
-        f" {'; '.join(shown)}{more}."
-        " Save weights as safetensors and leave out what the model does not need, or accept all files with allow_pickle"
-        " (--allow-pickle)"
+        f"{store.location} has files that could run code when they are loaded, or do not have the format of their"
+        f" suffix: {'; '.join(shown)}{more}."
+        " Save weights as safetensors and remove files that the model does not need, or accept all files with"
+        " allow_pickle (--allow-pickle)"
     )
 
 
 def _safetensors(store: ReadableStore, key: str, entry: Entry) -> Mapping[str, _Tensor]:
-    """The tensors of a file whose header accounts for every byte of it."""
+    """Read the tensors of a file; its header must account for every byte."""
     where = f"{store.location}: {entry.path}"
     prefix = b"".join(store.read(key, length=8))
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(entry.size - 8, _MAX_HEADER):
-        raise CorruptData(f"{where} is no safetensors file, or is truncated ({entry.size} bytes)")
+        raise CorruptData(f"{where} is not a safetensors file, or is truncated ({entry.size} bytes)")
     try:
         header = strict.loads(b"".join(store.read(key, start=8, length=length)))
         _check_metadata(header.pop("__metadata__", None))
         tensors = {name: _tensor(value) for name, value in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"{where} has a damaged header: {type(error).__name__}: {error}") from None
+        raise CorruptData(f"{where} has an invalid header: {type(error).__name__}: {error}") from None
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
         if tensor.start != end:
@@ -110,7 +110,7 @@ def _safetensors(store: ReadableStore, key: str, entry: Entry) -> Mapping[str, _
         end = tensor.stop
     if 8 + length + end != entry.size:
         raise CorruptData(
-            f"{where} has {entry.size} bytes, its header says {8 + length + end}: truncated or appended to"
+            f"{where} has {entry.size} bytes, but its header states {8 + length + end}: it was truncated or appended to"
         )
     return tensors
 
@@ -121,7 +121,7 @@ def _check_metadata(value: object) -> None:
 
 
 def _tensor(value: Mapping[str, object]) -> _Tensor:
-    """Where a tensor is; ValueError if its type, shape and place do not fit each other."""
+    """The range of a tensor; raises ValueError if type, shape and range are inconsistent."""
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
         raise ValueError("dtype, shape or data_offsets")
@@ -132,7 +132,7 @@ def _tensor(value: Mapping[str, object]) -> _Tensor:
         elements *= size
         if elements >= 2**64:
             raise ValueError(f"shape {shape} is too large")
-    bits = _BITS.get(dtype)  # a type that is newer than this table is taken as it is
+    bits = _BITS.get(dtype)  # the size of types that are not in this table is not checked
     if stop < start or (bits is not None and (stop - start) * 8 != elements * bits):
         raise ValueError(f"{dtype} {shape} does not fill bytes {start} to {stop}")
     return _Tensor(start, stop, elements)
@@ -142,21 +142,21 @@ def _index(store: ReadableStore, key: str, entry: Entry, tensors: Mapping[str, M
     where = f"{store.location}: {entry.path}"
     folder = entry.path.rpartition("/")[0]
     if entry.size > _MAX_HEADER:
-        raise CorruptData(f"{where} is no index of shards: it has {entry.size} bytes")
+        raise CorruptData(f"{where} is not a shard index: it has {entry.size} bytes")
     try:
         index = strict.loads(b"".join(store.read(key)))
         weights = index["weight_map"].items()
         promised = (index.get("metadata") or {}).get("total_size", 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"{where} is no index of shards: {type(error).__name__}: {error}") from None
+        raise CorruptData(f"{where} is not a shard index: {type(error).__name__}: {error}") from None
     size = 0
     for name, shard in weights:
         path = f"{folder}/{shard}".lstrip("/")
         if path not in tensors:
-            raise CorruptData(f"{where} names the shard {shard!a}, which is not there")
+            raise CorruptData(f"{where} lists the shard {shard!a}, which does not exist")
         if name not in tensors[path]:
-            raise CorruptData(f"{where} says that tensor {name!a} is in {shard!a}, which lacks it")
+            raise CorruptData(f"{where} lists tensor {name!a} in {shard!a}, which does not contain it")
         size += tensors[path][name].stop - tensors[path][name].start
-    # Less is usual: huggingface-hub counts tensors that were views of one storage once, but writes each of them.
+    # A smaller total is normal: huggingface-hub counts tensors that share storage once, but writes each of them.
     if not isinstance(promised, int | float) or promised > size:
-        raise CorruptData(f"{where} promises {promised!a} bytes of tensors (total_size), its shards have {size}")
+        raise CorruptData(f"{where} states {promised!a} bytes of tensors (total_size), but its shards have {size}")

@@ -1,4 +1,4 @@
-"""The same work for each of many things, several at a time."""
+"""Do the same work for many items, several at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Item = TypeVar("Item")
 def for_each(
     work: Callable[[Item], object], items: Collection[Item], at_once: int, stop: Callable[[], None] | None = None
 ) -> None:
-    """Do ``work`` for each of ``items`` in threads; the first error ends the rest, and is raised.
+    """Do ``work`` for each of ``items`` in threads. The first error ends the others, and is raised.
 
-    All threads take from one iterator: a future for each of many files takes more memory, and time, than the files do.
+    All threads take from one iterator: one future for each of many files takes more memory and time than the files.
 
     Args:
         work: Called in several threads.
-        items: Things to call it with.
-        at_once: How many threads, at most.
-        stop: Called when one has failed, to end what the others are at.
+        items: Arguments of ``work``.
+        at_once: Maximum number of threads.
+        stop: Called after a failure, to end the work of the other threads.
     """
     ended, waiting = Event(), iter(items)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trainjob.settings import Settings
 
 STEP_RUNTIME = "trainjob-step"
-"""Runtime of the steps around training; its image has this package with the extras for storage and registries."""
+"""Runtime of the steps around training. Its image has trainjob with the extras for storage and registries."""
 
 Step = Literal["initialize-dataset", "initialize-model", "export"]
 
@@ -18,10 +18,11 @@ def step_command(step: Step, options: Mapping[str, Any]) -> list[str]:
     """The command of a TrainJob that runs `step`.
 
     Args:
-        step: Which program.
-        options: Arguments of `trainjob.data.initialize` or `export`, by name. What is None, False or empty is left
-            out, a list is given once for each item, a mapping as JSON. Without a ``registry``, the one of this process
-            is named, so that the step's pod needs no setting of its own.
+        step: The program.
+        options: Arguments of `trainjob.data.initialize` or `export`, by name. None, False and empty values are left
+            out,
+            lists become one option per item, mappings JSON. Without ``registry``, this process's registry is passed, so
+            that the step's pod needs no setting.
     """
     command = ["python", "-m", "trainjob.data", step]
     given = {**options, "registry": options.get("registry") or Settings().registry}
@@ -34,6 +35,6 @@ def step_command(step: Step, options: Mapping[str, Any]) -> list[str]:
                 text = (
                     json.dumps(each, sort_keys=True, separators=(",", ":")) if isinstance(each, Mapping) else str(each)
                 )
-                # One argument, so that a value may begin with a dash; "$" is Kubernetes' own in commands.
+                # One argument, so that a value may begin with a dash. Kubernetes expands "$" in commands.
                 command.append(f"{option}={text.replace('$', '$$')}")
     return command

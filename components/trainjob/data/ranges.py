@@ -1,4 +1,4 @@
-"""Reading one large file by several ranges at once, in order and in bounded memory."""
+"""Read one large file by several ranges at once, in order and in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import CorruptData, StoreUnavailable
 
 PART = 8 * 1024 * 1024
-"""Bytes of a range: large beside the cost of a request, small beside the memory there is."""
+"""Bytes of a range: large compared with the cost of a request, small compared with memory."""
 AT_ONCE = 6
-"""Ranges in flight or waiting for their turn, over all files: 48 MiB."""
+"""Ranges in flight or waiting for their turn, of all files together: 48 MiB."""
 TRIAL, FAST = 1.0, 100_000_000
-"""Seconds of waiting for one connection, and the bytes a second that have to come over it by then. One that gives so
-much is enough: it takes less of both machines than several do. S3 proper gives less for each."""
+"""Seconds of waiting for one connection, and the bytes per second that it must deliver by then to be used alone: one
+connection needs less CPU on both machines than several. A connection to AWS S3 delivers less."""
 
 
-def worth_it(store: ReadableStore, path: str, entry: Entry) -> bool:
-    """Whether the file at ``path`` is read by ranges."""
+def use_ranges(store: ReadableStore, path: str, entry: Entry) -> bool:
+    """Whether to read the file at ``path`` by several ranges."""
     return entry.size >= 3 * PART and store.supports_ranges(path, entry)
 
 
-def read(  # noqa: PLR0917 - those of `ReadableStore.read`, and where from
+def read(  # noqa: PLR0917 - the parameters of `ReadableStore.read`, and those of the ranges
     store: ReadableStore, path: str, start: int, entry: Entry, ahead: int, pool: ThreadPoolExecutor, stopped: Event
 ) -> Iterator[bytes]:
-    """The bytes from ``start`` to the end, over one connection, and if that is slow by ``ahead`` ranges at once.
+    """Read from ``start`` to the end over one connection, or if that is slow by ``ahead`` ranges at once.
 
-    They are handed on in their order. The first error ends it. Every range is held to the same entity tag.
+    Bytes are returned in order. The first error ends the read. All ranges must have the same entity tag.
     """
     start = yield from _alone(store, path, start, entry, stopped)
     waiting: deque[Future[list[bytes]]] = deque()
@@ -55,12 +55,12 @@ def read(  # noqa: PLR0917 - those of `ReadableStore.read`, and where from
 
 
 def _alone(store: ReadableStore, path: str, start: int, entry: Entry, stopped: Event) -> Generator[bytes, None, int]:
-    """The bytes over one connection, to the end or until it turns out to be slow; how far they go."""
+    """Read over one connection, to the end or until it proves slow; returns the position reached."""
     at, waited = start, 0.0
     with fed(resumed(store, path, start, entry.size, entry.etag, stopped)) as chunks:
         asked = time.monotonic()
         for chunk in chunks:
-            waited += time.monotonic() - asked if at > start else 0  # the first byte takes its time everywhere
+            waited += time.monotonic() - asked if at > start else 0  # the first byte is slow everywhere
             at += len(chunk)
             yield chunk
             if waited > max(TRIAL, (at - start) / FAST):
@@ -69,7 +69,7 @@ def _alone(store: ReadableStore, path: str, start: int, entry: Entry, stopped: E
     return at
 
 
-def _fetch(  # noqa: PLR0917 - see `read`
+def _fetch(  # noqa: PLR0917 - a range, and what ends its read
     store: ReadableStore, path: str, start: int, end: int, etag: str, ends: tuple[Event, Event]
 ) -> list[bytes]:
     chunks: list[bytes] = []
@@ -78,12 +78,12 @@ def _fetch(  # noqa: PLR0917 - see `read`
         try:
             for chunk in store.read(path, start=at, length=end - at, etag=etag):
                 if any(event.is_set() for event in ends):
-                    return chunks  # nobody waits for them any more
+                    return chunks  # the result is not used any more
                 chunks.append(chunk)
                 at += len(chunk)
                 backoff.success()
             if at != end:
-                raise CorruptData(f"{store.location} gave {at - start} of {end - start} bytes of a range")
+                raise CorruptData(f"{store.location} returned {at - start} of {end - start} bytes of a range")
         except StoreUnavailable as error:
             if backoff.failure() or ends[1].wait(backoff.pause(error.retry_after)):
                 raise

@@ -1,7 +1,7 @@
-"""Where a model came from, written beside it: an in-toto statement with a SLSA provenance predicate.
+"""Provenance of a model, written beside it: an in-toto statement with a SLSA provenance predicate.
 
-https://slsa.dev/spec/v1.0/provenance. It is the same for every try of an export: its times are those of the job that
-trained the model.
+https://slsa.dev/spec/v1.0/provenance. Retries of an export write the same statement: its times are those of the job
+that trained the model.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from trainjob.masking import holds_secret, names_a_secret
 from trainjob.version import __version__
 
 KINDS = {"datasets": "dataset", "base_model": "base model", "images": "image", "code": "code"}
-"""Fields of a provenance that name what the model was made of -> what one of them is called."""
+"""Fields of a provenance with the model's inputs -> name of one such input."""
 
 BUILDER = "https://trainjob.dev/builders/export@v1"
-"""``builder.id`` of every statement, for policies to compare. Its version changes with the meaning of the statement's
-fields; that of the program is in ``builder.version``."""
+"""``builder.id`` of every statement, for policies. Its version changes with the meaning of the statement's fields; the
+version of trainjob is in ``builder.version``."""
 
-_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL and UTF-8 have not
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # characters that PostgreSQL and UTF-8 cannot store
 _HIDDEN = "(left out: a secret)"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PINNED = re.compile(r"(?P<uri>.*)@(?P<digest>sha256:[0-9a-f]{64})")
-# Their keys and names may have all characters in them that are something else in other URLs.
-_WHOLE = ({*BUCKETS} - ACCOUNTS) | {"file", "hf", "model-registry", "pvc"}
+# Keys and names of these may contain all characters that are reserved in other URLs.
+_NOT_SPLIT = ({*BUCKETS} - ACCOUNTS) | {"file", "hf", "model-registry", "pvc"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?#]*)?")  # with the authority
-_IN_URIS = ":/?#@!$&'()*+,;=-._~%"  # RFC 3986, "reserved" and "unreserved", and what is encoded already
+_IN_URIS = ":/?#@!$&'()*+,;=-._~%"  # RFC 3986, "reserved" and "unreserved", and "%" of encoded characters
 _PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HEX = re.compile(r"[0-9a-f]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)")  # RFC 3339
@@ -45,16 +45,16 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of an exported model.
+    """Provenance and facts of an exported model.
 
     Attributes:
         name: Model in the registry.
-        export_id: Of the export; its version is not known before it is whole.
-        uri: Where it is stored.
+        export_id: ID of the export. The version is not known before the export is complete.
+        uri: Location of the model.
         manifest: Its files.
-        facts: What they say.
-        metrics: What it was measured to reach.
-        provenance: What the author says, as `public` gives it back.
+        facts: Facts from its files.
+        metrics: Its measured metrics.
+        provenance: Provenance from the author, as returned by `public`.
     """
 
     name: str
@@ -66,9 +66,9 @@ class Record:
     provenance: Mapping[str, Any]
 
     def origins(self, field: str) -> list[dict[str, Any]]:
-        """The datasets, base models, images or code that are given, as in-toto ResourceDescriptors.
+        """The given datasets, base models, images or code, as in-toto ResourceDescriptors.
 
-        Their locations are as the author wrote them, which need not be URIs.
+        Locations are as the author wrote them, and need not be URIs.
         """
         given = self.provenance.get(field)
         values = given if isinstance(given, list) else [given]
@@ -76,7 +76,7 @@ class Record:
 
     @property
     def run(self) -> str:
-        """Which run of an orchestrator made it, as text: ``kfp/<run id>``, the key of an Airflow task."""
+        """The orchestrator's run that made the model, as text: ``kfp/<run id>``, the key of an Airflow task."""
         run = self.provenance.get("run")
         if isinstance(run, Mapping):
             return "/".join(f"{kind}/{_text(value)}" for kind, value in run.items())
@@ -84,29 +84,29 @@ class Record:
 
     @property
     def rest(self) -> dict[str, Any]:
-        """What else the author says."""
+        """Further fields of the provenance."""
         return {key: value for key, value in self.provenance.items() if key not in (*KINDS, "trainjob", "run")}
 
 
 def public(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """A provenance as it may be read by everyone who can read the model.
+    """The provenance without secrets, for everyone who can read the model.
 
-    Tokens, private keys and passwords are left out, URLs lose their user and query (which is where a signed one has
-    its signature), NaN and infinity, which JSON does not know, become text, and characters that no database holds (NUL,
-    halves of a pair) U+FFFD.
+    Tokens, private keys and passwords are left out. URLs lose their user and query (a signed URL has its signature in
+    the query). NaN and infinity, which JSON does not have, become text. Characters that databases cannot store (NUL,
+    lone surrogates) become U+FFFD.
 
     Raises:
-        ConfigurationError: It is not made of JSON values.
+        ConfigurationError: It contains other values than those of JSON.
     """
     try:
         value: dict[str, Any] = json.loads(json.dumps(_public(provenance)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"provenance has to be made of JSON values: {error}") from None
+        raise ConfigurationError(f"provenance must consist of JSON values: {error}") from None
     return value
 
 
 def statement(record: Record) -> bytes:
-    """The statement as JSON."""
+    """Make the statement, as JSON."""
     manifest, facts = record.manifest, record.facts
     inside = {"parameters": facts.parameters, "bytes": manifest.size, "formats": list(facts.formats)}
     trained = {key: record.provenance[key] for key in ("trainjob", "run") if record.provenance.get(key)}
@@ -138,7 +138,7 @@ def statement(record: Record) -> bytes:
 
 
 def _metadata(record: Record) -> Iterator[tuple[str, str]]:
-    """What identifies the run, and the times of its job as far as they are given."""
+    """The ID of the run, and the times of its job if given."""
     job = record.provenance.get("trainjob")
     job = job if isinstance(job, Mapping) else {}
     identity = [_text(job[name]) for name in ("namespace", "name", "uid") if job.get(name)]
@@ -163,10 +163,10 @@ def _public(value: Any, name: str = "") -> Any:
 
 
 def _plain_url(url: str) -> str:
-    """Without user, password, query and fragment."""
+    """The URL without user, password, query and fragment."""
     scheme, _, rest = url.partition("://")
     account = scheme.lower() in ACCOUNTS and ACCOUNT.fullmatch(rest.partition("/")[0])
-    if scheme.lower() in _WHOLE or account:
+    if scheme.lower() in _NOT_SPLIT or account:
         return url
     try:
         parts = urlsplit(url)
@@ -176,7 +176,7 @@ def _plain_url(url: str) -> str:
 
 
 def _resource(kind: str, origin: Any) -> dict[str, Any]:
-    """What `origin`, ``{"uri": …, "digest": "sha256:…"}`` or a URI, names; see `Record.origins`."""
+    """The ResourceDescriptor of `origin`, which is ``{"uri": …, "digest": "sha256:…"}`` or a URI."""
     if not isinstance(origin, Mapping):
         text = _text(origin)
         origin = {"revision": text} if kind == "code" and _COMMIT.fullmatch(text) else {"uri": text}
@@ -201,7 +201,7 @@ def _resource(kind: str, origin: Any) -> dict[str, Any]:
 
 
 def _dependency(kind: str, origin: Mapping[str, Any]) -> dict[str, Any]:
-    """One of `Record.origins` as a ResourceDescriptor; a location that is no URI is a part of its name."""
+    """One of `Record.origins` as a dependency. A location that is not a URI is added to its name."""
     text = origin.get("uri", "")
     uri = _uri(kind, text)
     located = {"uri": uri} if uri else {"name": f"{origin['name']} {text}".rstrip()}
@@ -209,15 +209,15 @@ def _dependency(kind: str, origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest_set(digest: Any) -> dict[str, str]:
-    """``sha256:<hex>``, or the digits alone, as in-toto has it; empty for what is no digest."""
+    """In-toto's form of ``sha256:<hex>`` or of the digits alone; empty for anything else."""
     algorithm, _, digits = _text(digest or "").lower().rpartition(":")
     return {algorithm or "sha256": digits} if _HEX.fullmatch(digits) else {}
 
 
 def _uri(kind: str, text: str) -> str:
-    """`text` as a URI of RFC 3986, which in-toto asks for; empty if it cannot be made one.
+    """`text` as a URI of RFC 3986, which in-toto requires; empty if that is impossible.
 
-    An image without a scheme becomes ``oci://``, with the registry and the path that container runtimes add.
+    An image without a scheme becomes ``oci://``, with the registry and path that container runtimes add.
     """
     if kind == "image" and text and "://" not in text and not text.startswith("pkg:"):
         host, slash, _ = text.partition("/")
@@ -228,7 +228,7 @@ def _uri(kind: str, text: str) -> str:
         text = f"file://{text}"
     if not (start := _SCHEME.match(text)):
         return ""
-    # Brackets are for addresses of IPv6.
+    # Brackets surround IPv6 addresses.
     encoded = quote(start[0], safe=f"{_IN_URIS}[]") + quote(text[start.end() :], safe=_IN_URIS)
     return _PERCENT.sub("%25", encoded)
 

@@ -1,4 +1,4 @@
-"""Which files of a source are meant, and what is known of them before any is read."""
+"""Select the files of a source, before any is read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainjob.errors import CorruptData, SourceNotFound, UnsafePath
 
 @dataclass(frozen=True)
 class Selection:
-    """Files of a source.
+    """Selected files of a source.
 
     Attributes:
         entries: In path order.
-        promised: What the source's own manifest says of them; None if it has none.
-        origin: See `ContentManifest.origin`.
+        promised: The part of the source's manifest for these files; None without a manifest.
+        origin: Fingerprint of the source, see `ContentManifest.origin`.
         single: The source is one file; its path in the store is ``""``.
     """
 
@@ -36,39 +36,39 @@ class Selection:
         return sum(entry.size for entry in self.entries)
 
     def key(self, entry: Entry) -> str:
-        """Where the store has the file."""
+        """Path of the file in the store."""
         return "" if self.single else entry.path
 
 
 def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str]) -> Selection:
-    """Find the files of ``store`` that match.
+    """Select the files of ``store`` that match the patterns.
 
     Raises:
-        SourceNotFound: Nothing is there, or nothing matches.
-        CorruptData: The source is half written, or is not what its manifest says.
-        UnsafePath: It has files with names that could not be written elsewhere.
+        SourceNotFound: The source is empty, or no file matches.
+        CorruptData: The source is incomplete, or does not match its manifest.
+        UnsafePath: A file has a name that cannot be written to every target.
     """
     where, include, exclude = store.location, patterns(include), patterns(exclude)
     single = _single(store)
     if single is not None:
         if not wanted(single.path, include, exclude):
             raise SourceNotFound(
-                f"{public(where)} is one file, and not one of include={list(include)} exclude={list(exclude)}"
+                f"{public(where)} is a single file that does not match include={list(include)} exclude={list(exclude)}"
             )
         return Selection((single,), None, _origin(store, [single]), single=True)
     entries = {entry.path: entry for entry in store.list()}
-    under_way = [path for path in entries if path.split("/")[0] == content.WORK]
+    working = [path for path in entries if path.split("/")[0] == content.WORK]
     promised = None
     if content.NAME in entries and content.NAME not in exclude:
-        if entries[content.NAME].size > content.longest(entries):  # read as a whole, it could fill the memory
+        if entries[content.NAME].size > content.longest(entries):  # reading it could fill the memory
             raise CorruptData(
-                f"{where} has a {content.NAME} of {entries[content.NAME].size} bytes for {len(entries)} files: not one"
-                f" that trainjob wrote; if it belongs to the data, exclude {content.NAME!r}"
+                f"{where} has a {content.NAME} of {entries[content.NAME].size} bytes for {len(entries)} files, too many"
+                f" for a manifest of trainjob; if it belongs to the data, exclude {content.NAME!r}"
             )
         promised = manifest_of(store)
-    elif under_way:
-        raise CorruptData(f"{where} is half written: the step that writes it has not finished; run that step again")
-    for path in (*under_way, content.NAME):
+    elif working:
+        raise CorruptData(f"{where} is incomplete: the step that writes it has not finished; run that step again")
+    for path in (*working, content.NAME):
         entries.pop(path, None)
     if promised is not None:
         named = {file.path for file in promised.files}
@@ -76,7 +76,7 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
             entries.pop(path, None)
         _compare(store, promised, entries)
     if not entries:
-        raise SourceNotFound(f"nothing is at {where}")
+        raise SourceNotFound(f"{where} does not exist or is empty")
     chosen = sorted(
         (entry for path, entry in entries.items() if wanted(path, include, exclude)),
         key=lambda entry: content.in_order(entry.path),
@@ -93,13 +93,13 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
 
 
 def manifest_of(store: ReadableStore) -> ContentManifest | None:
-    """The manifest at the root of ``store``, or None; CorruptData if it is none of ours."""
+    """Read the manifest at the root of ``store``; None without one. Raises CorruptData if it is not from trainjob."""
     try:
         data = b"".join(store.read(content.NAME))
     except SourceNotFound:
         return None
     except UnsafePath:
-        return None  # a component of the path is a file: there is nothing
+        return None  # a component of the path is a file
     return content.parse(data, store.location.child(content.NAME).uri)
 
 
@@ -117,7 +117,9 @@ def _single(store: ReadableStore) -> Entry | None:
             raise
         return None
     if not location.name:
-        raise SourceNotFound(f"{location} names no file; a web server holds single files to read, so name one")
+        raise SourceNotFound(
+            f"{location} is not a file; from web servers only single files can be read, so write the URL of one"
+        )
     content.check_paths([location.name])
     return Entry(location.name, entry.size, entry.etag)
 
@@ -126,26 +128,26 @@ def _compare(store: ReadableStore, promised: ContentManifest, entries: dict[str,
     listed = {file.path: file for file in promised.files}
     for path in sorted(listed.keys() | entries.keys()):
         if path not in entries:
-            raise CorruptData(f"{store.location} lacks {path!r}, which its {content.NAME} names; write it again")
+            raise CorruptData(f"{store.location} lacks {path!r}, which its {content.NAME} lists; write it again")
         if path not in listed:
             raise CorruptData(
-                f"{store.location} has {path!r}, which its {content.NAME} does not name; remove that file, or exclude"
-                f" {content.NAME!r} to copy all that is there unverified"
+                f"{store.location} has {path!r}, which its {content.NAME} does not list; remove that file, or exclude"
+                f" {content.NAME!r} to copy all files without verification"
             )
         if listed[path].size != entries[path].size:
             raise CorruptData(
-                f"{store.location}: {path!r} has {entries[path].size} bytes, its {content.NAME} says"
+                f"{store.location}: {path!r} has {entries[path].size} bytes, but its {content.NAME} states"
                 f" {listed[path].size}; write it again"
             )
 
 
 def patterns(given: Sequence[str]) -> tuple[str, ...]:
-    """``given``; a text by itself is one pattern, where each of its characters would be one otherwise."""
+    """The patterns as a tuple; a plain text is one pattern, instead of one per character."""
     return tuple(given) if not isinstance(given, str) else (given,) if given else ()
 
 
 def wanted(path: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Whether a file is chosen, see `trainjob.data.transfer.copy`."""
+    """Whether a file matches the patterns, as defined by `trainjob.data.transfer.copy`."""
     return (not include or _any(path, include)) and not _any(path, exclude)
 
 

@@ -1,10 +1,10 @@
-"""OpenSSF Model Signing: who vouches for a dataset or model, in ``model.sig`` beside it.
+"""Sign datasets and models, and verify signatures: OpenSSF Model Signing, in ``model.sig`` beside the files.
 
-Signed are the files of the model and those that are written beside them, provenance and card.
+The signature covers the files of the model and those beside them, provenance and card.
 
-The signature is that of the `model-signing` package, made over the digests of a manifest, so that no file is read
-again; its command line verifies what is signed here, and what others have signed with it is verified here. Files are
-named by their SHA-256 (``files``, ``sha256``: its default); what is signed in another way is refused.
+The `model-signing` package signs the digests of a manifest, so that no file is read again. Its command line verifies
+signatures made here, and signatures that it made are verified here. Files are identified by their SHA-256 (``files``,
+``sha256``: the package's default); other kinds of signatures are refused.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ Wanted = Callable[[str], bool]
 
 
 class Verify(Protocol):
-    """Checks that a key's owner has signed files, see `verifier`."""
+    """Verifies that files are signed with a key, see `verifier`."""
 
     def __call__(
         self, manifest: ContentManifest, beside: Mapping[str, Sequence[bytes]], where: str, wanted: Wanted
     ) -> Collection[str]:
-        """Check that the signature is of the files of `manifest`, and of no others but those in `beside`.
+        """Check that the signature covers the files of `manifest`, and no others except those in `beside`.
 
         Args:
-            manifest: What is there. A ``model.sig`` in it need not be signed, every other file has to be, also those
-                which the signature says that it ignores.
-            beside: Files of `trainjob.data.content.SIDECARS` with their contents, among them ``model.sig``. Of several
-                versions of one, one has to be signed.
+            manifest: The existing files. Each of them must be signed, except ``model.sig``; also those that the
+                signature lists as ignored.
+            beside: Files of `trainjob.data.content.SIDECARS` with their contents, including ``model.sig``. Of several
+                versions of a file, one must be signed.
             where: Location for the error message.
-            wanted: Whether a signed file has to be in `manifest`.
+            wanted: Whether a signed file must be in `manifest`.
 
         Returns:
-            Paths of `beside` that the signature does not cover: it was made by other programs, or before they were
-            signed.
+            Paths of `beside` that the signature does not cover: another program made it, or a version of trainjob that
+            did not sign these files.
 
         Raises:
-            ChecksumMismatch: Another key has signed, or other files are signed, or none.
+            ChecksumMismatch: The signature is of another key or of other files, or is invalid.
         """
         ...
 
 
 def signer(key: str) -> Callable[[ContentManifest, str, Mapping[str, bytes]], bytes]:
-    """What makes ``model.sig`` of a manifest, a name for people, and the other files beside the manifest, by path.
+    """Make a function that returns ``model.sig`` for a manifest, a name for people, and the files beside the manifest.
 
     Args:
-        key: Path of a PEM file with a private key on the curve P-256, P-384 or P-521, not encrypted.
+        key: Path of a PEM file with an unencrypted private key on the curve P-256, P-384 or P-521.
 
     Raises:
-        ConfigurationError: There is no such key, or the extra ``trainjob[sign]`` is not installed.
+        ConfigurationError: The key cannot be read, or the extra ``trainjob[sign]`` is not installed.
     """
     signing, _ = _library()
     with _problems_of(key, "private"):
@@ -77,13 +77,13 @@ def signer(key: str) -> Callable[[ContentManifest, str, Mapping[str, bytes]], by
 
 
 def verifier(key: str) -> Verify:
-    """What verifies signatures.
+    """Make a function that verifies signatures.
 
     Args:
         key: Path of a PEM file with the public key.
 
     Raises:
-        ConfigurationError: There is no such key, or the extra ``trainjob[sign]`` is not installed.
+        ConfigurationError: The key cannot be read, or the extra ``trainjob[sign]`` is not installed.
     """
     _, verifying = _library()
     with _problems_of(key, "public"):
@@ -101,26 +101,26 @@ def verifier(key: str) -> Verify:
                     Path(folder, content.SIGNATURE).write_bytes(signature)
                     config.verify(PurePosixPath("model"), Path(folder, content.SIGNATURE))
                 return uncovered
-            except Exception as error:  # noqa: BLE001 - a dozen types, of four libraries, and none may let a model pass
-                failures.append(" ".join(str(error).split()) or "made with another key, or altered")
-        raise ChecksumMismatch(f"the signature of {where} does not hold for the key {key}: {failures[0]}")
+            except Exception as error:  # noqa: BLE001 - a dozen types, of four libraries; none may accept a model
+                failures.append(" ".join(str(error).split()) or "it was made with another key, or modified")
+        raise ChecksumMismatch(f"the signature of {where} is not valid for the key {key}: {failures[0]}")
 
     return verify
 
 
 def _library() -> tuple[Any, Any]:
     try:
-        from model_signing import signing, verifying  # noqa: PLC0415 - an extra, for those who need it
+        from model_signing import signing, verifying  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise missing("a signature", f"model-signing ({error})", "sign") from None
     return signing, verifying
 
 
 def _path(key: str, option: str) -> Path:
-    if "-----BEGIN" in key or "\n" in key:  # not repeated in the message
+    if "-----BEGIN" in key or "\n" in key:  # the message does not quote it
         raise ConfigurationError(
-            f"{option} is the path of a file with the key, such as one that is mounted from a Secret, and not the key:"
-            " what is given here can be read in manifests and logs"
+            f"{option} must be the path of a file with the key, for example of a mounted Secret, not the key itself:"
+            " this value is visible in manifests and logs"
         )
     return Path(key)
 
@@ -131,9 +131,9 @@ def _problems_of(key: str, kind: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigurationError(f"the {kind} key {key} cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, AttributeError):  # what they say may hold parts of the key
+    except (ValueError, TypeError, AttributeError):  # their messages may contain parts of the key
         raise ConfigurationError(
-            f"{key} holds no {kind} key that can be used: it takes an elliptic curve key (P-256, P-384, P-521) in PEM"
+            f"{key} contains no supported {kind} key: use an elliptic curve key (P-256, P-384, P-521) in PEM"
         ) from None
 
 
@@ -144,9 +144,9 @@ def _beside(path: str, data: bytes) -> File:
 def _compared(
     manifest: ContentManifest, beside: Mapping[str, Sequence[bytes]], signature: bytes, wanted: Wanted
 ) -> tuple[list[File], list[str]]:
-    """The files that have to be those of a signature, and the paths of `beside` that it does not name.
+    """The files that the signature must cover, and the paths of `beside` that it does not cover.
 
-    Of several versions of a file beside the model, the one that was signed counts.
+    Of several versions of a file beside the model, the signed one is used.
     """
     own = {file.path: file for file in manifest.files}
     signed = {file.path: file for file in _signed(signature)}
@@ -159,24 +159,24 @@ def _compared(
     for path in versions.keys() & signed.keys():
         known = [file for file in versions[path] if file.sha256 == signed[path].sha256]
         files += known[:1] or versions[path][:1]
-    # What was left out cannot differ from what is signed: it is compared with itself.
+    # Files that were left out are compared with themselves.
     there = {file.path for file in files} | {content.PROVENANCE, content.CARD}
     files += [file for path, file in signed.items() if path not in there and not wanted(path)]
     return files, sorted(versions.keys() - signed.keys())
 
 
 def _digests(files: Iterable[File]) -> Any:
-    """The library's way to hash a model, with digests that are known already."""
+    """A hashing configuration for the library that returns known digests."""
     from model_signing import hashing, manifest  # noqa: PLC0415
-    from model_signing._hashing.hashing import Digest  # noqa: PLC0415 - what its own manifests are made of
+    from model_signing._hashing.hashing import Digest  # noqa: PLC0415 - the library has no public class for digests
 
     items = [
         manifest.FileManifestItem(path=PurePosixPath(file.path), digest=Digest("sha256", bytes.fromhex(file.sha256)))
         for file in files
     ]
-    # What is beside them, for those who verify with other tools.
+    # The files beside them, so that other tools ignore these when they verify.
     beside = sorted({content.NAME, *content.SIDECARS} - {file.path for file in files})
-    way = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
+    parameters = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": beside}
 
     class Known(hashing.Config):  # type: ignore[misc]
         def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
@@ -184,15 +184,17 @@ def _digests(files: Iterable[File]) -> Any:
 
         def hash(self, model_path: Any, *, files_to_hash: Any = None) -> Any:
             del files_to_hash
-            return manifest.Manifest(PurePosixPath(model_path).name, items, manifest.SerializationType.from_args(way))
+            return manifest.Manifest(
+                PurePosixPath(model_path).name, items, manifest.SerializationType.from_args(parameters)
+            )
 
     return Known()
 
 
 def _signed(signature: bytes) -> list[File]:
-    """The files that a signature names; whether it holds is not looked at."""
+    """The files that a signature covers, without verifying it."""
     predicate = json.loads(base64.b64decode(json.loads(signature)["dsseEnvelope"]["payload"]))["predicate"]
-    way = predicate["serialization"]
-    if (way["method"], way["hash_type"]) != ("files", "sha256"):
-        raise ValueError(f"it is of {way['hash_type']} digests of {way['method']}, not of SHA-256 digests of files")
+    used = predicate["serialization"]
+    if (used["method"], used["hash_type"]) != ("files", "sha256"):
+        raise ValueError(f"it is of {used['hash_type']} digests of {used['method']}, not of SHA-256 digests of files")
     return [File(each["name"], 0, each["digest"]) for each in predicate["resources"]]

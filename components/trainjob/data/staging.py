@@ -1,4 +1,4 @@
-"""``trainjob exec``: a program that reads and writes local paths, in a job whose inputs and outputs are elsewhere."""
+"""``trainjob exec``: run a program on local paths, in a job whose inputs and outputs are in stores."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CANNOT_START = 127
 
 
 def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
-    """Bring the job's inputs here, run `command`, and take its outputs to where they belong; its exit code.
+    """Download the job's inputs, run `command`, and upload its outputs; returns the command's exit code.
 
     Inputs and outputs are those of the spec, ``TRAINJOB_INPUT_<NAME>`` and ``TRAINJOB_OUTPUT_<NAME>``. For the command,
-    these variables, and arguments in which such a URI stands, name local directories instead (a file, for an input that
-    is one file), below the directory for temporary files (``TMPDIR``). Every node brings the inputs; node 0 takes the
-    outputs, after the command has succeeded. What is a local path or ``file://`` already is left alone: where all of
-    them are, the command takes this process's place.
+    these variables, and arguments that contain such a URI, are replaced by local directories (a file, if the input is a
+    single file) below the directory for temporary files (``TMPDIR``). Every node downloads the inputs; node 0 uploads
+    the outputs after the command has succeeded. Local paths and ``file://`` URIs are not changed; if there are no
+    others, the command replaces this process.
 
     Args:
         command: What to run.
@@ -40,7 +40,7 @@ def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
     inputs, outputs = _remote(_INPUT), _remote(_OUTPUT)
     if not inputs and not outputs:
         return _become(command)
-    from trainjob.data.steps import initialize  # noqa: PLC0415 - not where there is nothing to bring
+    from trainjob.data.steps import initialize  # noqa: PLC0415 - only if there is something to download
     from trainjob.data.transfer import copy  # noqa: PLC0415
 
     signal.signal(signal.SIGTERM, _terminate)
@@ -48,9 +48,9 @@ def run(command: Sequence[str], notify: Callable[[str], None]) -> int:
         places = {}
         for variable, uri in inputs.items():
             place = Path(directory, "inputs", variable.removeprefix(_INPUT).lower())
-            brought = initialize(uri, str(place), progress=notify)
+            staged = initialize(uri, str(place), progress=notify)
             location = parse(uri)
-            single = isinstance(location, Location) and not location.directory and brought.files == 1
+            single = isinstance(location, Location) and not location.directory and staged.files == 1
             file = place / location.name
             places[variable] = file if single and file.is_file() else place
         for variable in outputs:
@@ -83,7 +83,7 @@ def _cannot_start(command: Sequence[str], error: OSError) -> int:
 
 def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, Path]) -> int:
     local = {uris[variable].rstrip("/"): str(place) for variable, place in places.items()}
-    # Kubernetes has put the URIs into the arguments already. The longest first: one may begin with another.
+    # Kubernetes has already put the URIs into the arguments. The longest first: a URI may begin with another one.
     either = "|".join(re.escape(uri) for uri in sorted(local, key=len, reverse=True))
     pattern = re.compile(rf"({either})/?(?![\w.%~-])")
     words = [pattern.sub(lambda match: local[match[1]], word) for word in command]
@@ -92,7 +92,7 @@ def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, P
             subprocess.Popen(
                 words, env={**os.environ, **{name: str(place) for name, place in places.items()}}
             ) as child,
-            _passed_on(child),
+            _forward_signals(child),
         ):
             code = child.wait()
     except OSError as error:
@@ -101,8 +101,8 @@ def _run(command: Sequence[str], uris: Mapping[str, str], places: Mapping[str, P
 
 
 @contextmanager
-def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C are for the command; how it ends is up to it."""
+def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Forward SIGTERM and Ctrl-C to the command, which decides how to end."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in numbers}
     try:
@@ -113,19 +113,19 @@ def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _report(moved: Mapping[str, str]) -> None:
-    """What the command reported as outputs lies elsewhere now."""
+    """Replace local paths in the outputs that the command reported by their uploaded locations."""
     path = progress.termination_log()
-    said = progress.read(Path(path).read_text(errors="replace")) if path and Path(path).exists() else None
-    if said is None:
+    reported = progress.read(Path(path).read_text(errors="replace")) if path and Path(path).exists() else None
+    if reported is None:
         return
     outputs = {
-        name: _elsewhere(value, moved) if isinstance(value, str) else value for name, value in said.outputs.items()
+        name: _uploaded(value, moved) if isinstance(value, str) else value for name, value in reported.outputs.items()
     }
-    if outputs != said.outputs:
+    if outputs != reported.outputs:
         returned.merge("outputs", outputs)
 
 
-def _elsewhere(value: str, moved: Mapping[str, str]) -> str:
+def _uploaded(value: str, moved: Mapping[str, str]) -> str:
     path = value.removeprefix("file://")
     for place, uri in moved.items():
         if path == place or path.startswith(f"{place}/"):
@@ -134,6 +134,6 @@ def _elsewhere(value: str, moved: Mapping[str, str]) -> str:
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    """End while something is on its way, and clean up behind it."""
+    """End during a transfer, with cleanup."""
     del frame
     sys.exit(128 + number)

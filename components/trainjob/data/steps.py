@@ -1,4 +1,4 @@
-"""The steps around training: bring a dataset or model, and export what was trained."""
+"""The steps around training: download a dataset or model, and export the trained model."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from trainjob.registry.provenance import tags as provenance_tags
 from trainjob.settings import Settings
 
 _TAG = "trainjob.tag"
-"""Tag of a version in a container registry, which is registered by its digest: the location with the tag."""
+"""Tag of versions in a container registry, which are registered by digest: the location with the image's tag."""
 
 
 @dataclass(frozen=True)
 class Initialized:
-    """What `initialize` brought.
+    """Result of `initialize`.
 
     Attributes:
-        uri: Where it is now; empty for a fresh start.
+        uri: Location of the files; empty for a fresh start.
         digest: ``sha256:<root digest>``; empty for a fresh start.
         bytes: Size of all files.
         files: Their number.
-        source: The location it came from, as the author wrote it.
-        version: Version of the registered model it is; None for datasets and plain locations.
-        fresh: There was no such model, and the author chose to start without one.
+        source: The source, as the author wrote it.
+        version: Version of the registered model; None for datasets and plain locations.
+        fresh: The model did not exist, and the author chose to start without one.
     """
 
     uri: str
@@ -70,18 +70,18 @@ class Initialized:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` made.
+    """Result of `export`.
 
     Attributes:
-        uri: Where the model is.
+        uri: Location of the model.
         digest: ``sha256:<root digest>`` of its files.
         name: Model in the registry.
         version: Version in the registry.
-        promoted: The alias points to it.
-        reason: Why, or why not.
+        promoted: Whether the alias points to the version.
+        reason: Why it was promoted or not.
         bytes: Size of all files.
         files: Their number.
-        parameters: Number of parameters, where its files tell; else 0.
+        parameters: Number of parameters; 0 if the files do not contain it.
     """
 
     uri: str
@@ -107,25 +107,25 @@ def initialize(
     verify_key: str | None = None,
     progress: Notify | None = None,
 ) -> Initialized:
-    """Bring a dataset or a model to ``target``, where training finds it.
+    """Download a dataset or a model to ``target``, from which training reads it.
 
     Args:
         source: A location, or a registered model (``models:/name@alias``, ``models:/name/version``), whose files are
-            then checked against the digest in the registry.
-        target: Directory; see `trainjob.data.transfer.copy`.
-        digest: What it has to be; see there.
-        include: See there.
-        exclude: See there.
-        registry: Where to look for ``models:/``; see `trainjob.registry.connect`.
-        if_missing: ``fresh``: that the model is not registered yet is no error, training starts without one.
-        verify_key: Path of a public key, with whose private one everything has to be signed (``model.sig`` of OpenSSF
-            Model Signing at the source); ``TRAINJOB_VERIFY_KEY`` if left out.
-        progress: Takes lines for people.
+            verified against the digest in the registry.
+        target: Location of a directory, which is created.
+        digest: Required digest: SHA-256 in hexadecimal of a single file, or ``sha256:<root digest>``.
+        include: Shell patterns; only matching paths are copied.
+        exclude: Shell patterns of paths that are not copied.
+        registry: The registry for ``models:/``; see `trainjob.registry.connect`.
+        if_missing: ``fresh``: start without a model if it is not registered yet; ``fail``: raise ModelNotFound.
+        verify_key: Path of a public key. All files must be signed with its private key (``model.sig`` of OpenSSF Model
+            Signing at the source). Default: ``TRAINJOB_VERIFY_KEY``.
+        progress: Called with lines for people.
 
     Raises:
-        ModelNotFound: No such model, and ``if_missing`` is ``fail``.
-        RegistryUnavailable: The registry cannot be reached; never taken for a missing model.
-        TrainJobError: What `trainjob.data.transfer.copy` raises.
+        ModelNotFound: The model does not exist, and ``if_missing`` is ``fail``.
+        RegistryUnavailable: The registry cannot be reached. This never counts as a missing model.
+        TrainJobError: Any error of `trainjob.data.transfer.copy`.
     """
     location = parse(source)
     include, exclude = patterns(include), patterns(exclude)
@@ -146,13 +146,15 @@ def initialize(
         if if_missing != "fresh":
             raise
         if progress is not None:
-            progress(f"{error}; starting fresh, as asked for")
+            progress(f"{error}; starting fresh, since if_missing is 'fresh'")
         return Initialized("", "", 0, 0, source, None, fresh=True)
     if include or exclude:
-        # Part of a model has another digest than the whole; the source's own manifest still vouches for each file.
+        # A part of the model has another digest than the registered one; the source's manifest verifies each file.
         held = transfer.read_manifest(found.uri)
         if found.digest and (held is None or not content.matches(held, found.digest)):
-            raise ChecksumMismatch(f"{found.uri} is not what version {found.version} of {found.name!r} was: it changed")
+            raise ChecksumMismatch(
+                f"{found.uri} changed since it was registered as version {found.version} of {found.name!r}"
+            )
     elif found.digest:
         if expected and expected.removeprefix("sha256:") != found.digest.removeprefix("sha256:"):
             raise ChecksumMismatch(
@@ -184,37 +186,37 @@ def export(
     history: Mapping[str, Any] | None = None,
     progress: Notify | None = None,
 ) -> Exported:
-    """Store a trained model, register it as a version, and make it the holder of ``alias`` if it is better.
+    """Store a trained model, register it as a version, and move ``alias`` to it if it is better.
 
-    Done twice it gives one version; killed at any instant, the same call again finishes that version.
+    Idempotent: a repeated call returns the same version, and completes it if the first call was killed.
 
     Args:
         source: The model: a file or a directory.
-        target: Directory of all models; this one goes to ``<target>/<name>/<hash of export_id>``, in a container
-            registry (``oci``) to ``<target>/<name>:<hash of export_id>``, and is registered by its digest.
+        target: Directory of all models. The model is stored at ``<target>/<name>/<hash of export_id>``; in a container
+            registry (``oci``) at ``<target>/<name>:<hash of export_id>``, and it is registered by its digest.
         name: Model in the registry.
-        export_id: The same for every try of the same export, and for no other.
-        registry: See `trainjob.registry.connect`.
-        metrics: What the model was measured to reach.
-        alias: Name such as ``champion`` to give to the version; see `trainjob.registry.base.Registry.promote`.
-        metric: Metric that has to be better than that of the version which holds ``alias``; None: move it always.
-        mode: Whether more of it is better, or less.
-        min_improvement: By how much, in units of the metric.
-        provenance: Written beside the model, into ``provenance.json`` and, unless the model has one of its own,
+        export_id: ID of the export: the same for every retry, different for any other export.
+        registry: The registry; see `trainjob.registry.connect`.
+        metrics: Measured metrics of the model.
+        alias: Alias for the version, such as ``champion``; see `trainjob.registry.base.Registry.promote`.
+        metric: Metric that must be better than that of the alias's current version; None: always move the alias.
+        mode: Whether a higher (``max``) or lower (``min``) metric is better.
+        min_improvement: Required improvement, in units of the metric.
+        provenance: Written beside the model, to ``provenance.json`` and, unless the model has that file,
             ``MODEL_CARD.md``: ``datasets``, ``base_model`` and ``images`` (each ``{"uri", "digest"}`` or a URI),
-            ``code`` (``{"uri", "revision"}``), ``trainjob``, ``run``, and whatever else tells where it came from. JSON
-            values only; what is secret in them is left out. With MLflow as the registry, the TrainJob that it names
-            (``trainjob``: ``uid``, ``name``) gets a separate run, whose parameters are ``parameters``.
-        allow_pickle: Accept files of every form, also pickles and others that can run code when they are loaded.
-        sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it);
-            ``TRAINJOB_SIGN_KEY`` if left out.
-        history: The metrics over time for that run, as `trainjob.waiting.TrainJobResult` has them.
-        progress: Takes lines for people.
+            ``code`` (``{"uri", "revision"}``), ``trainjob``, ``run``, and any other fields. JSON values only; secrets
+            are left out. With MLflow as the registry, the TrainJob in it (``trainjob``: ``uid``, ``name``) gets a
+            separate run, whose parameters are ``parameters``.
+        allow_pickle: Accept all formats, including pickles and others that can run code when they are loaded.
+        sign: Path of a private key to sign the model with (``model.sig`` of OpenSSF Model Signing, beside it).
+            Default: ``TRAINJOB_SIGN_KEY``.
+        history: Metrics over time for that run, in the form of `trainjob.waiting.TrainJobResult`.
+        progress: Called with lines for people.
 
     Raises:
         RegistryConflict: Another model was exported under this ``export_id``.
-        CorruptData: The files are no sound model, changed in the meantime, or could run code when they are loaded.
-        TrainJobError: What `trainjob.data.transfer.copy` and `trainjob.registry.base.Registry` raise.
+        CorruptData: The files are not a valid model, changed during the export, or could run code when they are loaded.
+        TrainJobError: Any error of `trainjob.data.transfer.copy` and `trainjob.registry.base.Registry`.
     """
     check_name(name)
     measured = check_metrics(metrics or {})
@@ -222,12 +224,12 @@ def export(
     check_promotion(measured, alias, metric)
     curves = history_of(history or {})
     if history and not curves:
-        raise ConfigurationError('history has to be {"metric": [[step, time, value], ...]}, of 256 points at most')
+        raise ConfigurationError('history must be {"metric": [[step, time, value], ...]}, with at most 256 points')
     check_export_id(export_id)
     key = sign or Settings().sign_key
     signer = signing.signer(key) if key else None
     records = _registry(registry)
-    uri = _place(target, name, export_id)
+    uri = _location(target, name, export_id)
     facts, checked = _check_files(source, allow_pickle, {content.PROVENANCE, *([content.SIGNATURE] if signer else [])})
     origin = record.public(provenance or {})
     tags = {"trainjob.parameters": str(facts.parameters), **provenance_tags(origin)}
@@ -238,7 +240,7 @@ def export(
             raise CorruptData(f"{source} changed while it was exported; export it again when nothing writes to it")
         known = Record(name, export_id, uri, manifest, facts, measured, origin)
         files = {content.PROVENANCE: record.statement(known), content.CARD: card(known)}
-        # Last, since it is of them; a card of the author's own is one of the model's files.
+        # The signature is last, since it covers the others. An author's card is one of the model's files.
         return files | ({content.SIGNATURE: signer(manifest, name, files)} if signer else {})
 
     _refuse_other_content(source, uri, export_id, registered, signed=signer is not None)
@@ -250,7 +252,7 @@ def export(
     version = records.register(
         name, uri, export_id=export_id, digest=manifest.digest, metrics=measured, tags=tags, history=curves
     )
-    promoted, reason = False, "no alias was asked for"
+    promoted, reason = False, "no alias was requested"
     if alias is not None:
         verdict = records.promote(
             name, version.version, alias=alias, metric=metric, mode=mode, min_improvement=min_improvement
@@ -275,8 +277,8 @@ def _registry(registry: str | Registry | None) -> Registry:
     return connect(registry) if registry is None or isinstance(registry, str) else registry
 
 
-def _place(target: str, name: str, export_id: str) -> str:
-    """Where an export goes: a directory, or a tag of the model's repository."""
+def _location(target: str, name: str, export_id: str) -> str:
+    """The location of an export: a directory, or a tag of the model's repository."""
     key = hashlib.sha256(export_id.encode()).hexdigest()[:16]
     if parse_target(target).scheme != "oci":
         return join(target, name, key)
@@ -284,9 +286,9 @@ def _place(target: str, name: str, export_id: str) -> str:
 
 
 def _pinned(uri: str) -> str:
-    """The same by its digest in a container registry, where a tag can be moved to another model."""
+    """The location by digest in a container registry, where a tag can be moved to another model."""
     location = parse_store(uri)
-    # Not of a repository of the Hub: another export moves its commit, and this one tried again would be another place.
+    # Not for Hub repositories: another export changes the commit, so that a retry would have another location.
     if location.scheme != "oci":
         return uri
     with opened(location) as store:
@@ -304,12 +306,12 @@ def _signed(
     exclude: Sequence[str],
     progress: Notify | None,
 ) -> Check | None:
-    """What checks the signature of `source`, and reports what it does not cover."""
+    """Make the check of the signature of `source`, which reports files that it does not cover."""
     if verify is None:
         return None
     beside = _beside(source, content.SIDECARS)
     if content.SIGNATURE not in beside:
-        raise ChecksumMismatch(f"{source} is not signed: it has no {content.SIGNATURE}")
+        raise ChecksumMismatch(f"{source} is not signed: {content.SIGNATURE} does not exist")
     reported: set[str] = set()
 
     def check(manifest: ContentManifest) -> None:
@@ -324,22 +326,22 @@ def _signed(
 
 
 def _beside(uri: str, paths: Iterable[str]) -> dict[str, list[bytes]]:
-    """The contents of those of `paths` that are there; several of one where the store has several."""
+    """The contents of those of `paths` that exist, each with all versions that the store has."""
     found = {}
     with opened(parse_store(uri)) as store:
         for path in paths:
             versions = list(store.sidecar_versions(path))
-            with suppress(SourceNotFound, UnsafePath):  # none; or the source is a file itself
+            with suppress(SourceNotFound, UnsafePath):  # it does not exist, or the source is a file
                 found[path] = versions or [b"".join(store.read(path))]
     return found
 
 
-def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> tuple[ModelFacts, str]:
-    """What the files say of the model, and the fingerprint of those that were checked (`ContentManifest.origin`)."""
+def _check_files(source: str, allow_pickle: bool, written: set[str]) -> tuple[ModelFacts, str]:
+    """Facts from the model's files, and the fingerprint of the checked files (`ContentManifest.origin`)."""
     with opened(parse_store(source)) as store:
         selection = select(store, (), ())
-        for path in sorted(ours & {entry.path for entry in selection.entries}):
-            raise ConfigurationError(f"{path} is written by the export; rename the one in {source}")
+        for path in sorted(written & {entry.path for entry in selection.entries}):
+            raise ConfigurationError(f"the export writes {path}; rename {path} in {source}")
         facts = check_model(store, selection.entries, allow_pickle=allow_pickle, single=selection.single)
         return facts, selection.origin
 
@@ -347,21 +349,23 @@ def _check_files(source: str, allow_pickle: bool, ours: set[str]) -> tuple[Model
 def _refuse_other_content(
     source: str, uri: str, export_id: str, registered: ModelVersion | None, *, signed: bool
 ) -> None:
-    """A finished export is never overwritten: its version may be in use."""
-    place = registered.tags.get(_TAG, registered.uri) if registered else ""
-    if registered and place not in ("", uri):
+    """Refuse to overwrite a finished export: its version may be in use."""
+    before = registered.tags.get(_TAG, registered.uri) if registered else ""
+    if registered and before not in ("", uri):
         raise RegistryConflict(
-            f"{export_id!r} was exported to {place} as version {registered.version} of {registered.name!r}, not to"
-            f" {uri}; use a new export_id to export it once more"
+            f"{export_id!r} was exported to {before} as version {registered.version} of {registered.name!r}, not to"
+            f" {uri}; use a new export_id to export it again"
         )
     held = transfer.read_manifest(uri)
     digests = {held.digest if held else "", registered.digest if registered else ""} - {""}
     if digests and (others := digests - {(found := transfer.scan(source)).digest}):
         raise RegistryConflict(
-            f"{uri} is the place of the model that was exported under {export_id!r}, and {source} is another one"
-            f" ({found.digest}, not {', '.join(sorted(others))}); use a new export_id for a new model"
+            f"{export_id!r} was used to export another model to {uri}: {source} has digest {found.digest}, not"
+            f" {', '.join(sorted(others))}; use a new export_id for a new model"
         )
     if held is None:
         return
     if signed and not _beside(uri, [content.SIGNATURE]):
-        raise RegistryConflict(f"{uri} was exported under {export_id!r} unsigned; use a new export_id to sign it")
+        raise RegistryConflict(
+            f"{export_id!r} was used to export {uri} without a signature; use a new export_id to sign it"
+        )

@@ -1,4 +1,4 @@
-"""The files of a source as they are read: by ranges, on after a cut, and checked as they pass."""
+"""Read the files of a source: by ranges, resuming after cuts, and verified while they are read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trainjob.data.stores.base import Entry, ReadableStore
 from trainjob.errors import ChecksumMismatch, CorruptData
 
 AT_A_TIME = 4
-"""Files; with the buffers of an upload (4 parts of 5 MiB each) 80 MiB at most, and `ranges.AT_ONCE` ranges."""
+"""Files at the same time. Buffers: at most 80 MiB for uploads (4 parts of 5 MiB each) and `ranges.AT_ONCE` ranges."""
 
 
 class Source:
-    """How the files of a selection are read: large ones by several ranges at once, all of them on after a cut."""
+    """Reads the files of a selection: large ones by several ranges at once, all of them resuming after cuts."""
 
     def __init__(self, store: ReadableStore, selection: Selection, meter: Meter) -> None:
         self.store, self._selection, self._meter = store, selection, meter
-        large = sum(ranges.worth_it(store, selection.key(entry), entry) for entry in selection.entries)
+        large = sum(ranges.use_ranges(store, selection.key(entry), entry) for entry in selection.entries)
         self._ahead = max(2, ranges.AT_ONCE // max(1, min(large, AT_A_TIME)))
         self._pool = ThreadPoolExecutor(self._ahead * AT_A_TIME, thread_name_prefix="trainjob-range")
 
@@ -36,26 +36,26 @@ class Source:
         self._pool.shutdown(cancel_futures=True)
 
     def read(self, entry: Entry, start: int) -> Iterator[bytes]:
-        """The bytes of a file from ``start`` on."""
+        """Read a file from ``start`` on."""
         key, stopped = self._selection.key(entry), self._meter.stopped
         if self.store.resumes_reads:
             return self.store.read(key, start=start, etag=entry.etag)
-        if ranges.worth_it(self.store, key, entry):
+        if ranges.use_ranges(self.store, key, entry):
             return ranges.read(self.store, key, start, entry, self._ahead, self._pool, stopped)
         return ranges.resumed(self.store, key, start, entry.size, entry.etag, stopped)
 
     def stream(self, entry: Entry, expected: str) -> Stream:
-        """All of a file, checked."""
+        """Read and verify a complete file."""
         return Stream(self, entry, expected, self._meter)
 
     def where(self, entry: Entry) -> str:
-        """The file, for messages."""
+        """The location of a file, for messages."""
         location = self.store.location
         return public(location if self._selection.single else location.child(entry.path))
 
 
 class Stream:
-    """The bytes of one file, checked as they pass. Ends with an error, never silently, if they are not right."""
+    """The bytes of one file, verified while they are read. Raises an error at the end if they are wrong."""
 
     def __init__(self, source: Source, entry: Entry, expected: str, meter: Meter) -> None:
         self.source, self._of, self._entry = source.store, source, entry
@@ -76,7 +76,7 @@ class Stream:
             yield chunk
 
     def after(self, held: Iterator[bytes]) -> Iterator[bytes]:
-        """The bytes that follow those that are ``held`` already; these are checked too."""
+        """The bytes that follow ``held``, which the target has; those are verified too."""
         return self._checked(held, self._count)
 
     def _count(self, count: int) -> None:
@@ -103,7 +103,8 @@ class Stream:
             yield chunk
         if size != self._entry.size:
             raise CorruptData(
-                f"{self._where()} gave {size} of {self._entry.size} bytes: cut, or changed while being read"
+                f"{self._where()} has {size} bytes instead of {self._entry.size}: it was truncated, or changed while"
+                " it was read"
             )
         if gzip is not None:
             gzip.finish()
@@ -120,5 +121,5 @@ class Stream:
 
     @property
     def file(self) -> File:
-        """What passed; only after the last byte."""
+        """The file that was read; available after the last byte."""
         return File(self._entry.path, self._entry.size, self.digest)

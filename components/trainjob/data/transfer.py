@@ -1,8 +1,7 @@
-"""Copy a dataset or a model from one location to another, so that a copy which looks finished is finished.
+"""Copy a dataset or a model from one location to another. A copy is complete exactly if it has a manifest.
 
-Order of events at the target: write a mark that lists the files to come; remove an older manifest; write the files,
-each of which appears whole; write ``MANIFEST.json``; remove the mark. A target is whole exactly if it has a manifest.
-Killed at any instant, the same call again finishes the work.
+Order at the target: write a mark that lists the files to come; remove an older manifest; write the files, each of which
+appears complete; write ``MANIFEST.json``; remove the mark. If a copy is killed, the same call completes it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from trainjob.data.streams import AT_A_TIME, Source, Stream
 from trainjob.errors import ChecksumMismatch, ConfigurationError, SourceNotFound, UnsafePath
 
 Sidecars = Callable[[ContentManifest], Mapping[str, bytes]]
-"""Small files to write beside the content, before the manifest, unless it has files of these names; no part of the
-digest."""
+"""Makes small files to write beside the content, before the manifest, unless the content has files of these names. They
+are not part of the digest."""
 Check = Callable[[ContentManifest], None]
-"""Raises ChecksumMismatch if the content is not to be taken."""
+"""Raises ChecksumMismatch if the content must not be accepted."""
 
-_HELD, _AT_MOST = 64 * 1024 * 1024, 32  # bytes of files at a time; small ones wait for answers most of the time
-_RESUMED = 32 * 1024 * 1024  # smaller files are sent again sooner than their parts are looked for
+_BYTES_AT_A_TIME, _FILES_AT_A_TIME = 64 * 1024 * 1024, 32  # small files mostly wait for responses
+_RESUMED = 32 * 1024 * 1024  # smaller files are sent again faster than their parts are found
 
 
 def copy(
@@ -46,38 +45,41 @@ def copy(
 ) -> ContentManifest:
     """Copy ``source``, a file or a directory, into the directory ``target``.
 
-    Every byte is hashed as it passes; memory stays constant, also where large files are read by several ranges at once.
-    What is cut, stalls or is turned away for the moment is tried again, and goes on where it was. A large file that a
-    killed copy has half written to a ``file`` target is not sent from its beginning again.
+    Every byte is hashed while it is copied. Memory is constant, also if large files are read by several ranges at once.
+    Requests that are cut, stall or are rejected temporarily are retried, and resume where they ended. If a killed copy
+    has written part of a large file to a ``file`` target, the next copy continues that file.
 
-    A source that has a manifest is verified against it. A target that already holds this content is left as it is; of
-    a half-written one, files that are right already are not sent again if a manifest tells so. Files of ``target`` that
-    no manifest names are left alone.
+    A source with a manifest is verified against it. A target that already has this content is not changed. In an
+    incomplete target, files that a manifest confirms as correct are not sent again. Files of ``target`` that no
+    manifest lists are not touched.
 
     Args:
-        source: Location in any store (``http(s)``: of one file).
-        target: Location of a directory in any store but ``http(s)``, created if it is not there; of ``oci`` with a tag.
-        include: Shell patterns; only paths that match one are copied. Matched against the path relative to ``source``
-            (of a single file, its name) and, for patterns without a slash, against the file name. A text is one
-            pattern.
-        exclude: Likewise; wins over ``include``. ``MANIFEST.json`` in it takes the source as it is, unverified.
-        digest: What the content has to be: SHA-256 in hexadecimal of the one file, or ``sha256:<root digest>``.
-        progress: Called with lines for people, one per tenth of the bytes and at least two a minute.
-        moved: See `trainjob.data.meter.Moved`.
-        sidecars: See `Sidecars`; not called if the target is already whole.
-        check: See `Check`; called before anything is copied, where the source's manifest tells what it is, and with
-            what was copied, before the target is marked as whole.
+        source: Location in any store (``http(s)``: of a single file).
+        target: Location of a directory in any store except ``http(s)``; created if it does not exist. ``oci`` requires
+            a
+            tag.
+        include: Shell patterns; only paths that match one are copied. They are matched against the path relative to
+            ``source`` (the name of a single file) and, if they have no slash, against the file name. A plain text is
+            one pattern.
+        exclude: Shell patterns of paths that are not copied; overrides ``include``. With ``MANIFEST.json`` in it, the
+            source is not verified.
+        digest: Required digest: SHA-256 in hexadecimal of a single file, or ``sha256:<root digest>``.
+        progress: Called with lines for people, one per tenth of the bytes and at least two per minute.
+        moved: Called with the number of bytes done and in total, see `trainjob.data.meter.Moved`.
+        sidecars: Makes the files beside the content, see `Sidecars`; not called if the target is already complete.
+        check: Accepts or refuses the content, see `Check`. Called with the source's manifest, if it has one, before the
+            copy, and with the copied content before the target is marked as complete.
 
     Returns:
-        What the target holds.
+        The manifest of the target.
 
     Raises:
-        SourceNotFound: Nothing is there, or nothing matches.
-        ChecksumMismatch: The bytes are not those of ``digest`` or of the source's manifest.
-        CorruptData: Half-written or changing source, truncated gzip.
-        UnsafePath: A name would leave the target.
+        SourceNotFound: The source does not exist, or no file matches.
+        ChecksumMismatch: The bytes do not match ``digest`` or the source's manifest.
+        CorruptData: The source is incomplete or changes during the copy, or a gzip file is truncated.
+        UnsafePath: A name leads out of the target.
         OutOfSpace: The target is full.
-        StoreUnavailable: A store failed for longer than its retries.
+        StoreUnavailable: A store failed, and all retries failed.
         ConfigurationError: A location, a credential or an extra is wrong or missing.
     """
     notify = progress or _silent
@@ -90,24 +92,24 @@ def copy(
             raise ChecksumMismatch(f"{store.location} has digest {selection.promised.digest}, not {wanted}")
         if check is not None and selection.promised is not None:
             check(selection.promised)
-        whole = _already_whole(into, selection, wanted, tidy=True)
-        if whole is None:
+        manifest = _complete(into, selection, wanted, without_leftovers=True)
+        if manifest is None:
             with into.begin(notify):
-                # Again: another process may have written it while this one waited for its turn.
-                whole = _already_whole(into, selection, wanted, tidy=False)
-                if whole is None:
+                # Check again: another process may have written the target while this one waited for the lock.
+                manifest = _complete(into, selection, wanted, without_leftovers=False)
+                if manifest is None:
                     meter = Meter("copied", selection.size, notify, moved)
-                    whole = _write(store, into, selection, wanted, meter, sidecars, check)
+                    manifest = _write(store, into, selection, wanted, meter, sidecars, check)
                     check = None
                 into.finish()
         if check is not None:
-            check(whole)
-        notify(f"{into.location} is whole: {len(whole.files)} files, {whole.size} bytes, {whole.digest}")
-        return whole
+            check(manifest)
+        notify(f"{into.location} is complete: {len(manifest.files)} files, {manifest.size} bytes, {manifest.digest}")
+        return manifest
 
 
 def scan(source: str, *, progress: Notify | None = None) -> ContentManifest:
-    """Read all of ``source`` and say what it is, writing nothing. Raises what `copy` raises of its source."""
+    """Read all files of ``source`` and return their manifest. Raises the same errors about the source as `copy`."""
     with opened(parse_store(source)) as store:
         selection = select(store, (), ())
         meter = Meter("read", selection.size, progress or _silent)
@@ -116,10 +118,10 @@ def scan(source: str, *, progress: Notify | None = None) -> ContentManifest:
 
 
 def read_manifest(location: str) -> ContentManifest | None:
-    """The manifest of a dataset or model; None if it has none, so that it is not known to be whole.
+    """Read the manifest of a dataset or model; None without one, which means that it may be incomplete.
 
     Raises:
-        CorruptData: What is there is no manifest.
+        CorruptData: ``MANIFEST.json`` is not a manifest.
     """
     with opened(parse_store(location)) as store:
         return manifest_of(store)
@@ -137,10 +139,13 @@ def _refuse_overlap(source: Location, target: Location) -> None:
         raise ConfigurationError(f"the target {target} overlaps the source {source}; choose a directory outside it")
 
 
-def _already_whole(
-    into: ReadableStore, selection: Selection, wanted: str | None, *, tidy: bool
+def _complete(
+    into: ReadableStore, selection: Selection, wanted: str | None, *, without_leftovers: bool
 ) -> ContentManifest | None:
-    """What the target holds, if it holds what is meant; with ``tidy``, and nothing that a killed writer left."""
+    """The target's manifest, if the target already has the selected content.
+
+    With ``without_leftovers``, None if a killed writer left files.
+    """
     held = manifest_of(into)
     if held is None:
         return None
@@ -155,12 +160,12 @@ def _already_whole(
     if not same:
         return None
     sizes = {entry.path: entry.size for entry in into.list()}
-    if tidy and any(path.startswith(f"{content.WORK}/") for path in sizes):
+    if without_leftovers and any(path.startswith(f"{content.WORK}/") for path in sizes):
         return None
     return held if all(sizes.get(file.path) == file.size for file in held.files) else None
 
 
-def _write(  # noqa: PLR0917 - the things that `copy` has found out
+def _write(  # noqa: PLR0917 - the state of `copy`
     store: ReadableStore,
     into: WritableStore,
     selection: Selection,
@@ -170,28 +175,28 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
     check: Check | None,
 ) -> ContentManifest:
     previous = manifest_of(into)
-    right = _right_already(into, selection, previous)
+    correct = _correct_files(into, selection, previous)
     stale, again = _announce(into, selection, previous)
     if previous is not None:
         into.delete(content.NAME)
     expected = {file.path: file.sha256 for file in selection.promised.files} if selection.promised else {}
     if wanted and len(selection.entries) == 1:
-        # Known before the file appears, so a wrong one never does.
+        # Verified before the file appears, so that a wrong file never appears.
         expected.setdefault(selection.entries[0].path, wanted)
 
     def one(entry: Entry) -> File:
-        if (file := right.get(entry.path)) is not None:
+        if (file := correct.get(entry.path)) is not None:
             meter.add(entry.size)
             return file
         promised = expected.get(entry.path) or entry.sha256
         stream = source.stream(entry, promised)
-        # What a store checks only as a whole is read as a whole, unless something else says what it has to be.
-        vouched = promised or not store.resumes_reads
-        if entry.size >= _RESUMED and entry.etag and vouched:
+        # A store that resumes reads verifies only complete reads. Its files are resumed only if their digest is known.
+        verifiable = promised or not store.resumes_reads
+        if entry.size >= _RESUMED and entry.etag and verifiable:
             into.resume_write(entry.path, stream, entry.size, f"{store.location}\0{entry}")
         else:
             into.write(entry.path, stream, entry.size)
-        if rest := entry.size - stream.counted:  # what was there already, or was sent twice
+        if rest := entry.size - stream.counted:  # bytes that the target had, or that were sent twice
             meter.add(rest)
         return stream.file
 
@@ -200,7 +205,7 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
     try:
         if wanted and not matches(manifest, wanted):
             raise ChecksumMismatch(
-                f"{store.location} has digest {_shown(manifest)}, not {wanted}; nothing of it is kept"
+                f"{store.location} has digest {_shown(manifest)}, not {wanted}; the copied files were removed"
             )
         if check is not None:
             check(manifest)
@@ -218,7 +223,7 @@ def _write(  # noqa: PLR0917 - the things that `copy` has found out
 def _write_sidecars(
     into: WritableStore, manifest: ContentManifest, files: Mapping[str, bytes], *, replaced: bool
 ) -> None:
-    """Write them; those of other content that was there before would tell the wrong things of this one."""
+    """Write the sidecars, and remove older ones, which describe other content."""
     own = {file.path for file in manifest.files}
     for path in content.SIDECARS:
         if replaced and path not in own and path not in files:
@@ -229,11 +234,11 @@ def _write_sidecars(
 
 
 def _announce(into: WritableStore, selection: Selection, previous: ContentManifest | None) -> tuple[set[str], bool]:
-    """Write down which files will be written.
+    """Write the mark, which lists the files that will be written.
 
-    Returns those of earlier tries that will not be needed any more, and whether a try was killed before.
+    Returns files of earlier tries that are not needed any more, and whether an earlier try was killed.
 
-    Without the list, files of a try that was killed would stay for good when the next one has files of other names.
+    Without the list, files of a killed try would remain forever if the next try has files with other names.
     """
     coming = {entry.path for entry in selection.entries}
     earlier = {file.path for file in previous.files} if previous else set()
@@ -244,25 +249,25 @@ def _announce(into: WritableStore, selection: Selection, previous: ContentManife
         content.check_paths(listed)
         earlier |= set(listed)
     except (SourceNotFound, UnsafePath, ValueError, TypeError, AttributeError):
-        pass  # none, or not written by us: then nothing is removed because of it
+        pass  # there is no list, or not one of trainjob: nothing is removed
     into.write_small(content.MARK, json.dumps(sorted(coming | earlier)).encode())
     return earlier - coming, again
 
 
-def _right_already(into: ReadableStore, selection: Selection, previous: ContentManifest | None) -> dict[str, File]:
-    """Files of the target that need not be sent again."""
+def _correct_files(into: ReadableStore, selection: Selection, previous: ContentManifest | None) -> dict[str, File]:
+    """Files of the target that are correct and need not be sent again."""
     if selection.promised is None:
         return {}
     sizes = {entry.path: entry.size for entry in into.list()}
     known = {file.path: file for file in previous.files} if previous else {}
-    right = {}
+    correct = {}
     for file in selection.promised.files:
         if sizes.get(file.path) != file.size:
             continue
-        # Reading back is worth its time only where it costs less than sending.
+        # Files are read back only if that costs less than sending them.
         if known.get(file.path) == file or (into.location.on_disk and _sha256(into, file.path) == file.sha256):
-            right[file.path] = file
-    return right
+            correct[file.path] = file
+    return correct
 
 
 def _sha256(store: ReadableStore, path: str) -> str:
@@ -283,9 +288,9 @@ def _drain(stream: Stream) -> File:
 
 
 def _each(selection: Selection, meter: Meter, one: Callable[[Entry], File]) -> ContentManifest:
-    """Do ``one`` for each file, several at a time; the first error ends the rest."""
+    """Do ``one`` for each file, several at a time; the first error ends the others."""
     largest = max((entry.size for entry in selection.entries), default=0)
     files: list[File] = []
-    at_once = min(_AT_MOST, max(AT_A_TIME, _HELD // max(1, largest)))
+    at_once = min(_FILES_AT_A_TIME, max(AT_A_TIME, _BYTES_AT_A_TIME // max(1, largest)))
     for_each(lambda entry: files.append(one(entry)), selection.entries, at_once, meter.stop)
     return content.build(files, selection.origin)

@@ -56,7 +56,7 @@ def test_a_directory_and_a_file_of_a_repository(hub: Hub, tmp_path: Path) -> Non
     assert [file.path for file in copy("hf://org/model/a", str(tmp_path / "a")).files] == ["1", "2.bin"]
     assert [file.path for file in copy("hf://org/model/a/2.bin", str(tmp_path / "b")).files] == ["2.bin"]
     assert open_store(parse_store("hf://org/model/a")).resolved().uri == f"hf://org/model@{commit}/a"
-    with pytest.raises(SourceNotFound, match="nothing is at"):
+    with pytest.raises(SourceNotFound, match="does not exist or is empty"):
         copy("hf://org/model/none", str(tmp_path / "c"))
     with pytest.raises(SourceNotFound, match="repository hf://org/none/ does not exist"):
         copy("hf://org/none", str(tmp_path / "c"))

@@ -1,5 +1,5 @@
-"""Forms of files that cannot run code when they are loaded, recognized by name and content.
+"""File formats that cannot run code when they are loaded, recognized by name and content.
 
-`allowed.refusals` is the decision for the files of a model. The other modules check one kind of form each: `texts`,
-`tensors`, `tables`, `wires`; `pickled` recognizes pickles whatever they are called.
+`allowed.refusals` decides about the files of a model. `texts`, `tensors`, `tables` and `wires` check one group of
+formats each; `pickled` recognizes pickles under any name.
 """

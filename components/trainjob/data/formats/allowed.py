@@ -1,4 +1,4 @@
-"""Which files of a model cannot run code when they are loaded: the decision."""
+"""Decide which files of a model cannot run code when they are loaded."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from trainjob.data.parallel import for_each
 from trainjob.data.stores.base import Entry, ReadableStore
 
 Check = Callable[[Candidate], object]
-"""Raises Refused."""
+"""Raises Refused if the file is not allowed."""
 
 _AT_ONCE = 16  # files; most of the time is spent waiting for the first bytes
 _ZIP_END = re.compile(rb"PK\x05\x06(?:\x00{4}|\xff{4})")
-_ZIP_TAIL = 22 + 65_535  # bytes: the record at the end of a zip archive, and the longest comment behind it
+_ZIP_TAIL = 22 + 65_535  # bytes: the end record of a zip archive, and the longest comment after it
 
 
 def _starts(*signatures: bytes, at: int = 0) -> Check:
     def check(candidate: Candidate) -> None:
         head = candidate.head(64)
         if not any(re.match(signature, head[at:], re.DOTALL) for signature in signatures):
-            raise Refused("is not what its name says")
+            raise Refused("does not have the format of its suffix")
 
     return check
 
 
 def _text_or(other: Check) -> Check:
-    """For names that two programs use: text, or something else."""
+    """For suffixes that two programs use: text, or another format."""
 
     def check(candidate: Candidate) -> None:
         try:
@@ -41,7 +41,7 @@ def _text_or(other: Check) -> Check:
 
 
 def _safetensors(candidate: Candidate) -> None:
-    """Checked by `trainjob.data.models`, allowed or not."""
+    """Always checked by `trainjob.data.models`."""
 
 
 _TEXTS = (
@@ -78,16 +78,18 @@ FORMS: Mapping[str, Check] = {
     ".ico": _starts(rb"\x00\x00\x01\x00"),
     ".wav": _starts(rb"RIFF....WAVE"),
 }
-"""The forms, by the suffix of the name. Of each, the content is checked."""
+"""Allowed formats, by suffix, with the check of the content."""
 
 _KNOWN = {
-    **dict.fromkeys((".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"), "is a pickle by its name"),
+    **dict.fromkeys(
+        (".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"), "has the suffix of a pickle"
+    ),
     **dict.fromkeys((".py", ".pyc", ".ipynb"), "is Python code"),
-    **dict.fromkeys((".h5", ".hdf5", ".keras"), "is a form of Keras, which can hold Python code"),
-    ".pb": "is a TensorFlow graph, whose operators read and write files",
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), "is a Keras model, which can contain Python code"),
+    ".pb": "is a TensorFlow graph, whose operators can read and write files",
     **dict.fromkeys(
         (".7z", ".bz2", ".gz", ".mar", ".nemo", ".tar", ".tgz", ".xz", ".zip", ".zst"),
-        "is an archive, which is not looked into",
+        "is an archive, whose content is not checked",
     ),
 }
 _NUMBERED = re.compile(r"\.v\d+$")  # Mistral's tokenizer.model.v3
@@ -96,14 +98,15 @@ _BLOB = re.compile(r"[0-9a-f]{32}")
 
 
 def refusals(store: ReadableStore, files: Iterable[Entry], *, single: bool = False) -> dict[str, str]:
-    """Which of the files could run code when they are loaded, or are not of the form that their name says, and why.
+    """Find the files that could run code when they are loaded, or do not have the format of their suffix.
 
-    Text is read as a whole; of other forms the headers, and the last 64 KiB, where readers of zip archives look.
+    Text is read completely. Of other formats the headers and the last 64 KiB are read, where readers of zip archives
+    look.
 
     Args:
-        store: Where they are.
+        store: Store of the files.
         files: All files of the model.
-        single: ``store`` is the one file.
+        single: ``store`` is opened at the only file.
 
     Returns:
         Reasons by path, in order; each completes a sentence whose subject is the file.
@@ -113,12 +116,12 @@ def refusals(store: ReadableStore, files: Iterable[Entry], *, single: bool = Fal
 
 
 def suffix(path: str) -> str:
-    """Of the file's name, in lower case, with the dot; empty for a name without one, such as ``.gitattributes``."""
+    """The suffix of the file's name, in lower case, with the dot; empty without one, as in ``.gitattributes``."""
     return PurePosixPath(_NUMBERED.sub("", path)).suffix.lower()
 
 
 class _Folder:
-    """The files of one model. Some of them only name what is in others, which have no form by themselves."""
+    """The files of one model. Some files refer to others, which have no format of their own."""
 
     def __init__(self, files: Mapping[str, Candidate]) -> None:
         self._files = files
@@ -129,27 +132,27 @@ class _Folder:
 
     def refused(self) -> dict[str, str]:
         """Reasons by path."""
-        naming = [path for path in self._files if self._naming(path) is not None]
-        for_each(self._check, naming, _AT_ONCE)
-        for_each(self._check, [path for path in self._files if path not in set(naming)], _AT_ONCE)
+        referring = {path: None for path in self._files if self._referring(path) is not None}
+        for_each(self._check, referring, _AT_ONCE)
+        for_each(self._check, [path for path in self._files if path not in referring], _AT_ONCE)
         return self._reasons
 
     def _check(self, path: str) -> None:
         candidate = self._files[path]
         try:
-            check = self._naming(path) or self._form(path)
+            check = self._referring(path) or self._format(path)
             if check is not None:
                 check(candidate)
                 pickled.check(candidate.file, candidate.size)
                 if suffix(path) != ".npz" and _ZIP_END.search(candidate.tail(_ZIP_TAIL)):
-                    raise Refused("ends as a zip archive does")
+                    raise Refused("ends like a zip archive")
         except Refused as refused:
             self._reasons[path] = refused.reason
         finally:
             candidate.close()
 
-    def _naming(self, path: str) -> Check | None:
-        """The check of a file that names what is in others."""
+    def _referring(self, path: str) -> Check | None:
+        """The check of a file that refers to others."""
         name = path.rpartition("/")[2]
         if name == "manifest.ocdbt":
             return self._ocdbt_manifest
@@ -157,8 +160,8 @@ class _Folder:
             return self._zarray
         return self._onnx if suffix(path) == ".onnx" else None
 
-    def _form(self, path: str) -> Check | None:
-        """The check of any other file; None for the data that one of those has named."""
+    def _format(self, path: str) -> Check | None:
+        """The check of any other file; None for data to which a checked file refers."""
         parent, _, name = path.rpartition("/")
         kind = ".tfevents" if "tfevents" in name.split(".") else ".yaml" if name == "MLmodel" else suffix(path)
         if kind in _KNOWN:
@@ -172,14 +175,14 @@ class _Folder:
         ):
             return None
         if kind:
-            raise Refused(f"has the suffix {kind!a}, which stands for no form that is known to be safe")
+            raise Refused(f"has the suffix {kind!a}, which is not a format known to be safe")
         return FORMS[kind]
 
     def _onnx(self, candidate: Candidate) -> None:
         for location in wires.onnx(candidate):
             path = str(PurePosixPath(candidate.path).parent / location)
             if path not in self._files:
-                raise Refused(f"names the file {location[:200]!a}, which is not there")
+                raise Refused(f"refers to the file {location[:200]!a}, which does not exist")
             self._external.add(path)
 
     def _ocdbt_manifest(self, candidate: Candidate) -> None:

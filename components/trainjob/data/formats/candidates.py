@@ -1,4 +1,4 @@
-"""One file of a store, read by ranges: as much of it as its form needs."""
+"""One file of a store, read by ranges, as far as the check of its format needs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _BUFFER = 64 * 1024
-"""Bytes of a range. The headers of most files fit in, and so does the end of a zip archive."""
+"""Bytes of a range: enough for the headers of most files and for the end of a zip archive."""
 
 _FARTHEST = 2**62
 
 
 class Refused(Exception):
-    """The content is not of the form that the name of the file promises, or is of one that can run code.
+    """The content does not have the format of the file's suffix, or has a format that can run code.
 
     Args:
         reason: Completes a sentence whose subject is the file.
@@ -32,11 +32,11 @@ class Refused(Exception):
 
 
 class Candidate:
-    """A file that is checked. For one thread.
+    """A file to check. For one thread only.
 
     Args:
-        store: Where it is.
-        key: Its path in the store.
+        store: Store of the file.
+        key: Path in the store.
         entry: Name, size and entity tag.
     """
 
@@ -54,7 +54,7 @@ class Candidate:
         return _File(_Ranges(self._store, self._key, self._entry), _BUFFER)
 
     def chunks(self) -> Iterator[bytes]:
-        """All of the bytes, in order; a small file is read once, whatever else is read of it."""
+        """Read all bytes, in order. A small file is read from the store only once."""
         if self.size <= _BUFFER:
             self.file.seek(0)
             yield self.file.read()
@@ -62,26 +62,26 @@ class Candidate:
             yield from ranges.resumed(self._store, self._key, 0, self.size, self._entry.etag)
 
     def head(self, length: int) -> bytes:
-        """The first bytes."""
+        """Read the first bytes."""
         self.file.seek(0)
         return self.file.read(length)
 
     def tail(self, length: int) -> bytes:
-        """The last bytes."""
+        """Read the last bytes."""
         self.file.seek(max(0, self.size - length))
         return self.file.read(length)
 
 
 class _File(io.BufferedReader):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """A header can name any place; of those that no file has, not each is a valid argument."""
+        """Refuse offsets that no file has: a header may contain one that `io` does not accept."""
         if offset >= _FARTHEST:
             raise Refused("is truncated")
         return super().seek(offset, whence)
 
 
 class _Ranges(io.RawIOBase):
-    """Each read is a request for a range."""
+    """Requests a range for each read."""
 
     def __init__(self, store: ReadableStore, key: str, entry: Entry) -> None:
         self._store, self._key, self._entry, self._at = store, key, entry, 0

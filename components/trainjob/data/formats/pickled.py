@@ -1,9 +1,10 @@
-"""Recognize pickles by what loading them would do, without loading anything.
+"""Recognize pickles by simulating their load.
 
-A pickle is a program for a small machine. Here Python's own implementation of the machine (`pickle._Unpickler`) runs it
-on stand-ins: each class or function that the program names is `_Named`, which ends the run when the program uses it.
-`pickletools` reads the same instructions, but not every number that the machine takes (``I0x1``), so a pickle could
-hide from it.
+A pickle is a program for a stack machine. Here Python's implementation of the machine (`pickle._Unpickler`) runs it
+with
+placeholders: each class or function that the program imports is `_Named`, which ends the run when the program uses it.
+`pickletools` reads the same instructions, but not every number that the machine accepts (``I0x1``), so a pickle could
+evade it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from trainjob.errors import TrainJobError
 
 _DOTTED = re.compile(r"\w+(?:\.\w+)*")
 _LONGEST = 64 * 1024 * 1024
-"""Bytes of a string that a pickle may start with; a longer one would have to be read into memory."""
+"""Limit of a string at the start of a pickle, in bytes: longer ones would have to be read into memory."""
 
 
 def check(file: BinaryIO, size: int) -> None:
-    r"""Check that a file does not start with a pickle that uses classes or functions, and is no pickle as a whole.
+    r"""Check that a file neither starts with a pickle that uses classes or functions, nor is a pickle as a whole.
 
-    Pickles of every protocol, and several in a row. Text often starts with valid instructions (``cat\ndog\n`` names
-    the class ``at.dog``), but not with a program that uses what it names.
+    Recognizes all protocols, and several pickles in a row. Text often starts with valid instructions (``cat\ndog\n``
+    imports the class ``at.dog``), but not with a program that uses what it imports.
 
     Raises:
-        Refused: It does.
+        Refused: The file is or starts with such a pickle.
     """
     at = 0
     while at < size:
@@ -39,10 +40,10 @@ def check(file: BinaryIO, size: int) -> None:
         except _Uses:
             raise Refused("is a pickle") from None
         except _TooLong:
-            raise Refused(f"starts as a pickle does, with a string of more than {_LONGEST} bytes") from None
+            raise Refused(f"starts like a pickle, with a string of more than {_LONGEST} bytes") from None
         except TrainJobError:
             raise  # the file could not be read
-        except Exception:  # noqa: BLE001 - whatever the error, a loader would have it too: the program ends there
+        except Exception:  # noqa: BLE001 - any error also ends the program in a loader
             return
         at = file.tell()
         if machine.named or not file.read(4096).strip():
@@ -50,9 +51,10 @@ def check(file: BinaryIO, size: int) -> None:
 
 
 class _Source:
-    """The file as the machine reads it.
+    """The file, as the machine reads it.
 
-    Text that starts with ``Text`` is an instruction to read a string of 544 MB: more than the file has is not read.
+    Text that starts with ``Text`` is an instruction to read a string of 544 MB. A read beyond the file's end is
+    refused.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
@@ -73,11 +75,11 @@ class _Source:
 
 
 class _TooLong(Exception):
-    """The program has a string that is too long to be read."""
+    """The program has a string that is too long to read."""
 
 
 class _Uses(Exception):
-    """The program uses a class or function that it has named."""
+    """The program uses a class or function that it has imported."""
 
 
 class _Stub(type):
@@ -94,14 +96,14 @@ class _Stub(type):
 
 
 class _Named(metaclass=_Stub):
-    """Stands for each class and function that a pickle names."""
+    """Placeholder for each class and function that a pickle imports."""
 
     def __new__(cls, *_: object, **__: object) -> NoReturn:
         raise _Uses
 
 
 class _Machine(pickle._Unpickler):
-    """Runs one pickle. ``named``: it has named a class or function."""
+    """Runs one pickle. ``named``: the pickle has imported a class or function."""
 
     named = False
     stack: list[object]
@@ -114,16 +116,16 @@ class _Machine(pickle._Unpickler):
         return _Named
 
     def get_extension(self, code: int) -> None:
-        """The class or function that the loader has registered under this number (`copyreg`)."""
+        """Push the class or function that the loader has registered under this number (`copyreg`)."""
         del code
         self.named = True
         self.append(_Named)
 
     def persistent_load(self, pid: object, /) -> None:
-        """Whatever the loader has under this id; it is no function that the pickle brings."""
+        """Ignore the object that the loader has under this id: the pickle does not choose its class."""
 
     def _with_data(self, load: Callable[[_Machine], None]) -> None:
-        """Run an instruction that takes data from the stack, where lines of text leave the name of a class."""
+        """Run an instruction that takes data from the stack; fail if lines of text left a class there."""
         if self.stack[-1] is _Named:
             raise pickle.UnpicklingError("no data")
         load(self)

@@ -1,4 +1,4 @@
-"""Tensors in GGUF files and in NumPy's ``.npy`` and ``.npz``."""
+"""Check tensors in GGUF files and in NumPy's ``.npy`` and ``.npz``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainjob.data.formats.candidates import Candidate, Refused
 
 _NPY = b"\x93NUMPY"
 _NPY_HEADER = 1_000_000
-"""Bytes of a header at most; NumPy itself reads 10,000 from files that are not trusted."""
+"""Limit of a header, in bytes; NumPy itself reads 10,000 from untrusted files."""
 _TEXT = 2**24
-"""Bytes of a text in the header of a GGUF file at most; the longest are templates of chats."""
-# GGUF, by value type: bytes of it. 8 is a text, 9 an array.
+"""Limit of a text in the header of a GGUF file, in bytes; the longest are chat templates."""
+# Bytes of GGUF's value types. 8 is a text, 9 an array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _GGUF_TEXT, _GGUF_ARRAY = 8, 9
 _SIMPLE = re.compile(r"[<>|=]?(?:[?bB]|[biufc]\d+|[SaUV]\d+|[mM]8(?:\[[0-9A-Za-z/]+\])?)")
 
 
 def gguf(candidate: Candidate) -> None:
-    """Check that it is a GGUF file whose header can be read to its end, and whose tensors start within the file."""
+    """Check that the file is GGUF with a valid header, and that its tensors start within the file."""
     file = candidate.file
     file.seek(0)
     try:
@@ -39,26 +39,26 @@ def gguf(candidate: Candidate) -> None:
             _skip(file, 8 * _number(file, 4) + 4)
             offsets.append(_number(file, 8))
     except (EOFError, KeyError):
-        raise Refused("has a damaged GGUF header") from None
+        raise Refused("has an invalid GGUF header") from None
     if file.tell() + max(offsets, default=0) > candidate.size:
         raise Refused("is truncated")
 
 
 def npy(candidate: Candidate) -> None:
-    """Check that it is an array of numbers or texts that fills the file."""
+    """Check that the file is exactly one array of numbers or texts."""
     candidate.file.seek(0)
     size = _array(candidate.file)
     if candidate.file.tell() + size != candidate.size:
-        raise Refused(f"has {candidate.size} bytes, its header says {candidate.file.tell() + size}")
+        raise Refused(f"has {candidate.size} bytes, but its header states {candidate.file.tell() + size}")
 
 
 def npz(candidate: Candidate) -> None:
-    """Check that it is a zip archive of arrays of numbers or texts, and of nothing else."""
+    """Check that the file is a zip archive of arrays of numbers or texts only."""
     try:
         with zipfile.ZipFile(candidate.file) as archive:
             members = archive.infolist()
             if candidate.head(4) != b"PK\x03\x04" or min(each.header_offset for each in members) != 0:
-                raise Refused("is a zip archive behind something else")
+                raise Refused("has data before its zip archive")
             for each in members:
                 with archive.open(each) as member:
                     _member(each, member)
@@ -72,36 +72,36 @@ def _member(info: zipfile.ZipInfo, member: IO[bytes]) -> None:
     except Refused as refused:
         raise Refused(f"has the member {info.filename[:80]!a}, which {refused.reason}") from None
     if member.tell() + size != info.file_size:
-        raise Refused(f"has the member {info.filename[:80]!a}, which is not the array that its header says")
+        raise Refused(f"has the member {info.filename[:80]!a}, whose size does not match its header")
 
 
 def _array(file: IO[bytes]) -> int:
-    """Bytes of the array's data, after its header was read."""
+    """Read the header of an array; returns the size of the array's data in bytes."""
     if file.read(6) != _NPY:
-        raise Refused("is not an array of NumPy")
+        raise Refused("is not a NumPy array")
     version = file.read(2)
     width = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}.get(version)
     if width is None:
         raise Refused("has an unknown version of NumPy's format")
     length = int.from_bytes(file.read(width), "little")
     if length > _NPY_HEADER:
-        raise Refused("has a damaged header")
+        raise Refused("has an invalid header")
     try:
         header = ast.literal_eval(file.read(length).decode("utf-8" if version == b"\3\0" else "latin-1"))
         shape, item = header["shape"], _item_size(header["descr"])
         if not isinstance(shape, tuple) or not all(type(each) is int and each >= 0 for each in shape):
-            raise Refused("has a damaged header")
+            raise Refused("has an invalid header")
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError):
-        raise Refused("has a damaged header") from None
+        raise Refused("has an invalid header") from None
     return math.prod(shape) * item
 
 
 def _item_size(descr: Any) -> int:
-    """Bytes of one element; Refused for Python objects, which are pickled."""
+    """Size of one element in bytes; raises Refused for Python objects, which are pickled."""
     if isinstance(descr, str):
         if not _SIMPLE.fullmatch(descr):
             raise Refused(
-                "holds Python objects" if "O" in descr else f"has elements of the unknown type {descr[:20]!a}"
+                "contains Python objects" if "O" in descr else f"has elements of the unknown type {descr[:20]!a}"
             )
         kind, number = descr.lstrip("<>|=")[:1], re.sub(r"\D|\[.*", "", descr)
         return int(number or 1) * (4 if kind == "U" else 1)

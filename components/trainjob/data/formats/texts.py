@@ -1,4 +1,4 @@
-"""Text, JSON and YAML: UTF-8 that names no Python code to be called."""
+"""Check text, JSON and YAML: UTF-8 without references to Python code that a loader would call."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import yaml
 from trainjob.data.formats.candidates import Candidate, Refused
 
 _LONGEST = 100_000_000
-"""Bytes of JSON or YAML that are parsed at once, as in the safetensors library: more could fill the memory."""
-_LARGE, _ALONE = 1_000_000, Lock()  # bytes; see `_turn`
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other one is ten times slower
-# YAML's own (1.1); any other stands for what an application makes of it.
+"""Limit of JSON or YAML, in bytes, as in the safetensors library: more could fill the memory."""
+_LARGE, _ONE_LARGE_FILE = 1_000_000, Lock()  # bytes; see `_lock_if_large`
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # SafeLoader is ten times slower
+# Tags of YAML 1.1 itself; applications define the meaning of any other tag.
 _NAMES = "binary bool float int map merge null omap pairs seq set str timestamp"
 _TAGS = frozenset({"!", *(f"tag:yaml.org,2002:{name}" for name in _NAMES.split())})
-# Keys whose values name Python code: of transformers (remote code, custom pipelines) and of Hydra.
+# Keys whose values refer to Python code: of transformers (remote code, custom pipelines) and of Hydra.
 _CODE = frozenset({"auto_map", "custom_pipelines", "_target_"})
 _JSONPICKLE = "py/"
-# Keys of an object that names a Python module, which of them does, and the packages that it may be in: layers of Keras,
-# and the modules of Sentence Transformers.
+# Objects that refer to a Python module: their keys, the key with the module, and the allowed packages. Layers of Keras,
+# and modules of Sentence Transformers.
 _MODULES = (
     ({"class_name", "module"}, "module", ("keras", "tf_keras", "tensorflow")),
     ({"idx", "name", "path", "type"}, "type", ("sentence_transformers",)),
@@ -32,7 +32,7 @@ _MODULES = (
 
 
 def text(candidate: Candidate) -> None:
-    """Check that it is UTF-8 without NUL, and no script."""
+    """Check that the file is UTF-8 without NUL, and not a script."""
     for _ in _decoded(candidate):
         pass
     if candidate.head(2) == b"#!":
@@ -40,13 +40,13 @@ def text(candidate: Candidate) -> None:
 
 
 def json_text(candidate: Candidate) -> None:
-    """Check that it is one JSON value."""
-    with _turn(candidate):
-        _json(_whole(candidate, "JSON"))
+    """Check that the file is one JSON value."""
+    with _lock_if_large(candidate):
+        _json(_text_of(candidate, "JSON"))
 
 
 def json_lines(candidate: Candidate) -> None:
-    """Check that every line is a JSON value, or empty."""
+    """Check that every line is a JSON value or empty."""
     rest = ""
     for each in _decoded(candidate):
         *lines, rest = (rest + each).split("\n")
@@ -60,21 +60,21 @@ def json_lines(candidate: Candidate) -> None:
 
 
 def yaml_text(candidate: Candidate) -> None:
-    """Check that it is YAML without tags of applications, such as ``!!python/object``."""
+    """Check that the file is YAML without tags of applications, such as ``!!python/object``."""
     try:
-        with _turn(candidate):
-            for event in yaml.parse(_whole(candidate, "YAML"), Loader=_PARSER):
+        with _lock_if_large(candidate):
+            for event in yaml.parse(_text_of(candidate, "YAML"), Loader=_PARSER):
                 tag = getattr(event, "tag", None)
                 if tag is not None and tag not in _TAGS:
-                    raise Refused(f"has the YAML tag {str(tag)[:80]!a}, which can stand for code")
+                    raise Refused(f"has the YAML tag {str(tag)[:80]!a}, which can run code")
                 if isinstance(event, yaml.ScalarEvent) and event.value in _CODE:
-                    raise Refused(f"names Python code to call ({event.value})")
+                    raise Refused(f"refers to Python code ({event.value})")
     except yaml.YAMLError:
         raise Refused("is not YAML") from None
 
 
 def zarray(candidate: Candidate) -> None:
-    """Check that it describes an array of Zarr 2 whose chunks are no pickles."""
+    """Check that the file describes an array of Zarr 2 whose chunks are not pickles."""
     json_text(candidate)
     described = json.loads(candidate.head(candidate.size))
     try:
@@ -86,9 +86,9 @@ def zarray(candidate: Candidate) -> None:
         raise Refused("describes an array of Python objects, which are pickles")
 
 
-def _turn(candidate: Candidate) -> AbstractContextManager[object]:
-    """Parse one large file at a time: a tokenizer's 35 MB of JSON take 190 MB."""
-    return _ALONE if candidate.size > _LARGE else nullcontext()
+def _lock_if_large(candidate: Candidate) -> AbstractContextManager[object]:
+    """Allow one large file at a time: parsing a tokenizer's 35 MB of JSON takes 190 MB."""
+    return _ONE_LARGE_FILE if candidate.size > _LARGE else nullcontext()
 
 
 def _decoded(candidate: Candidate) -> Iterator[str]:
@@ -100,12 +100,12 @@ def _decoded(candidate: Candidate) -> Iterator[str]:
             yield decoder.decode(chunk)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        raise Refused("is not text in UTF-8") from None
+        raise Refused("is not UTF-8 text") from None
 
 
-def _whole(candidate: Candidate, form: str) -> str:
+def _text_of(candidate: Candidate, form: str) -> str:
     if candidate.size > _LONGEST:
-        raise Refused(f"has {candidate.size} bytes of {form}; up to {_LONGEST} are checked")
+        raise Refused(f"has {candidate.size} bytes of {form}; at most {_LONGEST} are allowed")
     return "".join(_decoded(candidate))
 
 
@@ -117,19 +117,19 @@ def _json(value: str) -> None:
 
 
 def _check_object(pairs: list[tuple[str, Any]]) -> bool:
-    """Check the keys of one object, and return whether it has any: nothing else is kept of it."""
+    """Check the keys of one object; returns whether it has any, and keeps nothing else of it."""
     names = dict(pairs)
     for key, value in pairs:
-        # A vocabulary may have any of these words, with a number.
+        # A vocabulary may have any of these words as a key, with a number as its value.
         given = bool(value) and (value is True or isinstance(value, str | list))
         if given and (key in _CODE or key.startswith(_JSONPICKLE)):
-            raise Refused(f"names Python code to call ({key})")
+            raise Refused(f"refers to Python code ({key})")
         if key == "class_name" and value == "Lambda":
-            raise Refused("has a Lambda layer of Keras, which holds Python code")
+            raise Refused("has a Lambda layer of Keras, which contains Python code")
         if key == "_class_name" and isinstance(value, list):
-            raise Refused("names a pipeline whose code comes with the model (_class_name)")
+            raise Refused("refers to a pipeline whose code comes with the model (_class_name)")
     for keys, key, known in _MODULES:
         module = names.get(key)
         if keys <= names.keys() and isinstance(module, str) and module.partition(".")[0] not in known:
-            raise Refused(f"names Python code to call ({module[:80]})")
+            raise Refused(f"refers to Python code ({module[:80]})")
     return bool(pairs)

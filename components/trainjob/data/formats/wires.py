@@ -1,4 +1,4 @@
-"""Protocol buffers and MessagePack, walked without their schemas being loaded; ONNX and SentencePiece models."""
+"""Check ONNX and SentencePiece models (protocol buffers) and MessagePack, without loading their schemas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainjob.data.formats.candidates import Candidate, Refused
 
 _DEPTH = 100
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types of protocol buffers
-# onnx.proto of ONNX 1.19: the fields of a message that hold messages which may name files or operators.
+# onnx.proto of ONNX 1.19: by message, the fields whose messages may refer to files or operators.
 _ONNX: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -26,9 +26,9 @@ _OPERATOR = 4
 
 
 def onnx(candidate: Candidate) -> set[str]:
-    """Check that it is an ONNX model; the names of the files with its tensors, relative to the model's folder.
+    """Check that the file is an ONNX model; returns its files of external tensors, relative to the model's directory.
 
-    Operators that are not ONNX's own are libraries of the program that runs the model; the model cannot bring them.
+    Custom operators are libraries of the program that runs the model; the model cannot contain them.
     """
     walk = _Walk(candidate)
     try:
@@ -41,7 +41,7 @@ def onnx(candidate: Candidate) -> set[str]:
 
 
 def sentencepiece(candidate: Candidate) -> None:
-    """Check that it is a model of SentencePiece: pieces and settings, one field after the other."""
+    """Check that the file is a SentencePiece model: a sequence of pieces and settings."""
     try:
         found = [(number, wire) for number, wire, _ in _fields(candidate.file, candidate.size)]
     except _Malformed:
@@ -52,7 +52,7 @@ def sentencepiece(candidate: Candidate) -> None:
 
 
 def msgpack(candidate: Candidate) -> None:
-    """Check that it is one MessagePack map, as Flax writes it, without arrays of Python objects (msgpack-numpy)."""
+    """Check that the file is one MessagePack map, as Flax writes it, without Python objects (msgpack-numpy)."""
     file = candidate.file
     file.seek(0)
     left, previous = 1, b""
@@ -77,11 +77,11 @@ def msgpack(candidate: Candidate) -> None:
 
 
 class _Malformed(Exception):
-    """The bytes are no protocol buffer."""
+    """The bytes are not a protocol buffer."""
 
 
 class _Walk:
-    """One ONNX model. ``locations``: the external files that its tensors are in."""
+    """One ONNX model. ``locations``: the external files of its tensors."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._file = candidate.file
@@ -89,7 +89,7 @@ class _Walk:
         self.locations: set[str] = set()
 
     def message(self, kind: str, end: int, depth: int) -> Iterator[int]:
-        """Walk a message, and give the numbers of its fields."""
+        """Walk a message; yields the numbers of its fields."""
         if depth > _DEPTH:
             raise _Malformed
         entry: dict[int, bytes] = {}
@@ -107,7 +107,7 @@ class _Walk:
 
 
 def _fields(file: BinaryIO, end: int, start: int = 0) -> Iterator[tuple[int, int, int]]:
-    """Number, wire type and end of each field between two offsets; whatever is left of a field is skipped."""
+    """Number, wire type and end of each field between two offsets; unread bytes of a field are skipped."""
     at = start
     while at < end:
         file.seek(at)
@@ -147,7 +147,7 @@ def _exactly(file: BinaryIO, count: int) -> bytes:
     return data
 
 
-# MessagePack, by the first byte of an item. Those whose length follows in so many bytes:
+# MessagePack, by the first byte of an item. Kind, and number of bytes of the length that follows:
 _LONG = {
     **{0xC4 + n: ("bytes", 1 << n) for n in range(3)},
     **{0xC7 + n: ("extension", 1 << n) for n in range(3)},
@@ -155,7 +155,7 @@ _LONG = {
     **{0xDC + n: ("array", 2 << n) for n in range(2)},
     **{0xDE + n: ("map", 2 << n) for n in range(2)},
 }
-# Kind and length of all others:
+# Kind and length of all other items:
 _SHORT = {
     **dict.fromkeys((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3), ("number", 0)),
     **{0x80 + n: ("map", n) for n in range(16)},
@@ -170,7 +170,7 @@ _SHORT = {
 
 
 def _item(file: BinaryIO) -> tuple[str, int, int]:
-    """Kind of the next item, the bytes that belong to it, and the number of items in it."""
+    """Kind of the next item, the number of its bytes, and the number of items in it."""
     code = _exactly(file, 1)[0]
     if code in _SHORT:
         kind, length = _SHORT[code]

@@ -165,8 +165,8 @@ class Image:
                     )
                 placed = Placed(blob, path, blob.size, alone=True)
                 self._add(files, set(), safe_path(path.removeprefix("./")), placed)
-            elif (placed := self._annotated.get(path)) is not None and placed.blob is blob:
-                self._add(files, set(), safe_path(path), placed)
+            elif (known := self._annotated.get(path)) is not None and known.blob is blob:
+                self._add(files, set(), safe_path(path), known)
             else:
                 self._unpack(files, blob)
         return {path: self._resolved(path, files) for path in files}
