@@ -174,11 +174,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "digest": (dataset(digest="md5:abc"), "is not a digest"),
     "fresh dataset": (model(source="s3://b/m", if_missing="fresh"), "is for registered models"),
     "if missing": (model(if_missing="ignore"), "'fail' or 'fresh'"),
-    "registry": (export(registry="postgresql://db"), "no registry of scheme"),
-    "name of a model": (export(name="a/b"), "cannot be the name of a model"),
+    "registry": (export(registry="postgresql://db"), "is not a supported scheme of a registry"),
+    "name of a model": (export(name="a/b"), "is not a valid model name"),
     "metric without metrics": (export(alias="champion", metric="accuracy"), "the metrics given are: none"),
-    "metric without alias": (export(metrics={"accuracy": 1}, metric="accuracy"), "no alias is given"),
-    "mode": (export(mode="best"), "mode is 'max' or 'min'"),
+    "metric without alias": (export(metrics={"accuracy": 1}, metric="accuracy"), "requires an alias; set alias"),
+    "mode": (export(mode="best"), "mode must be 'max' or 'min'"),
 }
 
 

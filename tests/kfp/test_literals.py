@@ -53,10 +53,10 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "scheme": (initialize_dataset, {"source": "ftp://h/x"}, "ftp:// is not a supported scheme"),
     "digest": (initialize_dataset, {**DATASET, "digest": "md5:1"}, "is not a digest"),
     "fresh": (initialize_model, {"source": "s3://b/m", "if_missing": "fresh"}, "is for registered models"),
-    "registry": (initialize_model, {**MODEL, "registry": "postgresql://db"}, "no registry of scheme"),
-    "name": (export_model, {**EXPORT, "name": "a/b"}, "cannot be the name of a model"),
+    "registry": (initialize_model, {**MODEL, "registry": "postgresql://db"}, "is not a supported scheme of a registry"),
+    "name": (export_model, {**EXPORT, "name": "a/b"}, "is not a valid model name"),
     "metric": (export_model, {**EXPORT, "metrics": {"a": 1}, "alias": "c", "metric": "b"}, "the metrics given are: a"),
-    "mode": (export_model, {**EXPORT, "mode": "best"}, "mode is 'max' or 'min'"),
+    "mode": (export_model, {**EXPORT, "mode": "best"}, "mode must be 'max' or 'min'"),
 }
 
 

@@ -88,9 +88,9 @@ class TestRegistryContract:
             assert registry.resolve(each, "latest").uri == f"s3://b/{number}"
             assert len(registry.list(each)) == 1
         for bad in ("a/b", "a:b", "..", "", "a@b", 'a"b', "a\\b"):
-            with pytest.raises(ConfigurationError, match="cannot be the name"):
+            with pytest.raises(ConfigurationError, match="is not a valid model name"):
                 registry.register(bad, "s3://b/1", export_id="a", digest=DIGEST)
-            with pytest.raises(ConfigurationError, match="cannot be the name"):
+            with pytest.raises(ConfigurationError, match="is not a valid model name"):
                 registry.resolve(bad, "1")
 
     def test_resolve(self, registry: Registry, name: str) -> None:
@@ -142,12 +142,12 @@ class TestRegistryContract:
         with pytest.raises(ConfigurationError, match="no metric 'loss'"):
             registry.promote(name, "1", alias="champion", metric="loss")
         for alias in ("latest", "v1", "a.b", "7", ""):
-            with pytest.raises(ConfigurationError, match="cannot be an alias"):
+            with pytest.raises(ConfigurationError, match="is not a valid alias"):
                 registry.promote(name, "1", alias=alias)
         for metric, gain, says in (
-            (None, 0.1, "no metric is named"),
-            ("acc", -0.1, "0 or more"),
-            ("acc", math.nan, "0 or more"),
+            (None, 0.1, "requires a metric; set metric"),
+            ("acc", -0.1, "at least 0"),
+            ("acc", math.nan, "at least 0"),
         ):
             with pytest.raises(ConfigurationError, match=says):
                 registry.promote(name, "1", alias="champion", metric=metric, min_improvement=gain)

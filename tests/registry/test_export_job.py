@@ -130,9 +130,9 @@ REFUSED = [
     (("--output", "weights"), "its text outputs: declared, model, relative, log"),
     (("--output", "epochs"), "has no location as output 'epochs'"),
     (("--output", "relative"), "is the relative path"),
-    (("--metric", "accuracy"), "no alias is given"),
+    (("--metric", "accuracy"), "requires an alias; set alias"),
     (("--alias", "champion", "--metric", "f1"), "the metrics given are: accuracy"),
-    (("--alias", "v1"), "cannot be an alias"),
+    (("--alias", "v1"), "is not a valid alias"),
     (("--target", "ftp://x"), "ftp://"),
 ]
 

@@ -54,7 +54,7 @@ def test_of_promotions_at_the_same_instant_the_best_one_stays(rivals: Rivals, se
     first = rivals.list("m")[0]
     verdict = rivals._settled(first, "best", rivals.claims[0], Promotion(True, "first", None))
     assert (rivals.set, verdict.promoted) == (sets, promoted)
-    assert ("went to version 2 at the same moment" in verdict.reason) is not promoted
+    assert ("moved to version 2 at the same time" in verdict.reason) is not promoted
 
 
 @pytest.mark.parametrize(

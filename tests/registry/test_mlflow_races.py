@@ -58,7 +58,7 @@ def test_the_best_holds_whoever_asks_last(mlflow_url: str, name: str, slow: int,
     assert verdict.previous == "1"
     if slow == 2:
         assert told[0].promoted
-        assert "went to version 3 at the same moment" in verdict.reason
+        assert "moved to version 3 at the same time" in verdict.reason
 
 
 def test_who_was_killed_before_it_looked_again_is_told_by_its_next_try(mlflow_url: str, name: str) -> None:
@@ -82,7 +82,7 @@ def test_an_alias_that_a_person_moves_at_the_same_moment_stays_there(mlflow_url:
     registry = MlflowRegistry(mlflow_url)
     verdict = promote(interrupted(mlflow_url, "_settled", move), name, 3)
     assert not verdict.promoted
-    assert "went to version 2" in verdict.reason
+    assert "moved to version 2" in verdict.reason
     assert registry.resolve(name, "champion").version == "2"
 
 

@@ -26,15 +26,15 @@ NOWHERE = "s3://no-such-bucket/models"
 BY_MLFLOW: list[tuple[dict[str, Any], str]] = [
     ({"provenance": {"learning rate (max)": 1}}, r"trainjob\.provenance\.learning rate \(max\)"),
     ({"provenance": {"a//b": 1}}, r"a//b"),
-    ({"provenance": {"x" * 240: 1}}, r"cannot be the name of a tag"),
+    ({"provenance": {"x" * 240: 1}}, r"is not a valid name of a tag"),
 ]
 BY_ALL: list[tuple[dict[str, Any], str]] = [
-    ({"name": "..x"}, r"cannot be the name of a model"),
-    ({"name": "m\ud800"}, r"cannot be the name of a model"),
-    ({"metrics": {"a//b": 1}}, r"cannot be the name of a metric"),
-    ({"metrics": {"a/": 1}}, r"cannot be the name of a metric"),
+    ({"name": "..x"}, r"is not a valid model name"),
+    ({"name": "m\ud800"}, r"is not a valid model name"),
+    ({"metrics": {"a//b": 1}}, r"is not a valid name of a metric"),
+    ({"metrics": {"a/": 1}}, r"is not a valid name of a metric"),
     ({"export_id": "a\0b"}, r"NUL"),
-    ({"export_id": "a\ud800b"}, r"half a character"),
+    ({"export_id": "a\ud800b"}, r"a lone surrogate"),
 ]
 
 
@@ -80,7 +80,7 @@ def test_an_mlflow_server(mlflow_url: str, tmp_path: Path) -> None:
     before = {model.name for model in client.search_registered_models()}
     for options, says in BY_MLFLOW + BY_ALL:
         _refused(source, registry, says, ConfigurationError, **options)
-    _refused(source, registry, "keeps 500", ConfigurationError, target=f"{NOWHERE}/{'x' * 500}")
+    _refused(source, registry, "stores at most 500", ConfigurationError, target=f"{NOWHERE}/{'x' * 500}")
     _refused(source, registry, r"no local files.*mlflow\+sqlite", ConfigurationError, target=str(tmp_path / "models"))
     assert not (tmp_path / "models").exists()
     with pytest.raises(ConfigurationError, match="exceeds the maximum length of 100000"):

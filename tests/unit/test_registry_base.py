@@ -51,16 +51,22 @@ def test_only_the_better_one_takes_over(new: float, old: float, mode: Mode, gain
     ("new", "old", "mode", "gain", "reason"),
     [
         (0.9, 0.8, "max", 0.0, "'champion' moves: acc 0.9 of version 2, 0.8 of version 1"),
-        (0.7, 0.8, "max", 0.0, "'champion' stays: acc 0.7 of version 2, 0.8 of version 1; more is needed"),
-        (0.9, 0.8, "min", 0.0, "'champion' stays: acc 0.9 of version 2, 0.8 of version 1; less is needed"),
-        (0.74, 0.5, "max", 0.25, "'champion' stays: acc 0.74 of version 2, 0.5 of version 1; a gain of 0.25 is needed"),
+        (0.7, 0.8, "max", 0.0, "'champion' stays: acc 0.7 of version 2, 0.8 of version 1; a higher value is required"),
+        (0.9, 0.8, "min", 0.0, "'champion' stays: acc 0.9 of version 2, 0.8 of version 1; a lower value is required"),
+        (
+            0.74,
+            0.5,
+            "max",
+            0.25,
+            "'champion' stays: acc 0.74 of version 2, 0.5 of version 1; an improvement of 0.25 is required",
+        ),
         (math.nan, 0.8, "max", 0.0, "acc of version 2 is not a number"),
         (
             0.9,
             math.nan,
             "max",
             0.0,
-            "version 1, which holds 'champion', has no acc to compare with; move it by hand once",
+            "version 1, which holds 'champion', has no acc to compare with; promote once without a metric",
         ),
     ],
 )
@@ -71,12 +77,12 @@ def test_the_reason_names_what_was_compared(new: float, old: float, mode: Mode, 
 def test_rules_that_cannot_decide() -> None:
     assert check_rule("acc", "max", "0.25") == 0.25
     assert check_rule(None, "min", 0) == 0
-    with pytest.raises(ConfigurationError, match="mode is 'max' or 'min', not 'best'"):
+    with pytest.raises(ConfigurationError, match="mode must be 'max' or 'min', not 'best'"):
         check_rule("acc", "best", 0)
     for wrong in ("much", math.inf, -0.1):
-        with pytest.raises(ConfigurationError, match=f"0 or more, in units of the metric, not {wrong!r}"):
+        with pytest.raises(ConfigurationError, match=f"at least 0, in units of the metric, not {wrong!r}"):
             check_rule("acc", "max", wrong)
-    with pytest.raises(ConfigurationError, match=r"min_improvement=0\.1 is about a metric"):
+    with pytest.raises(ConfigurationError, match=r"min_improvement=0\.1 requires a metric"):
         check_rule("", "max", 0.1)
 
 
@@ -103,22 +109,22 @@ def test_two_versions_never_take_over_from_each_other(one: float, two: float, ga
     "name", ["", " ", "a/b", "a:b", "..", ".", "a'b", 'a"b', "a`b", "a\nb", "a\\b", "a@b", "x" * 201]
 )
 def test_names_that_no_registry_holds(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be the name"):
+    with pytest.raises(ConfigurationError, match="is not a valid model name"):
         check_name(name)
 
 
 @pytest.mark.parametrize("alias", ["", "latest", "Latest", "v1", "V12", "7", "a.b", "a b", "a/b"])
 def test_aliases_that_no_registry_holds(alias: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be an alias"):
+    with pytest.raises(ConfigurationError, match="is not a valid alias"):
         check_alias(alias)
 
 
 @pytest.mark.parametrize(
     ("alias", "metric", "words"),
     [
-        ("latest", None, "'latest' cannot be an alias"),
-        (None, "acc", "no alias is given"),
-        ("champion", "acc", "metric 'acc' is to decide over 'champion', but the metrics given are: f1, loss"),
+        ("latest", None, "'latest' is not a valid alias"),
+        (None, "acc", "requires an alias; set alias"),
+        ("champion", "acc", "metric 'acc' decides about 'champion', but the metrics given are: f1, loss"),
     ],
 )
 def test_a_promotion_that_would_fail_is_refused_before_the_upload(
@@ -142,14 +148,14 @@ def test_metrics() -> None:
     [
         (None, "set TRAINJOB_REGISTRY"),
         ("", "set TRAINJOB_REGISTRY"),
-        ("kubeflow+ftp://host", "no registry of scheme"),
+        ("kubeflow+ftp://host", "is not a supported scheme of a registry"),
         ("kubeflow+https://user:hunter2@host", "KUBEFLOW_REGISTRY_TOKEN"),
-        ("postgresql://user:hunter2@host/db", "no registry of scheme 'postgresql:'"),
-        ("/plain/path.db", "no registry of scheme"),
+        ("postgresql://user:hunter2@host/db", "'postgresql:' is not a supported scheme of a registry"),
+        ("/plain/path.db", "is not a supported scheme of a registry"),
         ("https://user:hunter2@host", "MLFLOW_TRACKING_USERNAME"),
-        ("mlflow+sqlite://", "names no file"),
-        ("sqlite:///:memory:", "names no file"),
-        ("mlflow:x", "no registry of scheme"),
+        ("mlflow+sqlite://", "has no file"),
+        ("sqlite:///:memory:", "has no file"),
+        ("mlflow:x", "is not a supported scheme of a registry"),
     ],
 )
 def test_what_is_no_registry(uri: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     assert taken.wait(10)
-    with pytest.raises(RegistryUnavailable, match=r"in use by another process for 0\.1 s"), locked(path, 0.1):
+    with pytest.raises(RegistryUnavailable, match=r"locked by another process for 0\.1 s"), locked(path, 0.1):
         pass
     threading.Timer(0.3, release.set).start()
     began = time.monotonic()

@@ -16,22 +16,22 @@ from trainjob.registry.base import Mode, ModelVersion, Promotion, Registry
 
 __all__ = ["Mode", "ModelVersion", "Promotion", "Registry", "connect"]
 
-_HOW = (
-    "set TRAINJOB_REGISTRY, or pass one: mlflow+sqlite:////absolute/path.db, mlflow+https://host or"
+_ADVICE = (
+    "set TRAINJOB_REGISTRY, or pass a URI: mlflow+sqlite:////absolute/path.db, mlflow+https://host or"
     " kubeflow+https://host"
 )
 
 
 def connect(uri: str | None = None) -> Registry:
-    """The registry at ``uri``, or without one that of the settings (``TRAINJOB_REGISTRY``).
+    """Connect to the registry at ``uri``, by default that of the settings (``TRAINJOB_REGISTRY``).
 
     Args:
-        uri: ``mlflow+sqlite:////abs.db``, ``mlflow+http(s)://host``; without ``mlflow+`` they are MLflow's too.
+        uri: ``mlflow+sqlite:////abs.db`` or ``mlflow+http(s)://host`` (``mlflow+`` may be omitted);
             ``kubeflow+http(s)://host[:port]`` for a Kubeflow Model Registry.
 
     Raises:
-        ConfigurationError: No registry is set, its scheme is unknown, or the extra that it needs is not installed.
-        RegistryUnavailable: It cannot be reached.
+        ConfigurationError: No registry is set, its scheme is unknown, or the required extra is not installed.
+        RegistryUnavailable: The registry cannot be reached.
     """
     if uri is None:
         from trainjob.settings import Settings  # noqa: PLC0415 - pydantic, which the caller may not need
@@ -50,23 +50,23 @@ def connect(uri: str | None = None) -> Registry:
 
 
 def parse(uri: str) -> tuple[Literal["mlflow", "kubeflow"], str]:
-    """Kind and address of the registry at ``uri``; connects to nothing.
+    """Parse the URI of a registry into its kind and address. Makes no request.
 
     Raises:
-        ConfigurationError: It is empty, its scheme is unknown, or it has credentials in it.
+        ConfigurationError: The URI is empty, its scheme is unknown, or it contains credentials.
     """
     if not uri:
-        raise ConfigurationError(f"no model registry is configured; {_HOW}")
+        raise ConfigurationError(f"no model registry is configured; {_ADVICE}")
     scheme, colon, rest = uri.partition(":")
     if scheme in ("kubeflow+http", "kubeflow+https"):
         return "kubeflow", uri.removeprefix("kubeflow+")
     scheme = scheme.removeprefix("mlflow+")
     if scheme not in ("http", "https", "sqlite") or not rest.startswith("//"):
-        # A URI of another kind, a database server's say, may hold a password: only its scheme is shown.
-        raise ConfigurationError(f"no registry of scheme {scheme + colon!a} is known; {_HOW}")
+        # Only the scheme is shown: other URIs, such as those of database servers, may contain a password.
+        raise ConfigurationError(f"{scheme + colon!a} is not a supported scheme of a registry; {_ADVICE}")
     if scheme != "sqlite" and "@" in urlsplit(f"{scheme}:{rest}").netloc:
         raise ConfigurationError(
-            "the registry's URL has credentials in it; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
+            "the registry's URL contains credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
             " or MLFLOW_TRACKING_TOKEN"
         )
     return "mlflow", f"{scheme}:{rest}"

@@ -1,9 +1,9 @@
-"""Who holds an alias where a registry has no compare-and-set: a pure function of what versions claim.
+"""Election of the version that holds an alias, for registries without compare-and-set: a pure function of claims.
 
-A version that is promoted says so in a property of its own, its **claim**: a number that is higher than all others
-then, and what made it better. Whoever reads the claims replays them in the order of their numbers. A claim by a metric
-only counts if the version is better than who holds the alias by then, whatever its writer had seen: of promotions at
-the same instant all readers see the same one win, and one that is slow takes nothing from a better one.
+A promoted version gets a property, its **claim**: a number higher than that of all other claims at the time, and the
+metric that made it better. Readers replay the claims in the order of their numbers. A claim by a metric counts only if
+the version is better than the holder at that point, whatever its writer saw. So all readers see the same winner of
+simultaneous promotions, and a slow promotion cannot replace a better version.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CLAIM = re.compile(r"(\d{1,18})(?: (max|min) (.+))?")
 
 @dataclass(frozen=True)
 class Claim:
-    """What a version claims.
+    """The claim of a version to an alias.
 
     Attributes:
-        order: Its number. 0 for a claim that a person wrote in words.
-        metric: Metric that decided, if one did.
-        mode: Whether more of it is better.
+        order: Its number; 0 if a person edited the claim and it has no number.
+        metric: Metric that decided, if any.
+        mode: Whether a higher or lower metric is better.
     """
 
     order: int
@@ -38,14 +38,14 @@ class Claim:
 
     @classmethod
     def parse(cls, text: str) -> Claim:
-        """Read what ``str`` wrote."""
+        """Parse the text that ``str`` returns."""
         match = _CLAIM.fullmatch(text.strip())
         if match is None:
             return cls(0)
         return cls(int(match[1]), match[3], cast(Mode, match[2]) if match[2] else "max")
 
     def beats(self, version: ModelVersion, other: ModelVersion) -> bool:
-        """Whether ``version``, which claims this, takes the alias from ``other``."""
+        """Whether ``version``, which has this claim, takes the alias from ``other``."""
         if self.metric is None:
             return True
         mine, theirs = (each.metrics.get(self.metric, math.nan) for each in (version, other))
@@ -53,7 +53,7 @@ class Claim:
 
 
 def holder(claims: Iterable[tuple[ModelVersion, Claim]]) -> ModelVersion | None:
-    """The version that holds an alias, of all that claim it, given in the order of registration; None if none does."""
+    """Elect the holder of an alias from all versions with a claim, given in registration order; None without claims."""
     held: ModelVersion | None = None
     for version, claim in sorted(claims, key=lambda item: item[1].order):
         if held is None or claim.beats(version, held):

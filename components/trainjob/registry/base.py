@@ -1,4 +1,4 @@
-"""What every model registry does, and the rules that are the same for all of them."""
+"""The interface of all model registries, and the rules that they share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Literal, Protocol
 from trainjob.errors import ConfigurationError
 
 History = Mapping[str, Sequence[tuple[int, float, float]]]
-"""Metric -> its values over time: step, Unix time in seconds, value."""
+"""Metric -> values over time: step, Unix time in seconds, value."""
 
 Mode = Literal["max", "min"]
-"""Whether more of a metric is better, or less."""
+"""Whether a higher (``max``) or lower (``min``) metric is better."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class ModelVersion:
 
     Attributes:
         name: The model.
-        version: As the registry numbers it.
-        uri: Where its files are.
-        digest: ``sha256:<root digest>`` of its files; empty if it was registered by other means.
-        metrics: What it was measured to reach.
-        aliases: Names that point to it now.
-        tags: All else that was recorded.
+        version: Its number in the registry.
+        uri: Location of its files.
+        digest: ``sha256:<root digest>`` of its files; empty if another program registered it.
+        metrics: Its measured metrics.
+        aliases: Aliases that point to it now.
+        tags: Everything else that was recorded.
         created: Unix time in seconds.
-        run_id: MLflow's run of the training; empty if there is none.
+        run_id: MLflow run of the training; empty without a run.
     """
 
     name: str
@@ -47,12 +47,12 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class Promotion:
-    """What became of a request to move an alias.
+    """Result of a request to move an alias.
 
     Attributes:
-        promoted: The version holds the alias now (with ``dry_run``: would hold it).
+        promoted: Whether the version holds the alias now (with ``dry_run``: would hold it).
         reason: One sentence for people.
-        previous: The version that held it before; None if none did.
+        previous: The version that held the alias before; None if no version did.
     """
 
     promoted: bool
@@ -63,8 +63,8 @@ class Promotion:
 class Registry(Protocol):
     """A model registry.
 
-    Every method raises RegistryUnavailable if it cannot be reached in bounded time, and ConfigurationError for names
-    that it could not hold or credentials that it does not take.
+    Every method raises RegistryUnavailable if the registry cannot be reached in bounded time, and ConfigurationError
+    for names that it cannot store or credentials that it rejects.
     """
 
     def check(
@@ -76,17 +76,18 @@ class Registry(Protocol):
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> ModelVersion | None:
-        """Find before an upload what `register` would refuse after it. Changes nothing.
+        """Find problems before an upload that `register` would report after it. Changes nothing.
 
         Args:
-            name: See `register`.
-            uri: Where the model will be.
-            export_id: See `register`.
-            metrics: See `register`.
-            tags: As far as they are known.
+            name: Name of the model.
+            uri: Future location of the model.
+            export_id: ID of the export.
+            metrics: Metrics of the version.
+            tags: Tags of the version, as far as they are known.
 
         Returns:
-            What is registered under this ``export_id`` already; without a location if that was not finished.
+            The version that is already registered under this ``export_id``; without a location if its registration is
+            incomplete.
         """
         ...
 
@@ -101,20 +102,20 @@ class Registry(Protocol):
         tags: Mapping[str, str] | None = None,
         history: History | None = None,
     ) -> ModelVersion:
-        """Record a version, once for each ``export_id``: the same call again gives the same version.
+        """Register a version, once per ``export_id``: a repeated call returns the same version.
 
-        MLflow gets a run for the TrainJob that ``tags`` name, see `trainjob.registry.runs`, with ``history``.
+        MLflow gets a run for the TrainJob in ``tags``, see `trainjob.registry.runs`, with ``history``.
 
         Raises:
-            RegistryConflict: Another digest or location is recorded under this ``export_id``.
+            RegistryConflict: Another digest or location is registered under this ``export_id``.
         """
         ...
 
     def resolve(self, name: str, version: str) -> ModelVersion:
-        """The version of this number or alias.
+        """Find the version with this number or alias.
 
         Raises:
-            ModelNotFound: There is none.
+            ModelNotFound: There is no such version.
         """
         ...
 
@@ -129,19 +130,20 @@ class Registry(Protocol):
         min_improvement: float = 0.0,
         dry_run: bool = False,
     ) -> Promotion:
-        """Move ``alias`` to ``version`` if it is better than the version that holds it, or none does.
+        """Move ``alias`` to ``version`` if no version holds it, or ``version`` is better than the holder.
 
-        Better means that ``metric`` differs in the right direction, and by ``min_improvement`` or more (absolute).
-        Without ``metric`` the alias moves always.
+        Better means that ``metric`` differs in the direction of ``mode``, by at least ``min_improvement`` (absolute).
+        Without ``metric`` the alias always moves.
 
         Raises:
             ModelNotFound: There is no such version.
-            ConfigurationError: ``version`` has no such metric; ``min_improvement`` is below 0, or without a metric.
+            ConfigurationError: ``version`` does not have the metric, or ``min_improvement`` is below 0 or without
+                metric.
         """
         ...
 
     def list(self, name: str) -> Sequence[ModelVersion]:
-        """All versions, oldest first; none if there is no such model."""
+        """List all versions, oldest first; empty if the model does not exist."""
         ...
 
 
@@ -154,17 +156,17 @@ def compare(  # noqa: PLR0911 - one for each verdict
     mode: Mode,
     min_improvement: float,
 ) -> Promotion:
-    """Decide whether ``candidate`` takes over ``alias`` from ``holder``; see `Registry.promote`."""
+    """Decide whether ``alias`` moves from ``holder`` to ``candidate``, by the rules of `Registry.promote`."""
     previous = holder.version if holder else None
     if metric is not None and metric not in candidate.metrics:
-        have = ", ".join(sorted(candidate.metrics)) or "none"
+        available = ", ".join(sorted(candidate.metrics)) or "none"
         raise ConfigurationError(
-            f"version {candidate.version} of {candidate.name!r} has no metric {metric!r}; it has: {have}"
+            f"version {candidate.version} of {candidate.name!r} has no metric {metric!r}; it has: {available}"
         )
     if holder is not None and holder.version == candidate.version:
-        return Promotion(True, f"version {candidate.version} holds {alias!r} already", previous)
+        return Promotion(True, f"version {candidate.version} already holds {alias!r}", previous)
     if metric is None:
-        return Promotion(True, f"{alias!r} moves to version {candidate.version}; no metric was asked for", previous)
+        return Promotion(True, f"{alias!r} moves to version {candidate.version}; no metric was given", previous)
     new = candidate.metrics[metric]
     if math.isnan(new):
         return Promotion(False, f"{metric} of version {candidate.version} is not a number", previous)
@@ -172,123 +174,125 @@ def compare(  # noqa: PLR0911 - one for each verdict
         return Promotion(True, f"no version held {alias!r}; version {candidate.version} has {metric} {new:g}", None)
     old = holder.metrics.get(metric, math.nan)
     if math.isnan(old):
-        why = f"version {holder.version}, which holds {alias!r}, has no {metric} to compare with; move it by hand once"
-        return Promotion(False, why, previous)
+        why = f"version {holder.version}, which holds {alias!r}, has no {metric} to compare with"
+        return Promotion(False, f"{why}; promote once without a metric", previous)
     gain = new - old if mode == "max" else old - new
     better = gain > 0 and gain >= min_improvement
     change = f"{metric} {new:g} of version {candidate.version}, {old:g} of version {holder.version}"
     if better:
         return Promotion(True, f"{alias!r} moves: {change}", previous)
     needed = (
-        f"{'more' if mode == 'max' else 'less'} is needed"
+        f"a {'higher' if mode == 'max' else 'lower'} value is required"
         if not min_improvement
-        else f"a gain of {min_improvement:g} is needed"
+        else f"an improvement of {min_improvement:g} is required"
     )
     return Promotion(False, f"{alias!r} stays: {change}; {needed}", previous)
 
 
 _NAME = re.compile(r"(?!\.\.)[^/:@\\'\"`\x00-\x1f\x7f\ud800-\udfff]{1,200}")
-# MLflow: letters, digits, '_' and '-'; 'latest' and v1, v2, ... are reserved. All digits would read as a version.
+# MLflow: letters, digits, '_' and '-'; 'latest' and v1, v2, ... are reserved. Digits only would mean a version.
 _ALIAS = re.compile(r"(?!latest$)(?!v\d+$)(?!\d+$)[\w-]{1,255}", re.IGNORECASE)
 _METRIC = re.compile(r"[\w.\- /]{1,200}")
 _TAG = re.compile(r"[\w.\- /:]{1,250}")
-_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # NUL: PostgreSQL; halves of a pair: no UTF-8
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # NUL: not in PostgreSQL; lone surrogates: not in UTF-8
 
 
 def is_metric(name: str) -> bool:
-    """Whether every registry can hold ``name`` as that of a metric.
+    """Whether every registry can store ``name`` as the name of a metric.
 
-    MLflow makes a tag of it, whose name must be a path in its shortest form (3.17, ``_validate_tag_name``).
+    For MLflow it becomes a tag, whose name must be a normalized path (3.17, ``_validate_tag_name``).
     """
-    shortest = posixpath.normpath(name) == name and not name.startswith("/")
-    return bool(_METRIC.fullmatch(name)) and shortest and ".." not in name
+    normalized = posixpath.normpath(name) == name and not name.startswith("/")
+    return bool(_METRIC.fullmatch(name)) and normalized and ".." not in name
 
 
 def check_name(name: str) -> str:
-    """``name``, if every registry can hold it as the name of a model; else ConfigurationError.
+    """Return ``name`` if every registry can store it as the name of a model; else raise ConfigurationError.
 
-    ``/`` and ``:`` have a meaning in model URIs, quotes in MLflow's search filters, which know no escape.
+    ``/`` and ``:`` have a meaning in model URIs, and quotes in MLflow's search filters, which have no escapes.
     """
     if not _NAME.fullmatch(name) or name != name.strip() or name == ".":
         raise ConfigurationError(
-            f"{name!a} cannot be the name of a model: use 1 to 200 characters other than / : @ \\ and quotes, and not"
-            " .. at the beginning"
+            f"{name!a} is not a valid model name: use 1 to 200 characters except / : @ \\ and quotes, not beginning"
+            " with .."
         )
     return name
 
 
 def check_export_id(export_id: str) -> str:
-    """``export_id``, if every registry can hold it; else ConfigurationError."""
+    """Return ``export_id`` if every registry can store it; else raise ConfigurationError."""
     if not export_id:
-        raise ConfigurationError("export_id is empty; it has to be the same when the same export is tried again")
+        raise ConfigurationError("export_id is empty; set an ID that is the same for every retry of the export")
     if _UNSTORABLE.search(export_id):
-        raise ConfigurationError(f"export_id {export_id[:200]!a} has a NUL or half a character, which databases refuse")
+        raise ConfigurationError(
+            f"export_id {export_id[:200]!a} contains NUL or a lone surrogate, which databases cannot store"
+        )
     return export_id
 
 
 def check_tags(names: Iterable[str]) -> None:
-    """Check names of tags by MLflow's rule; ConfigurationError.
+    """Check names of tags by MLflow's rule; raises ConfigurationError.
 
     mlflow 3.17, utils/validation.py: ``_validate_tag_name``, ``MAX_MODEL_REGISTRY_TAG_KEY_LENGTH``.
     """
     for name in names:
         if not _TAG.fullmatch(name) or posixpath.normpath(name) != name or name.startswith(("/", "..")):
             raise ConfigurationError(
-                f"{name!a} cannot be the name of a tag in MLflow: use 1 to 250 letters, digits and '_.-/: ',"
-                " the '/' as in a/b"
+                f"{name!a} is not a valid name of a tag in MLflow: use 1 to 250 letters, digits and '_.-/: ',"
+                " with '/' as in a/b"
             )
 
 
 def check_alias(alias: str) -> str:
-    """``alias``, if a registry can hold it; else ConfigurationError."""
+    """Return ``alias`` if every registry can store it; else raise ConfigurationError."""
     if not _ALIAS.fullmatch(alias):
         raise ConfigurationError(
-            f"{alias!a} cannot be an alias: use letters, digits, '_' and '-', not only digits,"
-            " and neither 'latest' nor v1, v2, ..."
+            f"{alias!a} is not a valid alias: use letters, digits, '_' and '-', but not digits only, 'latest', or v1,"
+            " v2, ..."
         )
     return alias
 
 
 def check_rule(metric: str | None, mode: str, min_improvement: float | str) -> float:
-    """Check what is to decide over an alias, see `Registry.promote`; ConfigurationError if it could not.
+    """Check the rule of a promotion, see `Registry.promote`; raises ConfigurationError.
 
     Returns:
         ``min_improvement`` as a number.
     """
     if mode not in ("max", "min"):
-        raise ConfigurationError(f"mode is 'max' or 'min', not {mode!r}")
+        raise ConfigurationError(f"mode must be 'max' or 'min', not {mode!r}")
     try:
-        gain = float(min_improvement)
+        improvement = float(min_improvement)
     except (TypeError, ValueError):
-        gain = math.nan
-    if not 0 <= gain < math.inf:
+        improvement = math.nan
+    if not 0 <= improvement < math.inf:
         raise ConfigurationError(
-            f"min_improvement is a number of 0 or more, in units of the metric, not {min_improvement!r}"
+            f"min_improvement must be a number of at least 0, in units of the metric, not {min_improvement!r}"
         )
-    if gain and not metric:
-        raise ConfigurationError(f"min_improvement={gain:g} is about a metric, but no metric is named")
-    return gain
+    if improvement and not metric:
+        raise ConfigurationError(f"min_improvement={improvement:g} requires a metric; set metric")
+    return improvement
 
 
 def check_promotion(metrics: Mapping[str, float], alias: str | None, metric: str | None) -> None:
-    """Find before the upload what a registry would find after it; ConfigurationError."""
+    """Check alias and metric before the upload; raises ConfigurationError."""
     if alias is None and metric is not None:
-        raise ConfigurationError(f"metric={metric!r} decides over an alias, but no alias is given")
+        raise ConfigurationError(f"metric={metric!r} requires an alias; set alias")
     if alias is not None:
         check_alias(alias)
     if metric is not None and metric not in metrics:
-        have = ", ".join(sorted(metrics)) or "none"
-        raise ConfigurationError(f"metric {metric!r} is to decide over {alias!r}, but the metrics given are: {have}")
+        given = ", ".join(sorted(metrics)) or "none"
+        raise ConfigurationError(f"metric {metric!r} decides about {alias!r}, but the metrics given are: {given}")
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """``metrics`` as floats, if a registry can hold their names; else ConfigurationError."""
+    """Return ``metrics`` as floats if every registry can store their names; else raise ConfigurationError."""
     for name in metrics:
         if not is_metric(name):
             raise ConfigurationError(
-                f"{name!a} cannot be the name of a metric: use 1 to 200 letters, digits and '_.- /', the last as in a/b"
+                f"{name!a} is not a valid name of a metric: use 1 to 200 letters, digits and '_.- /', '/' as in a/b"
             )
     try:
         return {name: float(value) for name, value in metrics.items()}
     except (TypeError, ValueError):
-        raise ConfigurationError(f"metrics have to be numbers: {dict(metrics)!a}") from None
+        raise ConfigurationError(f"metrics must be numbers: {dict(metrics)!a}") from None

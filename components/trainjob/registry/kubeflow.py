@@ -1,19 +1,19 @@
 """A Kubeflow Model Registry (Kubeflow Hub).
 
-A version is four requests: the model, the version, its model artifact as ``PENDING``, the artifact as ``LIVE``. Whoever
-dies between two of them leaves something that the next call for the same export goes on from, and that nobody else is
-shown: `list` and `resolve` know versions whose artifact is there only.
+Registering a version takes four requests: the model, the version, its model artifact as ``PENDING``, the artifact as
+``LIVE``. If a process is killed between two of them, the next call for the same export continues, and readers do not
+see the incomplete version: `list` and `resolve` return only versions with an artifact.
 
-* ``externalId`` of version and artifact: a hash of model and ``export_id``; the server takes each once.
-* Name of a version: the next free number, as in MLflow. KServe's ``model-registry://name/version`` finds it.
-* The model artifact is the only artifact, since KServe takes the newest one of a version and wants it to be that.
+* ``externalId`` of version and artifact: a hash of model and ``export_id``; the server accepts each only once.
+* Name of a version: the next free number, as in MLflow. KServe finds it by ``model-registry://name/version``.
+* The model artifact is the only artifact: KServe uses the newest artifact of a version as the model.
 * Custom properties of the version: ``trainjob.export_id``, ``trainjob.digest``, ``trainjob.metric.<name>`` as doubles
-  and the caller's tags as text, whatever their size (integers of the registry end at 999,999,999).
-* An alias is the custom property ``alias.<name>`` of each version that ever got it. Who holds it follows from all of
-  them, see `trainjob.registry.alias_claims`; a version that is archived takes its claim with it.
+  and the caller's tags as text, also numbers (integers of the registry end at 999,999,999).
+* An alias is the custom property ``alias.<name>`` of each version that ever got it. The holder is elected from all of
+  them, see `trainjob.registry.alias_claims`. The claim of an archived version does not count.
 
-Names are compared here: the server's look-up by name is SQL's ``LIKE``, in which ``a_b`` is ``axb`` as well, and which
-does not tell ``A`` from ``a`` on MySQL.
+Names are compared here: the server looks names up with SQL's ``LIKE``, where ``a_b`` also matches ``axb`` and, on
+MySQL, ``A`` matches ``a``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from trainjob.registry.provenance import author, model_source
 from trainjob.registry.records import Found, Json
 from trainjob.registry.rest import Endpoint, NotThere, Session, Taken
 
-_ROUNDS = 40  # tries to get a free number, or to settle who holds an alias
+_ROUNDS = 40  # tries to get a free number, or to settle the holder of an alias
 
 
 class KubeflowRegistry:
-    """See `trainjob.registry.base.Registry`. Nothing is sent before the first question; safe in threads.
+    """A `trainjob.registry.base.Registry`. Makes no request before the first call; safe for several threads.
 
     Args:
         url: ``http(s)://host[:port][/prefix]``.
@@ -64,7 +64,7 @@ class KubeflowRegistry:
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> ModelVersion | None:
-        """See `Registry.check`. The server takes any location and any length of text."""
+        """Find problems before an upload. The server accepts any location and texts of any length."""
         del uri
         key = records.external_id(check_name(name), check_export_id(export_id))
         records.properties(export_id, "", check_metrics(metrics or {}), tags or {})
@@ -84,7 +84,7 @@ class KubeflowRegistry:
         tags: Mapping[str, str] | None = None,
         history: History | None = None,  # noqa: ARG002 - for MLflow's runs
     ) -> ModelVersion:
-        """See `Registry.register`. What another call left half done is finished."""
+        """Register a version, once per ``export_id``; completes an incomplete registration."""
         check_name(name)
         check_export_id(export_id)
         properties = records.properties(export_id, digest, check_metrics(metrics or {}), tags or {})
@@ -101,14 +101,14 @@ class KubeflowRegistry:
             version = replace(found.version, uri=artifact.get("uri") or "")
             if (version.digest, version.uri) != (digest, uri):
                 raise RegistryConflict(
-                    f"version {version.version} of {name!r} was registered by this same export with other content:"
-                    f" {version.uri} {version.digest}, now {uri} {digest}; use a new export_id for a new model"
+                    f"export_id {export_id!r} has already registered version {version.version} of {name!r} with other"
+                    f" content: {version.uri} {version.digest}, now {uri} {digest}; use a new export_id for a new model"
                 )
             held = records.holders(_versions(server, name)) if found.claims else {}
         return replace(version, aliases=records.aliases(held, version))
 
     def resolve(self, name: str, version: str) -> ModelVersion:
-        """See `Registry.resolve`. The name of a version, ``latest`` for the one registered last, or an alias."""
+        """Find a version by its name, by ``latest`` for the one registered last, or by an alias."""
         check_name(name)
         with Session(self._endpoint) as server:
             every = _versions(server, name)
@@ -122,8 +122,12 @@ class KubeflowRegistry:
                 if artifact := _artifact(server, found.raw):
                     aliases = records.aliases(held, found.version)
                     return replace(found.version, uri=artifact.get("uri") or "", aliases=aliases)
-        why = "it is half registered, its export did not finish" if candidates else "no version has that name or alias"
-        raise ModelNotFound(f"there is no {version!r} of {name!r} in {self._endpoint.url}: {why}")
+        why = (
+            "its registration is incomplete; run the export again"
+            if candidates
+            else "no version has that name or alias"
+        )
+        raise ModelNotFound(f"version {version!r} of {name!r} not found in {self._endpoint.url}: {why}")
 
     def promote(
         self,
@@ -136,15 +140,15 @@ class KubeflowRegistry:
         min_improvement: float = 0.0,
         dry_run: bool = False,
     ) -> Promotion:
-        """See `Registry.promote`. Of promotions at the same instant the best by ``metric`` wins, and the others tell.
+        """Move ``alias`` to ``version`` if it is better. Of simultaneous promotions the best by ``metric`` wins.
 
-        Not kept apart are two aliases that one version gets at the same instant: the server replaces all properties of
-        a version at once.
+        If one version gets two aliases at the same instant, one of them can be lost: the server replaces all properties
+        of a version at once.
         """
         check_alias(alias)
         check_rule(metric, mode, min_improvement)
         number = self.resolve(name, version).version
-        first: Promotion | None = None  # the verdict that was acted on, which is told in the end
+        first: Promotion | None = None  # the verdict that was acted on, which is returned
         written = 0
         with Session(self._endpoint) as server:
             for _ in range(_ROUNDS):
@@ -167,15 +171,15 @@ class KubeflowRegistry:
                 first = first or verdict
                 written = 1 + max((found.claims[alias].order for found in every if alias in found.claims), default=0)
                 _write_claim(server, candidate, alias, Claim(written, metric, mode))
-        raise RegistryUnavailable(f"others keep changing version {number} of {name!r}; try again")
+        raise RegistryUnavailable(f"other clients keep changing version {number} of {name!r}; try again")
 
     def list(self, name: str) -> Sequence[ModelVersion]:
-        """See `Registry.list`. Without those that are archived or half registered."""
+        """List all versions except archived and incomplete ones, oldest first."""
         check_name(name)
         with Session(self._endpoint) as server:
             every = [found for found in _versions(server, name) if not found.archived]
             held = records.holders(every)
-            # One list for all of ours, since a request for each takes long where there are hundreds.
+            # List the artifacts of all exports at once: hundreds of requests, one per version, take long.
             ours = {each["externalId"]: each for each in _artifacts_of_model(server, name)} if every else {}
             listed = []
             for found in every:
@@ -187,8 +191,8 @@ class KubeflowRegistry:
 
 
 def _model(server: Session, name: str) -> Json | None:
-    """The registered model of exactly this name."""
-    # An older server leaves the filter out of account, and none takes other than ASCII in it.
+    """The registered model with exactly this name."""
+    # Older servers ignore the filter, and no server accepts non-ASCII characters in it.
     query = {"filterQuery": f'name = "{name}"'} if name.isascii() else {}
     return next((each for each in server.pages("registered_models", **query) if each["name"] == name), None)
 
@@ -198,7 +202,7 @@ def _raw_versions(server: Session, model: Json) -> Iterator[Json]:
 
 
 def _versions(server: Session, name: str) -> Sequence[Found]:
-    """All versions of a model, in the order of registration; none if there is no such model."""
+    """All versions of a model in registration order; empty if the model does not exist."""
     model = _model(server, name)
     raw = _raw_versions(server, model) if model else ()
     return [records.read(name, each) for each in sorted(raw, key=lambda each: int(each["id"]))]
@@ -212,7 +216,7 @@ def _by_external_id(server: Session, key: str) -> Json | None:
 
 
 def _create_version(server: Session, name: str, key: str, body: Json) -> Json:
-    """A new version under the next free number, or the one that another try of this export has made."""
+    """Create a version with the next free number, or return the one that another try of this export created."""
     model = _model(server, name)
     if model is None:
         try:
@@ -221,7 +225,8 @@ def _create_version(server: Session, name: str, key: str, body: Json) -> Json:
             model = _model(server, name)
             if model is None:
                 raise RegistryConflict(
-                    f"the registry does not take {name!r} beside a name that its database takes for the same ({error})"
+                    f"the registry rejected {name!r}, since its database considers another model's name equal to it"
+                    f" ({error})"
                 ) from None
     for _ in range(_ROUNDS):
         names = [each["name"] for each in _raw_versions(server, model)]
@@ -232,14 +237,14 @@ def _create_version(server: Session, name: str, key: str, body: Json) -> Json:
             if found := _by_external_id(server, key):
                 return found
             if not any(each["name"] == number for each in _raw_versions(server, model)):
-                # Two properties, perhaps, that the database takes for the same ("acc" and "ACC" on MySQL).
-                raise RegistryConflict(f"the registry does not take the version of {name!r}: {error}") from None
+                # Perhaps two properties that the database considers equal ("acc" and "ACC" on MySQL).
+                raise RegistryConflict(f"the registry rejected the version of {name!r}: {error}") from None
             _pause()
-    raise RegistryUnavailable(f"others took {_ROUNDS} numbers of versions of {name!r} in a row; try again")
+    raise RegistryUnavailable(f"other clients took {_ROUNDS} version numbers of {name!r} in a row; try again")
 
 
 def _complete(server: Session, version: Json, body: Json) -> Json:
-    """The version's model artifact, made LIVE if that is still to be done."""
+    """Return the version's model artifact; creates it and makes it LIVE if needed."""
     for _ in range(5):
         mine = next(
             (each for each in _artifacts(server, version) if each.get("externalId") == body["externalId"]), None
@@ -252,16 +257,16 @@ def _complete(server: Session, version: Json, body: Json) -> Json:
                 return mine
             live = {"artifactType": "model-artifact", "state": "LIVE"}
             return server.patch(f"model_artifacts/{mine['id']}", live)
-        except Taken:  # by another try, a moment ago
+        except Taken:  # by another try of this export, meanwhile
             _pause()
     raise RegistryConflict(
-        f"the registry does not take the artifact of version {version['name']} of {body['name']!r}: another one has its"
-        " name or external id"
+        f"the registry rejected the artifact of version {version['name']} of {body['name']!r}: another artifact has its"
+        " name or external ID"
     )
 
 
 def _artifacts(server: Session, version: Json) -> Iterator[Json]:
-    """Model artifacts of a version, the newest first."""
+    """Model artifacts of a version, newest first."""
     query = {"artifactType": "model-artifact", "orderBy": "ID", "sortOrder": "DESC"}
     for each in server.pages(f"model_versions/{version['id']}/artifacts", **query):
         if each.get("artifactType") == "model-artifact":
@@ -269,7 +274,7 @@ def _artifacts(server: Session, version: Json) -> Iterator[Json]:
 
 
 def _artifacts_of_model(server: Session, name: str) -> Iterator[Json]:
-    """Model artifacts that were registered here for a model, as far as they can be used."""
+    """Usable model artifacts of a model that trainjob registered."""
     query = {"artifactType": "model-artifact", "filterQuery": f'externalId LIKE "{records.prefix(name)}%"'}
     for each in server.pages("artifacts", **query):
         if each.get("artifactType") == "model-artifact" and each.get("externalId") and records.usable(each):
@@ -277,7 +282,7 @@ def _artifacts_of_model(server: Session, name: str) -> Iterator[Json]:
 
 
 def _artifact(server: Session, version: Json) -> Json | None:
-    """What a version stands for: what was registered with it here, else the newest as KServe has it."""
+    """The model artifact of a version: the one that trainjob registered, else the newest one, as in KServe."""
     found = [each for each in _artifacts(server, version) if records.usable(each)]
     key = version.get("externalId")
     ours = [each for each in found if key and each.get("externalId") == key]
@@ -287,16 +292,16 @@ def _artifact(server: Session, version: Json) -> Json | None:
 def _promotable(every: Sequence[Found], name: str, number: str, alias: str) -> Found:
     candidate = next((found for found in every if found.version.version == number), None)
     if candidate is None:
-        raise ModelNotFound(f"version {number} of {name!r} is gone")
+        raise ModelNotFound(f"version {number} of {name!r} no longer exists")
     if candidate.archived:
-        raise ConfigurationError(f"version {number} of {name!r} is archived; restore it before it is promoted")
+        raise ConfigurationError(f"version {number} of {name!r} is archived; restore it before promoting it")
     if any(found.version.version == alias for found in every):
         raise ConfigurationError(f"{alias!r} is the name of a version of {name!r}, and cannot be an alias")
     return candidate
 
 
 def _write_claim(server: Session, candidate: Found, alias: str, claim: Claim) -> None:
-    """Add a claim to a version, and keep what else it has."""
+    """Add a claim to a version, and keep its other properties."""
     given = candidate.raw.get("customProperties") or {}
     changed = {**given, f"{records.ALIAS}{alias}": records.text(str(claim))}
     try:
@@ -306,10 +311,10 @@ def _write_claim(server: Session, candidate: Found, alias: str, claim: Claim) ->
 
 
 def _lost(first: Promotion, alias: str, holder: ModelVersion | None, reason: str) -> Promotion:
-    """What to say where another promotion came in between."""
-    who = f"version {holder.version}" if holder else "nobody"
-    told = f"{alias!r} went to {who} at the same moment" + (f": {reason}" if reason else ", and stays there")
-    return Promotion(False, told, first.previous)
+    """The result of a promotion that lost to a simultaneous one."""
+    who = f"version {holder.version}" if holder else "no version"
+    text = f"{alias!r} moved to {who} at the same time" + (f": {reason}" if reason else ", and stays there")
+    return Promotion(False, text, first.previous)
 
 
 def _pause() -> None:

@@ -1,7 +1,7 @@
-"""MLflow as the registry: on a SQLite file, which needs no server, or behind a tracking server.
+"""MLflow as the registry: in a SQLite file, which needs no server, or behind a tracking server.
 
-One version is one ``create_model_version`` call that carries everything in its tags, so there is never half a version.
-MLflow itself numbers a version at every such call, whatever was registered before; the ``export_id`` makes it one.
+One ``create_model_version`` call creates a version with all of its tags, so that no incomplete version exists. MLflow
+creates a new version at each such call; the ``export_id`` prevents duplicates.
 
 Tags: ``trainjob.export_id``, ``trainjob.export_key`` (a hash of it, safe in a search filter), ``trainjob.digest``,
 ``trainjob.metric.<name>``, on a server ``trainjob.claim.<alias>``, and those of the caller.
@@ -52,13 +52,13 @@ _EXPORT_ID, _EXPORT_KEY = f"{_PREFIX}export_id", f"{_PREFIX}export_key"
 _DIGEST, _METRIC = f"{_PREFIX}digest", f"{_PREFIX}metric."
 _RESERVED = (_EXPORT_ID, _EXPORT_KEY, _DIGEST)
 _CLAIM = f"{_PREFIX}claim."
-_LONGEST_SOURCE = 500  # characters; `SqlModelVersion.source`, which SQLite does not hold to
-_INSTANT = 30  # seconds within which promotions are at the same instant; clocks of launchers differ by less
+_LONGEST_SOURCE = 500  # characters; `SqlModelVersion.source`; SQLite does not enforce it
+_SIMULTANEOUS = 30  # seconds between promotions that count as simultaneous; clocks of launchers differ by less
 _ROUNDS = 5
 
 
 class MlflowRegistry:
-    """See `trainjob.registry.base.Registry`.
+    """A `trainjob.registry.base.Registry` in MLflow.
 
     Args:
         uri: ``sqlite:////abs.db`` or ``http(s)://host``.
@@ -84,30 +84,30 @@ class MlflowRegistry:
         metrics: Mapping[str, float] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> ModelVersion | None:
-        """See `Registry.check`. MLflow is asked for this version of a model that does not exist.
+        """Find problems before an upload, by requesting this version for a model that does not exist.
 
-        It checks location, names and values before it looks for the model (3.17, ``_create_model_version`` of
-        server/handlers.py and of the SQLAlchemy store), and so by its own rules and settings.
+        MLflow checks location, names and values by its own rules and settings before it looks for the model (3.17,
+        ``_create_model_version`` of server/handlers.py and of the SQLAlchemy store).
         """
         key, every = _tags(export_id, "", metrics, tags)
         if found := self._call(f"find {check_name(name)!r}", lambda: self._find(name, key)):
             return found[0]
         if self._database is None and len(uri) > _LONGEST_SOURCE:
             raise ConfigurationError(
-                f"the location of the model has {len(uri)} characters, and the MLflow server {self._uri} keeps"
-                f" {_LONGEST_SOURCE}; export to a shorter one: {uri}"
+                f"the location of the model has {len(uri)} characters, but the MLflow server {self._uri} stores at most"
+                f" {_LONGEST_SOURCE}; export to a shorter location than {uri}"
             )
-        self._call(f"register {name!r}", lambda: self._refused(f"{name} {secrets.token_hex(16)}", uri, every))
+        self._call(f"register {name!r}", lambda: self._raise_refusal(f"{name} {secrets.token_hex(16)}", uri, every))
         return None
 
-    def _refused(self, absent: str, uri: str, tags: Mapping[str, str]) -> None:
-        """Raise what MLflow has against a version, but for the absence of its model."""
+    def _raise_refusal(self, absent: str, uri: str, tags: Mapping[str, str]) -> None:
+        """Raise the reason why MLflow would refuse a version, except that its model does not exist."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
 
         try:
             self._create_version(absent, uri, tags)
         except MlflowException as error:
-            # A right can be one to a model of this name only, which this one is not.
+            # Permissions may be limited to the real model's name, which differs from this one.
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED") and " 403" not in str(error):
                 raise
 
@@ -122,7 +122,7 @@ class MlflowRegistry:
         tags: Mapping[str, str] | None = None,
         history: History | None = None,
     ) -> ModelVersion:
-        """See `Registry.register`. Of versions that a race or a lost reply doubled, the lowest stays."""
+        """Register a version, once per ``export_id``. Of duplicates (race, lost reply) the lowest number remains."""
         check_name(name)
         key, every = _tags(export_id, digest, metrics, tags)
         run = runs.run_of(every, metrics or {}, history or {})
@@ -133,25 +133,27 @@ class MlflowRegistry:
                 self._call(f"register {name!r}", lambda: self._create(name, uri, key, every, run_id))
                 found = self._call(f"find {name!r}", lambda: self._find(name, key))
             if not found:
-                raise RegistryUnavailable(f"{self._uri} took a version of {name!r} but does not list it")
-            version, *doubles = found
-            for double in doubles:
-                self._call(f"remove a double of {name!r}", partial(self._remove, double))
+                raise RegistryUnavailable(f"{self._uri} accepted a version of {name!r} but does not list it")
+            version, *duplicates = found
+            for duplicate in duplicates:
+                self._call(f"remove a duplicate of {name!r}", partial(self._remove, duplicate))
             if run and version.run_id:
-                self._call(f"remove doubles of run {run.name!r}", lambda: runs.tidy(self._client, run, version.run_id))
+                self._call(
+                    f"remove duplicates of run {run.name!r}", lambda: runs.tidy(self._client, run, version.run_id)
+                )
         if (version.digest, version.uri) != (digest, uri):
             raise RegistryConflict(
-                f"version {version.version} of {name!r} was registered by this same export with other content:"
-                f" {version.uri} {version.digest}, now {uri} {digest}; use a new export_id for a new model"
+                f"export_id {export_id!r} has already registered version {version.version} of {name!r} with other"
+                f" content: {version.uri} {version.digest}, now {uri} {digest}; use a new export_id for a new model"
             )
         return version
 
     def resolve(self, name: str, version: str) -> ModelVersion:
-        """See `Registry.resolve`. All digits are a number, ``latest`` is the highest one, all else is an alias."""
+        """Find a version by its number, by ``latest`` for the highest number, or by an alias."""
         check_name(name)
         if version == "latest":
             if not (versions := self.list(name)):
-                raise ModelNotFound(f"there is no version of {name!r} in {self._uri}")
+                raise ModelNotFound(f"{name!r} has no versions in {self._uri}")
             return versions[-1]
         if version.isascii() and version.isdigit():
             return self._call(
@@ -173,10 +175,10 @@ class MlflowRegistry:
         min_improvement: float = 0.0,
         dry_run: bool = False,
     ) -> Promotion:
-        """See `Registry.promote`. Of promotions at the same instant the best by ``metric`` wins, and the others tell.
+        """Move ``alias`` to ``version`` if it is better. Of simultaneous promotions the best by ``metric`` wins.
 
-        A server moves an alias to whoever asks last. So a version first **claims** it by a tag, and looks again when it
-        has it: of all that claim, everyone sees the same winner.
+        On a server the last request moves an alias. So a version first **claims** the alias by a tag, and the claims
+        are read again after the alias was moved: all clients elect the same winner from them.
         """
         check_alias(alias)
         check_rule(metric, mode, min_improvement)
@@ -193,14 +195,14 @@ class MlflowRegistry:
             if not verdict.promoted or dry_run:
                 return verdict
             has_it = verdict.previous == candidate.version
-            if self._database is not None:  # nobody else writes now
+            if self._database is not None:  # the lock excludes other writers
                 if not has_it:
                     self._set_alias(candidate, alias)
                 return verdict
             tag = f"{_CLAIM}{alias}"
             if has_it and tag not in candidate.tags:
                 return verdict
-            # Whoever has it by a claim may be a try again, of one that was killed before it looked.
+            # The version may hold the alias by the claim of an earlier try, which was killed before it read the claims.
             claim = Claim.parse(candidate.tags[tag]) if has_it else Claim(int(time.time()), metric, mode)
             if not has_it:
                 self._call(
@@ -211,11 +213,11 @@ class MlflowRegistry:
             return self._settled(candidate, alias, claim, verdict)
 
     def list(self, name: str) -> Sequence[ModelVersion]:
-        """See `Registry.list`."""
+        """List all versions, oldest first."""
         return self._call(f"list {name!r}", lambda: self._search(f"name='{check_name(name)}'"))
 
     def _settled(self, candidate: ModelVersion, alias: str, mine: Claim, verdict: Promotion) -> Promotion:
-        """What came of a promotion on a server, after the alias is where it belongs."""
+        """Settle simultaneous promotions on a server; returns the result of this one."""
         now = None
         for _ in range(_ROUNDS):
             every = self.list(candidate.name)
@@ -223,19 +225,20 @@ class MlflowRegistry:
             rivals = [
                 (version, claim)
                 for version in every
-                if abs((claim := Claim.parse(version.tags.get(f"{_CLAIM}{alias}", ""))).order - mine.order) <= _INSTANT
+                if abs((claim := Claim.parse(version.tags.get(f"{_CLAIM}{alias}", ""))).order - mine.order)
+                <= _SIMULTANEOUS
                 and (claim.metric, claim.mode) == (mine.metric, mine.mode)
             ]
             winner = holder(rivals) if mine.metric else now
             if now is None or winner is None or now.version == winner.version:
                 break
-            # Else it was moved by hand, or by one whose claim is too new for this look: that shows in the next one.
+            # Otherwise a person moved it, or a claim newer than this list, which the next list will contain.
             if any(version.version == now.version for version, _ in rivals):
                 self._set_alias(winner, alias)
         if now is not None and now.version == candidate.version:
             return verdict
-        who = f"version {now.version}" if now else "nobody"
-        return Promotion(False, f"{alias!r} went to {who} at the same moment, and stays there", verdict.previous)
+        who = f"version {now.version}" if now else "no version"
+        return Promotion(False, f"{alias!r} moved to {who} at the same time, and stays there", verdict.previous)
 
     def _set_alias(self, version: ModelVersion, alias: str) -> None:
         self._call(
@@ -255,7 +258,7 @@ class MlflowRegistry:
             token = page.token
             if not token:
                 break
-        # A search leaves the aliases out.
+        # Search results do not contain aliases.
         aliases = self._client.get_registered_model(found[0].name).aliases if found else {}
         named = [
             replace(each, aliases=tuple(sorted(alias for alias in aliases if str(aliases[alias]) == each.version)))
@@ -264,7 +267,7 @@ class MlflowRegistry:
         return sorted(named, key=lambda version: int(version.version))
 
     def _record(self, run: runs.Run) -> str | None:
-        """Id of the run; None where this user may register models and not create runs."""
+        """Record the run; returns its ID, or None if this user may register models but not create runs."""
         try:
             return self._call(f"create the run {run.name!r}", lambda: runs.record(self._client, run, self._database))
         except ConfigurationError as error:
@@ -279,7 +282,7 @@ class MlflowRegistry:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        # Once more, since this may be a second try whose first one arrived.
+        # Search again: this may be a retry of a request that succeeded.
         if self._find(name, key):
             return
         self._create_version(name, uri, tags, run_id)
@@ -292,9 +295,9 @@ class MlflowRegistry:
         except MlflowException as error:
             if error.error_code == "INVALID_PARAMETER_VALUE" and "source" in str(error):
                 raise ConfigurationError(
-                    f"the MLflow server {self._uri} does not register models at {uri}: it takes places that it can"
-                    " reach itself, such as s3://, and no local files; export to one of those, or use the registry"
-                    " mlflow+sqlite:////absolute/path.db"
+                    f"the MLflow server {self._uri} does not register models at {uri}: it accepts locations that the"
+                    " server can reach, such as s3://, but no local files; export to such a location, or use the"
+                    " registry mlflow+sqlite:////absolute/path.db"
                 ) from None
             raise
 
@@ -302,7 +305,7 @@ class MlflowRegistry:
         try:
             self._client.delete_model_version(version.name, version.version)
         except Exception as error:
-            if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":  # its own maker was faster
+            if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":  # its creator was faster
                 raise
 
     def _holder(self, name: str, alias: str) -> ModelVersion | None:
@@ -315,12 +318,12 @@ class MlflowRegistry:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One writer of a SQLite registry at a time: a search and what follows from it are then one step."""
+        """Allow one writer of a SQLite registry at a time, so that a search and the following write are atomic."""
         with sqlite.locked(self._database, self._lock_timeout) if self._database else nullcontext():
             yield
 
     def _call(self, what: str, action: Callable[[], _T]) -> _T:
-        """The result of ``action``, retried for ``lock_timeout`` while the database is locked."""
+        """Do ``action``; retries for ``lock_timeout`` seconds while the database is locked."""
         backoff = retrying.SQLITE_LOCK(seconds=self._lock_timeout)
         while True:
             try:
@@ -331,13 +334,13 @@ class MlflowRegistry:
             except _Locked:
                 if backoff.failure():
                     raise RegistryUnavailable(
-                        f"cannot {what}: {self._database} stayed locked for {self._lock_timeout:g} s"
+                        f"cannot {what}: {self._database} was locked for {self._lock_timeout:g} s"
                     ) from None
                 time.sleep(backoff.pause())
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Turn MLflow's errors into ours."""
+        """Translate MLflow's errors into those of `trainjob.errors`."""
         from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
 
         try:
@@ -358,7 +361,7 @@ class MlflowRegistry:
             or " 403" in text
         ):
             return ConfigurationError(
-                f"the MLflow server {self._uri} refused to {what}; set MLFLOW_TRACKING_TOKEN, or"
+                f"the MLflow server {self._uri} denied access: cannot {what}; set MLFLOW_TRACKING_TOKEN, or"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         if code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST") or "out-of-date database schema" in text:
@@ -367,13 +370,13 @@ class MlflowRegistry:
 
 
 class _Locked(RegistryUnavailable):
-    """SQLite answered that another connection holds the database."""
+    """SQLite reported that another connection has locked the database."""
 
 
 def _tags(
     export_id: str, digest: str, metrics: Mapping[str, float] | None, tags: Mapping[str, str] | None
 ) -> tuple[str, dict[str, str]]:
-    """What a version is found by, and all its tags."""
+    """The key by which a version is found, and all its tags."""
     key = hashlib.sha256(check_export_id(export_id).encode()).hexdigest()[:32]
     every = {name: value for name, value in (tags or {}).items() if name not in _RESERVED}
     check_tags(every)

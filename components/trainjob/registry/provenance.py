@@ -1,4 +1,4 @@
-"""Where a model came from, in the fields that a Kubeflow Model Registry has for it (KEP-12020)."""
+"""Provenance of a model in a Kubeflow Model Registry's fields (KEP-12020), and as tags."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 PREFIX = "trainjob.provenance."
-"""Of the tags that `trainjob.data.export` makes of its ``provenance``."""
+"""Prefix of the tags that `trainjob.data.export` makes of its ``provenance``."""
 LONGEST = 65_535
-"""Bytes of a tag's value: those of MLflow's column on MySQL (migration bda7b8c39065). MLflow itself takes 100,000
-characters (3.17, ``MAX_MODEL_REGISTRY_TAG_VALUE_LENGTH``)."""
+"""Maximum bytes of a tag's value: the size of MLflow's column on MySQL (migration bda7b8c39065). MLflow itself accepts
+100,000 characters (3.17, ``MAX_MODEL_REGISTRY_TAG_VALUE_LENGTH``)."""
 
 _FIELDS = ("kind", "class", "group", "id", "name")
 # airflow/<deployment>/<dag>/<run>/<map index>/<task>, see `trainjob_airflow.identity`; a deployment may be a URL.
@@ -21,9 +21,9 @@ _AIRFLOW = re.compile(r"airflow/.+/([^/]+)/([^/]+)/(-?\d+)/([^/]+)")
 
 
 def tags(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """A provenance as tags of a version: each field as text, or else as JSON.
+    """Convert a provenance to tags of a version: texts as they are, other fields as JSON.
 
-    A value that is too long for a registry is cut off, and ends with the digest of the complete one, which is in
+    A value that is too long for a registry is truncated and ends with the digest of the complete value, which is in
     ``provenance.json`` beside the model.
     """
     return {f"{PREFIX}{name}": _shortened(_text(value)) for name, value in provenance.items()}
@@ -43,11 +43,11 @@ def _shortened(text: str) -> str:
 
 
 def model_source(tags: Mapping[str, str]) -> dict[str, str]:
-    """``modelSourceKind``, ``modelSourceClass``, ``…Group``, ``…Id`` and ``…Name`` for a model artifact.
+    """Make ``modelSourceKind``, ``modelSourceClass``, ``…Group``, ``…Id`` and ``…Name`` of a model artifact.
 
-    They are taken from what tells the run: ``{"kfp": run id}``, the key of an Airflow task, or a ``source`` with
-    ``kind``, ``class``, ``group``, ``id`` and ``name``, which wins. The registry's UI links kind ``kfp``, class
-    ``pipelinerun``, where the group is the namespace of the run.
+    The source is the run (``{"kfp": run id}`` or the key of an Airflow task), overridden by a ``source`` with ``kind``,
+    ``class``, ``group``, ``id`` and ``name``. The registry's UI links kind ``kfp``, class ``pipelinerun``, whose group
+    is the namespace of the run.
     """
     run, source = (_read(tags.get(f"{PREFIX}{name}", "")) for name in ("run", "source"))
     trained = _read(tags.get(f"{PREFIX}trainjob", ""))
@@ -65,7 +65,7 @@ def model_source(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def author(source: Mapping[str, str]) -> str:
-    """Who registered a version, as KEP-12020 has it for pipelines."""
+    """The author of a version, as KEP-12020 defines it for pipelines."""
     names = {"kfp": "Kubeflow Pipelines", "airflow": "Apache Airflow"}
     return names.get(source.get("modelSourceKind", ""), "trainjob")
 

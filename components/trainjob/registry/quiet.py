@@ -1,4 +1,4 @@
-"""MLflow's client, without what it does to the process that it is in."""
+"""MLflow's client without its side effects on the process."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 from trainjob.errors import missing
 
-# A library does not phone home for those who use it. Read by MLflow at its import.
+# A library must not send telemetry on behalf of its users. MLflow reads this variable when it is imported.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-# MLflow's own defaults are 7 retries with exponential back-off at 120 s each: minutes until an outage shows. Values of
-# the environment win.
+# MLflow's defaults are 7 retries with exponential back-off and 120 s each, so that an outage is reported after minutes.
+# Variables that the environment sets are kept.
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # of a run that ends; stdout is for programs to read
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # of a run that ends: programs parse stdout
 }
 _NOISY = ("mlflow", "alembic", "urllib3.connectionpool")
 _WARNINGS_LOCK = RLock()
 
 
 def open_client(uri: str) -> Any:
-    """A client, and with SQLite the schema, of a registry."""
+    """Make the client of a registry and, for SQLite, its schema."""
     from mlflow.tracking import MlflowClient  # noqa: PLC0415 - an extra
 
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -36,11 +36,11 @@ def open_client(uri: str) -> Any:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """MLflow without its log lines, warnings and long retries; all is put back, since its user may be ours too."""
+    """Suppress MLflow's log lines, warnings and long retries; restores all, since the caller may use MLflow too."""
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            import mlflow  # noqa: F401, PLC0415 - an extra; before the loggers, whose levels it sets
+            import mlflow  # noqa: F401, PLC0415 - an extra; imported first, since it sets the levels of the loggers
         except ImportError:
             raise missing("this registry", "MLflow", "mlflow") from None
         loggers = [logging.getLogger(name) for name in _NOISY]

@@ -1,8 +1,8 @@
-"""The REST API of a Kubeflow Model Registry: one request at a time, tried again as long as that is of use.
+"""The REST API of a Kubeflow Model Registry, with retries.
 
-Two versions of the API are about, ``v1`` and ``v1alpha3``, with the same objects for all that is needed here; which one
-a server has is asked once. The official client (``model-registry``) is not used: it retries nothing, replaces asyncio's
-functions for the whole process and sets up the root logger (facts of 0.3.18), neither of which a triggerer survives.
+The API exists as ``v1`` and ``v1alpha3``, with the same objects as far as they are used here. The version of a server
+is requested once. The official client (``model-registry``) is not used: it does not retry, and it replaces asyncio's
+functions and configures the root logger of the process (facts of 0.3.18), which break Airflow's triggerer.
 """
 
 from __future__ import annotations
@@ -30,53 +30,55 @@ VERSIONS = ("v1", "v1alpha3")
 PAGE = 100
 _TIMEOUT = 30.0  # seconds; KEP-12020
 _POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# The server answers 500 for a database that is away or in a deadlock, 503 before it has connected to one.
+# The server replies 500 if its database is unreachable or in a deadlock, and 503 before it has connected to one.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-_HOW = (
-    "set KUBEFLOW_REGISTRY_TOKEN, or KUBEFLOW_REGISTRY_TOKEN_FILE; in a pod, its service account's token is sent by"
-    " https without them"
+_ADVICE = (
+    "set KUBEFLOW_REGISTRY_TOKEN or KUBEFLOW_REGISTRY_TOKEN_FILE; without them, a pod sends the token of its service"
+    " account, over https only"
 )
 
 
 class NotThere(RegistryError):
-    """The server answered 404."""
+    """The server replied 404."""
 
 
 class Taken(RegistryError):
-    """The server answered 409: a name or an external id is in use. Its text names the wrong one of them at times."""
+    """The server replied 409: a name or an external ID is in use. Its text sometimes names the wrong one."""
 
 
 class Endpoint:
-    """Where a registry is and how to reach it; remembers the version of its API.
+    """The address of a registry, its credentials and the version of its API.
 
     Args:
-        url: ``http(s)://host[:port][/prefix]``. Without a port 8080 and 443, as with the official client.
+        url: ``http(s)://host[:port][/prefix]``. Default ports: 8080 for http and 443, as in the official client.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ConfigurationError(f"the registry's URL holds more than an address (credentials?); {_HOW}")
+            raise ConfigurationError(f"the registry's URL must not contain credentials, query or fragment; {_ADVICE}")
         try:
             port = parts.port or (8080 if parts.scheme == "http" else 443)
         except ValueError:
             port = 0
         if not parts.hostname or not port:
-            raise ConfigurationError(f"no host, or no valid port, in the registry's address {url!a}")
+            raise ConfigurationError(f"the registry's URL {url!a} has no host or an invalid port")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.url = f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
         self.secure = parts.scheme == "https"
         self.version = ""
 
     def token(self) -> str:
-        """The bearer token, read afresh: Kubernetes replaces it every hour. Empty if there is none."""
+        """Read the bearer token, each time: Kubernetes replaces it every hour. Empty without a token."""
         token = self._found_token()
-        if not re.fullmatch(r"[!-~]*", token):  # httpx would repeat it in its error
-            raise ConfigurationError("the token for the model registry has characters that no token has")
+        if not re.fullmatch(r"[!-~]*", token):  # httpx would quote it in its error
+            raise ConfigurationError(
+                "the token for the model registry contains characters that are not allowed in a bearer token"
+            )
         return token
 
     def _found_token(self) -> str:
-        """The pod's own token, which nobody gave to this registry on purpose, is not sent in clear."""
+        """Find the token. That of the pod's service account is sent over https only."""
         if given := os.environ.get("KUBEFLOW_REGISTRY_TOKEN", "").strip():
             return given
         for name in ("KUBEFLOW_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH"):
@@ -90,9 +92,9 @@ class Endpoint:
         return ""
 
     def trust(self) -> ssl.SSLContext | bool:
-        """Trusted certificates: the system's, in a pod its cluster's, and those of ``KUBEFLOW_REGISTRY_CA_FILE``."""
+        """The trusted certificates: the system's, the cluster's in a pod, and ``KUBEFLOW_REGISTRY_CA_FILE``."""
         if not self.secure:
-            return False  # nothing to verify, and the system's certificates take 20 ms to read
+            return False  # nothing to verify, and reading the system's certificates takes 20 ms
         context = ssl.create_default_context()
         with suppress(OSError):
             context.load_verify_locations(_POD / "ca.crt")
@@ -100,12 +102,14 @@ class Endpoint:
             try:
                 context.load_verify_locations(path)
             except OSError as error:
-                raise ConfigurationError(f"KUBEFLOW_REGISTRY_CA_FILE={path} holds no certificates: {error}") from None
+                raise ConfigurationError(
+                    f"KUBEFLOW_REGISTRY_CA_FILE={path} contains no valid certificates: {error}"
+                ) from None
         return context
 
 
 class Session:
-    """A connection for one operation. Nothing is shared between threads or kept open behind it.
+    """A connection for one operation. It is not shared between threads, and closed at the end.
 
     Paths are relative to ``/api/model_registry/<version>/``. Every method raises NotThere, Taken, RegistryUnavailable
     and ConfigurationError.
@@ -128,19 +132,19 @@ class Session:
         self._http.close()
 
     def get(self, path: str, **query: str) -> Json:
-        """One object."""
+        """Read one object."""
         return self._call("GET", path, query)
 
     def post(self, path: str, body: Json) -> Json:
-        """Create an object. May be sent twice, so a first one that arrived is answered by Taken."""
+        """Create an object. A retry of a request that succeeded raises Taken."""
         return self._call("POST", path, {}, body)
 
     def patch(self, path: str, body: Json) -> Json:
-        """Change an object; ``customProperties`` are replaced as a whole."""
+        """Change an object; all ``customProperties`` are replaced."""
         return self._call("PATCH", path, {}, body)
 
     def pages(self, path: str, **query: str) -> Iterator[Json]:
-        """All objects of a list, page by page: without a page size the server sends everything in one answer."""
+        """Read all objects of a list, page by page: without a page size the server sends everything in one reply."""
         token = ""
         while True:
             page = self._call(
@@ -156,7 +160,7 @@ class Session:
         return self._send(method, f"{self._version()}/{path}", query, body)
 
     def _version(self) -> str:
-        """The newest version of the API that the server has."""
+        """The newest version of the API that the server supports."""
         if not self._endpoint.version:
             for version in VERSIONS:
                 with suppress(NotThere, _NoJson):
@@ -165,8 +169,8 @@ class Session:
                     break
             else:
                 raise ConfigurationError(
-                    f"there is no Kubeflow Model Registry at {self._endpoint.url}: neither"
-                    f" {' nor '.join(f'/api/model_registry/{version}/' for version in VERSIONS)} is served"
+                    f"{self._endpoint.url} is not a Kubeflow Model Registry: it serves neither"
+                    f" {' nor '.join(f'/api/model_registry/{version}/' for version in VERSIONS)}"
                 )
         return self._endpoint.version
 
@@ -185,57 +189,57 @@ class Session:
             except httpx.RequestError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     raise ConfigurationError(
-                        f"the certificate of {self._endpoint.url} is not trusted; name its CA in"
-                        " KUBEFLOW_REGISTRY_CA_FILE"
+                        f"the certificate of {self._endpoint.url} is not trusted; set KUBEFLOW_REGISTRY_CA_FILE to a"
+                        " file with the certificate of its CA"
                     ) from None
                 problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             else:
-                if answer.status_code == 401 and self._endpoint.token() != token:  # it was replaced just now
-                    problem = _said(answer, token)
+                if answer.status_code == 401 and self._endpoint.token() != token:  # the token was just replaced
+                    problem = _message(answer, token)
                     if backoff.failure():
                         break
                     continue
                 if answer.status_code not in _PASSING:
                     return self._read(answer, method, path, token)
-                problem = _said(answer, token)
+                problem = _message(answer, token)
                 asked = retrying.seconds(answer.headers.get("Retry-After")) or 0.0
                 if asked > backoff.longest_retry_after:
-                    problem += f" (it asks to come back in {asked:.0f} s)"
+                    problem += f" (it asks for a retry after {asked:.0f} s)"
                     break
             if backoff.failure():
                 break
             sleep(backoff.pause(asked))
-        raise RegistryUnavailable(f"the model registry {self._endpoint.url} cannot be used: {problem}")
+        raise RegistryUnavailable(f"the model registry {self._endpoint.url} is unavailable: {problem}")
 
     def _read(self, answer: httpx.Response, method: str, path: str, token: str) -> Json:
-        """The object of a good answer, the error of any other."""
+        """The object of a successful reply; raises the error of any other."""
         status, where = answer.status_code, self._endpoint.url
         if status == 404:
-            raise NotThere(_said(answer, token))
+            raise NotThere(_message(answer, token))
         if status == 409:
-            raise Taken(_said(answer, token))
+            raise Taken(_message(answer, token))
         if status in (401, 403):
-            raise ConfigurationError(f"the model registry {where} refused {method} {path} ({status}); {_HOW}")
+            raise ConfigurationError(f"the model registry {where} denied {method} {path} (HTTP {status}); {_ADVICE}")
         if answer.is_redirect:
             target = urlsplit(answer.headers.get("Location", "")).hostname or "another page"
-            raise ConfigurationError(f"{where} redirects to {target}, to log in there perhaps; {_HOW}")
+            raise ConfigurationError(f"{where} redirects to {target}, which may be a login page; {_ADVICE}")
         if status >= 400:
-            raise ConfigurationError(f"the model registry {where} did not take {method} {path}: {_said(answer, token)}")
+            raise ConfigurationError(f"the model registry {where} rejected {method} {path}: {_message(answer, token)}")
         try:
             value = answer.json()
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise _NoJson(f"{where} answers, but not as a model registry: {method} {path} gave no JSON object")
+            raise _NoJson(f"{where} is not a model registry: {method} {path} returned no JSON object")
         return value
 
 
 class _NoJson(ConfigurationError):
-    """A page for people, say, instead of an API."""
+    """The server is not an API, but for example a web page."""
 
 
-def _said(answer: httpx.Response, token: str) -> str:
-    """What an answer says, in one line, without the token that some proxies repeat."""
+def _message(answer: httpx.Response, token: str) -> str:
+    """The message of a reply, on one line, without the token, which some proxies repeat."""
     try:
         value = answer.json()
         text = str(value.get("message") or value) if isinstance(value, dict) else str(value)

@@ -1,10 +1,10 @@
-"""One MLflow run for each TrainJob whose model is registered: its parameters, curves and tags.
+"""One MLflow run for each TrainJob whose model is registered: its parameters, metrics over time and tags.
 
-The tag ``trainjob.dev/uid`` identifies the run. A run is ``FINISHED`` once all of it is written. MLflow stores a
-metric's value once for each step and time, so that a retry may write everything again.
+The tag ``trainjob.dev/uid`` identifies the run. A run becomes ``FINISHED`` after everything is written. MLflow stores a
+metric's value once per step and time, so that a retry may write everything again.
 
-Runs have no order that a server decides, versions have. Where two exports of one job create a run each at the same
-instant, the run that the registered version names stays, and `tidy` removes the other.
+The server orders versions, but not runs. If two exports of one job create a run each at the same instant, the run of
+the registered version remains, and `tidy` removes the other.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from trainjob.registry.provenance import PREFIX
 
 _UID = "trainjob.dev/uid"
 _EXPERIMENT = "trainjob"
-_LONGEST = 5000  # characters of a value; MLflow's limits are 6,000 and 8,000
-_BATCH = 100  # MLflow's limit for parameters in one request; of metrics it takes 1,000
+_LONGEST = 5000  # characters of a value; MLflow's limits are 6,000 (parameters) and 8,000 (tags)
+_BATCH = 100  # MLflow's limit of parameters per request; that of metrics is 1,000
 
 
 @dataclass(frozen=True)
 class Run:
-    """What to record of a TrainJob.
+    """The run of a TrainJob to record.
 
     Attributes:
-        uid: Of the TrainJob.
-        name: Of the TrainJob.
-        metrics: What the model was measured to reach.
-        history: The metrics over time.
+        uid: UID of the TrainJob.
+        name: Name of the TrainJob.
+        metrics: Measured metrics of the model.
+        history: Metrics over time.
         params: Hyperparameters.
-        tags: All else, for MLflow's search.
+        tags: Everything else, for MLflow's search.
     """
 
     uid: str
@@ -50,17 +50,17 @@ class Run:
 
 
 def run_of(tags: Mapping[str, str], metrics: Mapping[str, float], history: History) -> Run | None:
-    """The run of the job that made a model, None if no job is known.
+    """Make the run of the job that trained a model; None if the job is not known.
 
     Args:
-        tags: Of the model's version. Those of its provenance name the job (``trainjob``: ``uid``, ``name``, …), its
-            hyperparameters (``parameters``) and the code (``code``: ``uri``, ``revision``).
-        metrics: What the model was measured to reach.
+        tags: Tags of the model's version. Those of its provenance contain the job (``trainjob``: ``uid``, ``name``, …),
+            its hyperparameters (``parameters``) and the code (``code``: ``uri``, ``revision``).
+        metrics: Measured metrics of the model.
         history: The job's metrics over time.
     """
     job, params, code = (_mapping(tags.get(f"{PREFIX}{name}", "")) for name in ("trainjob", "parameters", "code"))
     uid = str(job.get("uid") or "")
-    if not re.fullmatch(r"[\w.-]+", uid):  # it has to be safe in a search filter
+    if not re.fullmatch(r"[\w.-]+", uid):  # it must be safe in a search filter
         return None
     found = {f"trainjob.dev/{name}": _text(value) for name, value in job.items() if name != "uid"}
     found |= {"trainjob.dev/run": tags.get(f"{PREFIX}run", "")}
@@ -79,11 +79,11 @@ def run_of(tags: Mapping[str, str], metrics: Mapping[str, float], history: Histo
 
 
 def record(client: Any, run: Run, database: Path | None) -> str:
-    """Make sure that the run exists and is complete; its id.
+    """Create or complete the run; returns its ID.
 
     Args:
         client: An ``MlflowClient``.
-        run: What to record.
+        run: The run.
         database: The SQLite file, None on a server.
     """
     experiment = _experiment(client, database)
@@ -92,7 +92,7 @@ def record(client: Any, run: Run, database: Path | None) -> str:
         times = [moment for points in run.history.values() for _, moment, _ in points] or [time.time()]
         began = round(1000 * min(times))
         client.create_run(experiment, began, {_UID: run.uid, **run.tags}, run_name=run.name)
-        found = _find(client, [experiment], run.uid)  # of doubles every export takes the same
+        found = _find(client, [experiment], run.uid)  # of duplicates, every export takes the same
     kept = found[0]
     if kept.info.status != "FINISHED":
         _write(client, kept, run)
@@ -100,22 +100,22 @@ def record(client: Any, run: Run, database: Path | None) -> str:
 
 
 def tidy(client: Any, run: Run, kept: str) -> None:
-    """Remove doubles of the run `kept` that no version names."""
+    """Remove duplicates of the run `kept` that no version refers to."""
     experiment = client.get_run(kept).info.experiment_id
-    for double in _find(client, [experiment], run.uid):
-        run_id = double.info.run_id
+    for duplicate in _find(client, [experiment], run.uid):
+        run_id = duplicate.info.run_id
         if run_id != kept and not client.search_model_versions(f"run_id='{run_id}'", max_results=1):
             client.delete_run(run_id)
 
 
 def _experiment(client: Any, database: Path | None) -> str:
-    """Id of MLflow's own ``MLFLOW_EXPERIMENT_NAME``, or of the experiment `trainjob`."""
+    """ID of the experiment in ``MLFLOW_EXPERIMENT_NAME``, by default `trainjob`; creates it if needed."""
     from mlflow.exceptions import MlflowException  # noqa: PLC0415 - an extra
 
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
     found = client.get_experiment_by_name(name)
     if found is None:
-        # Beside the file: MLflow would take the directory that this process happens to be in.
+        # Beside the file: MLflow's default is the current directory of the process.
         place = str(database.parent / "mlruns") if database else None
         try:
             return str(client.create_experiment(name, artifact_location=place))
@@ -163,7 +163,7 @@ def _text(value: Any) -> str:
 
 
 def _name(name: str) -> str:
-    """A name that MLflow takes: of few characters, and as a path no other name and no place outside."""
+    """A name that MLflow accepts: allowed characters only, and as a path normalized and relative."""
     known = re.sub(r"[^\w.\- /]", "_", name)[:250]
     path = posixpath.normpath(known)
     return known if path == known and not path.startswith((".", "/")) else re.sub(r"[/.]", "_", known)

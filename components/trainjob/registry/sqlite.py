@@ -1,4 +1,4 @@
-"""The SQLite file of an embedded registry: created whole or not at all, one writer at a time."""
+"""The SQLite file of an embedded registry: created atomically, written by one process at a time."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from trainjob import durable
 from trainjob.errors import ConfigurationError, RegistryUnavailable
 
 _CREATION = 180.0
-"""Seconds to wait for another process that creates the database: 3 s of work, ten times that on a busy machine."""
+"""Seconds to wait for another process that creates the database: it takes 3 s, and 30 s on a busy machine."""
 
 _held = local()
 
 
 def path_of(uri: str) -> Path:
-    """The file of ``sqlite:////abs.db`` or ``sqlite:///relative.db``, as an absolute path."""
+    """The absolute path of ``sqlite:////abs.db`` or ``sqlite:///relative.db``."""
     name = uri.removeprefix("sqlite:///")
     if name == uri or not name or name.startswith(":") or "?" in name:
-        raise ConfigurationError(f"{uri!r} names no file; write mlflow+sqlite:////absolute/path.db")
+        raise ConfigurationError(f"{uri!r} has no file; write mlflow+sqlite:////absolute/path.db")
     return Path(name).expanduser().absolute()
 
 
 def create(path: Path, build: Callable[[str], object]) -> None:
-    """Have ``build`` make the database, unless it is there.
+    """Create the database by ``build``, unless it exists.
 
-    MLflow makes its schema in some fifty steps that are no transaction, and cannot go on where a killed process
-    stopped. So it makes it elsewhere, and the file takes its name when it is done. Elsewhere is memory where there is
-    some: the many steps are as many flushes to disk, which is most of the time (5 s against 1.4 s).
+    MLflow creates its schema in about fifty steps without a transaction, and cannot continue after a killed process. So
+    the schema is created in a temporary file, which is renamed when it is complete. The temporary file is in memory if
+    possible: each step is a flush to disk, which takes most of the time (5 s against 1.4 s).
     """
-    if _there(path):
+    if _exists(path):
         return
     with locked(path, _CREATION):
-        if _there(path):
+        if _exists(path):
             return
         draft = path.with_name(f".{path.name}.draft")
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108 - a private directory in it
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108 - a private directory inside it
         try:
             with tempfile.TemporaryDirectory(prefix="trainjob-", dir=memory) as folder:
                 made = Path(folder) / "registry.db"
@@ -56,7 +56,7 @@ def create(path: Path, build: Callable[[str], object]) -> None:
             raise ConfigurationError(f"cannot create the registry {path}: {error.strerror or error}") from None
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -66,13 +66,13 @@ def _there(path: Path) -> bool:
 
 
 def probe(path: Path, lock_timeout: float) -> None:
-    """Wait until the database can be written to.
+    """Wait until the database can be written.
 
-    MLflow would wait for a lock in three places with budgets of their own, two minutes in all.
+    MLflow would wait for a lock in three places with separate timeouts, two minutes in total.
 
     Raises:
-        RegistryUnavailable: It stayed locked for ``lock_timeout`` seconds.
-        ConfigurationError: It is no SQLite database, or not writable.
+        RegistryUnavailable: The database was locked for ``lock_timeout`` seconds.
+        ConfigurationError: The file is not a SQLite database, or not writable.
     """
     try:
         with closing(sqlite3.connect(path, timeout=max(lock_timeout, 0.0), isolation_level=None)) as connection:
@@ -88,11 +88,11 @@ def probe(path: Path, lock_timeout: float) -> None:
 
 @contextmanager
 def locked(path: Path, lock_timeout: float) -> Iterator[None]:
-    """Hold the lock file beside the database; it ends with its process. May be nested.
+    """Lock the file beside the database; the lock ends with its process. May be nested.
 
     Raises:
-        RegistryUnavailable: Another process held it for ``lock_timeout`` seconds.
-        ConfigurationError: It cannot be created.
+        RegistryUnavailable: Another process held the lock for ``lock_timeout`` seconds.
+        ConfigurationError: The lock file cannot be created.
     """
     held: set[Path] = _held.__dict__.setdefault("paths", set())
     if path in held:
@@ -104,7 +104,7 @@ def locked(path: Path, lock_timeout: float) -> Iterator[None]:
     except OSError as error:
         raise ConfigurationError(f"cannot use the registry {path}: {error.strerror}") from None
     try:
-        _take(file, path, lock_timeout)
+        _lock(file, path, lock_timeout)
         held.add(path)
         try:
             yield
@@ -114,12 +114,12 @@ def locked(path: Path, lock_timeout: float) -> Iterator[None]:
         os.close(file)
 
 
-def _take(file: int, path: Path, lock_timeout: float) -> None:
+def _lock(file: int, path: Path, lock_timeout: float) -> None:
     deadline = time.monotonic() + lock_timeout
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > deadline:
-            raise RegistryUnavailable(f"the registry {path} was in use by another process for {lock_timeout:g} s")
+            raise RegistryUnavailable(f"the registry {path} was locked by another process for {lock_timeout:g} s")
         time.sleep(0.05)

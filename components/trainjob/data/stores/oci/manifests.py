@@ -2,10 +2,10 @@
 
 Both have the same layers, each an uncompressed tar with files below ``models/``:
 
-* * the image, for linux on amd64 and on arm64: its root file system has the model in ``/models``, where KServe expects
+* the image, for linux on amd64 and on arm64: its root file system has the model in ``/models``, where KServe expects
   it
   (https://kserve.github.io/website, "modelcars"; ``oci://``, ``oci+native://``, ``oci+fetch://``);
-* * the ModelPack manifest (https://github.com/modelpack/model-spec 0.0.7), whose layers have media types for the kind
+* the ModelPack manifest (https://github.com/modelpack/model-spec 0.0.7), whose layers have media types for the kind
   of
   their files.
 
