@@ -24,9 +24,7 @@ from trainjob_airflow.templates import is_open
 
 if TYPE_CHECKING:
     from trainjob import TrainJobSpec
-    from trainjob.backends.base import TrainJob
-    from trainjob.backends.kubernetes.credentials import Credentials
-    from trainjob.doctor import Finding
+    from trainjob.integration import Credentials, Finding, TrainJob
     from trainjob_airflow.operators.base import TrainJobTask
 
 _MAPPED = 20
@@ -180,7 +178,7 @@ def _place(job: _Job) -> tuple[Credentials, str] | str | None:
 
 def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
     """The TrainJob object; without its runtime if only a run knows it."""
-    from trainjob.manifest import render
+    from trainjob.integration import render
 
     made = render(spec, f"airflow/check/{job.checked.where}", 1, namespace)
     if any(path.partition(".")[0] == "runtime" for path in job.checked.open):
@@ -189,7 +187,7 @@ def _object(job: _Job, spec: TrainJobSpec, namespace: str) -> TrainJob:
 
 
 async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str, TrainJob]) -> dict[str, list[Finding]]:
-    from trainjob.doctor.cluster import examine_jobs
+    from trainjob.integration import examine_jobs
 
     findings: dict[str, list[Finding]] = {}
     async with aclosing(examine_jobs(credentials, namespace, jobs)) as examined:
@@ -199,7 +197,7 @@ async def _examined(credentials: Credentials, namespace: str, jobs: Mapping[str,
 
 
 def _with_findings(checked: Checked, findings: list[Finding]) -> Checked:
-    from trainjob.doctor import Level
+    from trainjob.integration import Level
 
     texts: dict[Level, list[str]] = {level: [] for level in Level}
     for each in findings:
@@ -239,7 +237,7 @@ def _bag(folder: Path) -> Any:
     try:
         return DagBag(folder)
     except RuntimeError as error:  # a symbolic link into a folder above, such as lib64 of a virtual environment
-        from trainjob.errors import ConfigurationError
+        from trainjob import ConfigurationError
 
         raise ConfigurationError(f"{error}; list the folders without DAGs in {folder}/.airflowignore") from None
 

@@ -26,9 +26,9 @@ def unpack(packed: Mapping[str, Any] | None) -> Observation | None:
     """Restore an observation from JSON values; None stays None."""
     from dataclasses import fields
 
-    from trainjob.kube_objects import parse_time
+    from trainjob import Observation, Phase
+    from trainjob.integration import parse_time
     from trainjob.progress import value_of
-    from trainjob.status import Observation, Phase
 
     if packed is None:
         return None

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 if TYPE_CHECKING:
-    from trainjob import Diagnosis
-    from trainjob.errors import TrainJobError
-    from trainjob.verdicts import RetryVerdict
+    from trainjob import Diagnosis, RetryVerdict, TrainJobError
 
 
 class _Diagnosed(AirflowException):
@@ -58,7 +56,7 @@ def airflow_error(error: TrainJobError, *, user_errors: bool = True) -> AirflowE
         error: The error.
         user_errors: Whether to retry failures of the training code that may not recur.
     """
-    from trainjob.errors import TimedOut, TrainJobFailed
+    from trainjob import TimedOut, TrainJobFailed
 
     diagnosis = error.diagnosis if isinstance(error, TrainJobFailed) else None
     if isinstance(error, TimedOut):

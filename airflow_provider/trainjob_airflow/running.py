@@ -15,8 +15,7 @@ from trainjob_airflow.hooks.trainjob import TrainJobHook
 
 if TYPE_CHECKING:
     from trainjob import Diagnosis, JobRef, TrainJobClient, TrainJobResult, TrainJobSpec, WaitOptions
-    from trainjob.lifecycle import CrashAction
-    from trainjob.progress_log import ProgressLogger
+    from trainjob.integration import CrashAction, ProgressLogger
 
 
 class Log(Protocol):
@@ -53,7 +52,7 @@ def connected(trainjob_conn_id: str, namespace: str | None) -> Iterator[TrainJob
 
 def progress_logger(log: Log) -> ProgressLogger:
     """Create a logger that writes a job's progress and its ranks' log lines to `log`, the log of a task."""
-    from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger
+    from trainjob.integration import PROGRESS_SECONDS, LogSink, ProgressLogger
 
     sink = LogSink(partial(log.info, "%s"), partial(log.warning, "%s"))
     return ProgressLogger(sink, progress_seconds=PROGRESS_SECONDS, limited=True)
@@ -89,7 +88,7 @@ class RunningJob:
         Raises:
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
-        from trainjob.lifecycle import launch
+        from trainjob import launch
 
         client = self.client
         self._launching = client.start(
@@ -114,14 +113,12 @@ class RunningJob:
             DeadlineReached: `seconds` have passed.
             concurrent.futures.CancelledError: `stop_waiting` was called.
         """
-        from trainjob import waiting
+        from trainjob import wait
 
         progress, backend = progress_logger(log), self.client.backend
         on_log = progress.line if logs else None
         end = self._waiting = self.client.start(
-            lambda: waiting.wait(
-                backend, ref, options, on_change=progress.change, on_log=on_log, on_crash=progress.crash
-            )
+            lambda: wait(backend, ref, options, on_change=progress.change, on_log=on_log, on_crash=progress.crash)
         )
         if self._killed:
             end.cancel()
@@ -137,14 +134,14 @@ class RunningJob:
 
     def has_ended(self) -> bool:
         """Whether the job has ended or was deleted."""
-        from trainjob.status import observe
+        from trainjob.integration import observe
 
         trainjob = self.client.get(self.ref) if self.ref else None
         return trainjob is None or observe(trainjob).phase.terminal
 
     def give_up(self, ref: JobRef, diagnosis: Diagnosis, action: CrashAction) -> str:
         """Apply `action` to a job that failed its task; return what was done."""
-        from trainjob.lifecycle import give_up
+        from trainjob.integration import give_up
 
         client = self.client
         return client.call(lambda: give_up(client.backend, ref, diagnosis, action))
@@ -158,9 +155,8 @@ class RunningJob:
         return self.client.start(lambda: self._stop(action, seconds)).result(seconds)
 
     async def _stop(self, action: Literal["delete", "suspend"], seconds: float) -> bool:
-        from trainjob import JobRef
-        from trainjob.lifecycle import cancel
-        from trainjob.manifest import labels_of
+        from trainjob import JobRef, cancel
+        from trainjob.integration import labels_of
 
         refs = [self.ref] if self.ref else []
         if not refs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainjob import Backend, Observation
-    from trainjob.backends.base import TrainJob
+    from trainjob.integration import TrainJob
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ def wanted(
         ConfigurationError: The name is not a valid job name.
         ValueError: Not exactly one of name and labels is set, or labels, phases or condition are invalid.
     """
-    from trainjob import names
-    from trainjob.spec.checks import metadata_problems
-    from trainjob.status import Phase
+    from trainjob import Phase
+    from trainjob.integration import metadata_problems, names
 
     if bool(name) == bool(labels):
         raise ValueError("set exactly one of name and labels")

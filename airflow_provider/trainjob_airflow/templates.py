@@ -12,8 +12,7 @@ from trainjob_airflow.exceptions import TrainJobFatal
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from trainjob import TrainJobSpec
-    from trainjob.errors import Problem
+    from trainjob import Problem, TrainJobSpec
 
 SAMPLE = "⟨"
 """Begins the placeholder of a value that only a run knows, see `trainjob_airflow.sample`."""
@@ -56,7 +55,7 @@ def secrets_in(spec: TrainJobSpec) -> Iterator[Problem]:
     Secrets are the values that Airflow masks in logs: passwords of the connections that this task has read, and values
     of variables with sensitive names.
     """
-    from trainjob.errors import Problem
+    from trainjob import Problem
 
     trainer = ((spec.manifest or {}).get("spec") or {}).get("trainer")
     parts = {name: getattr(spec, name) for name in ("env", "command", "args", "func_args")}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from trainjob import lifecycle as flow
-from trainjob import names, report, trained, waiting
+from trainjob import lifecycle as flow, names, report, trained, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.diagnosis import Diagnosis

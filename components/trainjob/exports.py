@@ -40,6 +40,9 @@ def lazy(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], 
         if name.startswith("__") or name not in homes(file):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, original = homes(file)[name]
-        return getattr(import_module(home), original)
+        try:
+            return getattr(import_module(home), original)
+        except AttributeError:  # a module of the package `home`
+            return import_module(f"{home}.{original}")
 
     return get, lambda: sorted(homes(file))

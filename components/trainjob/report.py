@@ -414,7 +414,7 @@ def _times_as_text(values: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the page
 
 
-def page(report: Report) -> str:
+def report_html(report: Report) -> str:
     """The report as one HTML page, without scripts and external resources."""
     return _template().render(report=report, version=__version__, Phase=Phase)
 

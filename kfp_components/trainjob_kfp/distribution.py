@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainjob.errors import ConfigurationError
+from trainjob import ConfigurationError
 from trainjob_kfp import node
 from trainjob_kfp.execution import Execution, location
 from trainjob_kfp.jobs import run_job

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainjob.errors import ConfigurationError
-from trainjob.lifecycle import AfterFailure
-from trainjob.manifest import key_hash
-from trainjob.settings import Settings
+from trainjob import ConfigurationError, Settings
+from trainjob.integration import AfterFailure, key_hash
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOCAL_RUN = re.compile(r"(.+)-\d{4}(?:-\d{2}){5}-\d{6}")  # kfp.local.executor_input_utils (KFP 2.17)

@@ -9,22 +9,22 @@ from typing import Any
 from urllib.parse import quote
 
 from trainjob import (
+    ConfigurationError,
     InvalidSpec,
     InvalidWaitOptions,
+    JobRef,
+    OwnerReference,
+    Problem,
+    RankCrashed,
+    Settings,
+    TimedOut,
     TrainJobClient,
     TrainJobError,
     TrainJobResult,
     TrainJobSpec,
     WaitOptions,
 )
-from trainjob.errors import ConfigurationError, Problem, RankCrashed, TimedOut
-from trainjob.lifecycle import give_up
-from trainjob.manifest import JobRef
-from trainjob.progress_log import PROGRESS_SECONDS, LogSink, ProgressLogger
-from trainjob.report import page
-from trainjob.settings import Settings
-from trainjob.spec import OwnerReference
-from trainjob.unattended import SUSPEND
+from trainjob.integration import PROGRESS_SECONDS, SUSPEND, LogSink, ProgressLogger, give_up, report_html
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import write_line
 from trainjob_kfp.stopping import StopWithStep, origin_of
@@ -95,7 +95,7 @@ def wait_and_report(client: TrainJobClient, ref: JobRef, options: WaitOptions, r
         try:
             taken = client.diagnose(ref.name)
             report.parent.mkdir(parents=True, exist_ok=True)
-            report.write_text(page(taken), encoding="utf-8")
+            report.write_text(report_html(taken), encoding="utf-8")
         except (TrainJobError, OSError) as error:  # the training is complete; a missing report must not fail the step
             write_line(f"cannot write the report about TrainJob {ref}: {error}")
     return result

@@ -7,14 +7,18 @@ from typing import Any
 
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from trainjob import names
-from trainjob.backends import BACKENDS
-from trainjob.data.checks import check_options
-from trainjob.data.program import STEP_RUNTIME, Step
-from trainjob.errors import ConfigurationError
-from trainjob.spec.literals import check_literals, has_open
-from trainjob.spec.parts import field_name
-from trainjob.spec.reading import check_limits
+from trainjob import ConfigurationError
+from trainjob.integration import (
+    BACKENDS,
+    STEP_RUNTIME,
+    Step,
+    check_limits,
+    check_literals,
+    check_options,
+    field_name,
+    has_open,
+    names,
+)
 from trainjob_kfp.execution import as_text, location
 from trainjob_kfp.jobs import ACTIONS
 

@@ -77,7 +77,7 @@ def _run(given: dict[str, Any], directory: Path) -> int:
 
 
 def _download(location: str, directory: Path) -> str:
-    from trainjob.data.transfer import copy  # noqa: PLC0415 - not in every image
+    from trainjob.data import copy  # noqa: PLC0415 - not in every image
 
     copy(location, str(directory), progress=lambda line: print(line, flush=True))  # noqa: T201 - the node's log
     single = directory / location.rpartition("/")[2]
@@ -86,8 +86,7 @@ def _download(location: str, directory: Path) -> str:
 
 def _upload(path: Path, location: str) -> None:
     """Upload a file, or all files of a directory, to the location of the artifact."""
-    from trainjob.data.locations import parse_store  # noqa: PLC0415 - not in every image
-    from trainjob.data.stores.opening import open_writable  # noqa: PLC0415 - not in every image
+    from trainjob.integration import open_writable, parse_store  # noqa: PLC0415 - not in every image
 
     parent, _, name = location.rpartition("/")
     store = open_writable(parse_store(parent + "/"))

@@ -14,14 +14,17 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainjob import InvalidSpec, TrainJobResult, TrainJobSpec
-from trainjob.data.checks import check_options
-from trainjob.data.program import STEP_RUNTIME, Step, step_command
-from trainjob.errors import Problem
-from trainjob.lifecycle import CancelAction
-from trainjob.report import numeric
-from trainjob.spec.parts import field_name
-from trainjob.spec.reading import check_limits
+from trainjob import InvalidSpec, Problem, TrainJobResult, TrainJobSpec
+from trainjob.integration import (
+    STEP_RUNTIME,
+    CancelAction,
+    Step,
+    check_limits,
+    check_options,
+    field_name,
+    numeric,
+    step_command,
+)
 from trainjob_kfp import task_config
 from trainjob_kfp.execution import WORKSPACE, Execution, artifact_location, as_text, location
 from trainjob_kfp.jobs import address_of, connect, run_job, wait_and_report, wait_options_of

@@ -14,17 +14,13 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import anyio
 
-from trainjob import Phase, TrainJobClient, TrainJobError
-from trainjob.backends.base import TrainJob
-from trainjob.errors import TimedOut
-from trainjob.lifecycle import CancelAction, cancelling, request_cancel
-from trainjob.manifest import JobRef, key_hash, labels_of
-from trainjob.status import observe
+from trainjob import JobRef, Phase, TimedOut, TrainJobClient, TrainJobError
+from trainjob.integration import CancelAction, TrainJob, cancelling, key_hash, labels_of, observe, request_cancel
 from trainjob_kfp.execution import Execution
 from trainjob_kfp.steplog import end_process, write_line
 
 if TYPE_CHECKING:
-    from trainjob.backends.kubernetes.prepared import PreparedRequest
+    from trainjob.integration import PreparedRequest
 
 RUN = "pipeline/runid"
 """Label of a run's TrainJobs; KFP sets the same label on the run's pods."""
@@ -128,9 +124,9 @@ class StopWithStep:
         """
         suspend, delete, pod = self._suspend, self._delete, self._pod
         if pod is not None:
-            from trainjob.backends.kubernetes.pods import disruption  # noqa: PLC0415 - an extra, imported by now
+            from trainjob.integration import disruption_of  # noqa: PLC0415 - an extra, imported by now
 
-            if (found := pod.read(_POD_SECONDS)) and (reason := disruption(found)):
+            if (found := pod.read(_POD_SECONDS)) and (reason := disruption_of(found)):
                 return f"the TrainJob keeps running: its step's next pod waits for it ({reason})"
         if suspend is not None and delete is not None:
             sent = suspend.send_or(delete, max(0.0, suspended_by - time.monotonic()))

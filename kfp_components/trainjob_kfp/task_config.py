@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainjob import InvalidSpec
-from trainjob.errors import Problem
-from trainjob.spec import for_every_node
-from trainjob.spec.checks import RESERVED_PREFIX
+from trainjob import InvalidSpec, Problem
+from trainjob.integration import RESERVED_PREFIX, for_every_node
 
 MANAGER = f"{RESERVED_PREFIX}kfp"
 """Manager of the patch in ``spec.runtimePatches``."""

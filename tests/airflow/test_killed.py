@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.airflow.conftest import ENVIRONMENT, jobs
-from tests.airflow.forks import WORKER as EXECUTION
-from tests.airflow.forks import Forked, Forks
+from tests.airflow.forks import WORKER as EXECUTION, Forked, Forks
 from tests.processes import wait_until
 
 from trainjob import Phase, TrainJobClient

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.cluster.kfp_steps import Execution, Steps, Try, create_account, processes
 from tests.processes import wait_until
-from tests.testcluster import image_store
-from tests.testcluster import step_image as images
+from tests.testcluster import image_store, step_image as images
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.nodes import simulate

@@ -6,8 +6,7 @@ import fcntl
 import gc
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterator, Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from tests.certificates import Authority
 from tests.cluster.kfp_steps import Steps, create_account
 from tests.cluster.launchers import launcher_environment, run
 from tests.cluster.wires import Wires
-from tests.testcluster import build, image_store, kueue
-from tests.testcluster import step_image as steps
+from tests.testcluster import build, image_store, kueue, step_image as steps
 from tests.testcluster.access import RULES, Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import why_unsupported

@@ -21,8 +21,7 @@ import anyio.to_thread
 from tests.cluster.failing import REGISTRY
 from tests.cluster.failures import FAILURES, Failure
 from tests.processes import Component, wait_until
-from tests.testcluster import images
-from tests.testcluster import step_image as steps
+from tests.testcluster import images, step_image as steps
 from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.real_node import RealNode

@@ -9,8 +9,7 @@ import os
 
 import anyio
 import pytest
-from tests.cluster import corpus
-from tests.cluster import failing as make
+from tests.cluster import corpus, failing as make
 from tests.cluster.corpus import Made
 from tests.cluster.failures import FAILURES, Failure
 from tests.testcluster.access import RULES, TRAINER, Access

@@ -24,8 +24,7 @@ from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.kfp_steps import WORKFLOWS
 from tests.cluster.test_fault_tokens import Tokens
 from tests.processes import wait_until
-from tests.testcluster import kueue
-from tests.testcluster import step_image as steps
+from tests.testcluster import kueue, step_image as steps
 from tests.testcluster.access import TRAINER, Access, condition, refused, trainjob
 from tests.testcluster.api import write_kubeconfig
 from tests.testcluster.control_plane import Cluster
@@ -37,8 +36,7 @@ from trainjob.backends.kubernetes.backend import KubernetesBackend
 from trainjob.backends.kubernetes.client import Timings
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.kubernetes.errors import Forbidden
-from trainjob.doctor import Finding, Level, pipelines
-from trainjob.doctor import cluster as doctor
+from trainjob.doctor import Finding, Level, cluster as doctor, pipelines
 from trainjob.doctor.permissions import PERMISSIONS, Permission
 from trainjob.errors import Rejected
 from trainjob.install import STEP_IMAGE, objects

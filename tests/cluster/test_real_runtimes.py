@@ -14,8 +14,7 @@ import yaml
 from tests.cluster.recorder import JOBSET
 from tests.cluster.runtimes import SHIPPED
 from tests.processes import wait_until
-from tests.testcluster import build, images
-from tests.testcluster import step_image as steps
+from tests.testcluster import build, images, step_image as steps
 from tests.testcluster.access import Access
 from tests.testcluster.control_plane import Cluster
 from tests.testcluster.manifests import load

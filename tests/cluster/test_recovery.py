@@ -14,8 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.processes import wait_until
-from tests.testcluster import build, kueue, nodes
-from tests.testcluster import step_image as steps
+from tests.testcluster import build, kueue, nodes, step_image as steps
 from tests.testcluster.access import JOBSET, TRAINER, Access, condition
 from tests.testcluster.api import ApiError
 from tests.testcluster.control_plane import Cluster

@@ -19,7 +19,7 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.cli import texts
 from trainjob.diagnosis import Category
 from trainjob.errors import NotFound
-from trainjob.report import Report, page, take
+from trainjob.report import Report, report_html, take
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -92,7 +92,7 @@ async def test_any_job_can_be_diagnosed(cluster: Access, namespace: str, small_q
     if waiting:
         pytest.fail("\n\n".join(texts.report_text(found[name]) if name in found else name for name in waiting))
     for name, report in found.items():
-        html, text = page(report), click.unstyle(texts.report_text(report))
+        html, text = report_html(report), click.unstyle(texts.report_text(report))
         HTMLParser().feed(html)
         for shown in (html, text):
             assert f"{namespace}/{name}" in shown

@@ -14,8 +14,7 @@ import yaml
 from tests.cluster.conftest import KUBECONFIG
 from tests.cluster.test_doctor import examined, failures, of
 from tests.cluster.test_install import applied, printed
-from tests.cluster.test_policy import asked as why_refused
-from tests.cluster.test_policy import key, patch, protected
+from tests.cluster.test_policy import asked as why_refused, key, patch, protected
 from tests.cluster.test_recovery import begin
 from tests.cluster.waits import phases_of, until_phase
 from tests.processes import wait_until

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from google.protobuf import json_format
-from kfp import compiler, dsl, kubernetes
-from kfp import components as kfp_components
+from kfp import compiler, components as kfp_components, dsl, kubernetes
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 import trainjob_kfp

@@ -40,8 +40,7 @@ from tests.local.killing import (
     trapped,
 )
 from tests.oci.proxy import Proxy
-from tests.oci.registry import needs_registry
-from tests.oci.registry import registry as container_registry
+from tests.oci.registry import needs_registry, registry as container_registry
 from tests.registry.fake import FakeRegistry
 from tests.seaweedfs import SeaweedFS
 from tests.serving import serving

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes import Component, wait_until
-from tests.testcluster import build, images
-from tests.testcluster import step_image as steps
+from tests.testcluster import build, images, step_image as steps
 from tests.testcluster.build import BuildError, lock, say
 
 STEP_BASE = "trainjob.test/step-base:1"

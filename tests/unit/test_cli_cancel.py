@@ -13,8 +13,7 @@ import pytest
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
-from trainjob import JobRef, LogLine, TrainJobSpec
-from trainjob import lifecycle as flow
+from trainjob import JobRef, LogLine, TrainJobSpec, lifecycle as flow
 from trainjob.diagnosis import Evidence
 from trainjob.errors import BackendUnavailable
 

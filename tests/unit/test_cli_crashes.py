@@ -12,8 +12,7 @@ import pytest
 from tests.contract.memory import MemoryBackend
 from tests.unit.test_cli import exit_of
 
-from trainjob import JobRef, Phase, TrainJobSpec
-from trainjob import lifecycle as flow
+from trainjob import JobRef, Phase, TrainJobSpec, lifecycle as flow
 from trainjob.diagnosis import Evidence
 from trainjob.lifecycle import given_up
 from trainjob.status import observe

@@ -5,8 +5,7 @@ import json
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.data import content
 from trainjob.data.content import ContentManifest, File

@@ -11,8 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import safetensors
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import save_file
 
 from trainjob.data.locations import parse_store

@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.diagnosis import TAIL_LINES, Category, Diagnosis, Evidence, diagnose
 from trainjob.diagnosis.terminations import crashes_in

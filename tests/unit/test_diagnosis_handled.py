@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.diagnosis import Category, Diagnosis, Evidence, diagnose
 from trainjob.status import Observation, Phase

@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.log_tails import TAIL_LINES, Tail, excerpt, read

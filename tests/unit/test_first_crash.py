@@ -11,8 +11,17 @@ import anyio
 import pytest
 from tests.contract.memory import MemoryBackend
 
-from trainjob import Diagnosis, JobRef, Phase, RetryVerdict, TrainJobFailed, TrainJobSpec, WaitOptions, waiting
-from trainjob import lifecycle as flow
+from trainjob import (
+    Diagnosis,
+    JobRef,
+    Phase,
+    RetryVerdict,
+    TrainJobFailed,
+    TrainJobSpec,
+    WaitOptions,
+    lifecycle as flow,
+    waiting,
+)
 from trainjob.backends.kubernetes.pods import crashes_of
 from trainjob.diagnosis import Category, Evidence, diagnose, log_tails
 from trainjob.errors import BackendUnavailable, NotFound, RankCrashed

@@ -23,9 +23,9 @@ from trainjob import (
     TrainJobFailed,
     TrainJobSpec,
     WaitOptions,
+    lifecycle as flow,
     waiting,
 )
-from trainjob import lifecycle as flow
 from trainjob.backends.base import Snapshot
 from trainjob.diagnosis import Category, Diagnosis, Evidence
 from trainjob.errors import (

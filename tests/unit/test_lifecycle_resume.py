@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainjob import Phase, TrainJobClient
-from trainjob import lifecycle as flow
+from trainjob import Phase, TrainJobClient, lifecycle as flow
 from trainjob.backends.local.backend import LocalBackend
 from trainjob.manifest import JobRef
 from trainjob.status import CANCELLED, QUEUE_LABEL, observe

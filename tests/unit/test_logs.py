@@ -3,8 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.backends.kubernetes.pods import KubeletLines
 from trainjob.logs import MAX_LINE, LogLine, Splitter, Throttle, cri_line, latest, merge, parse_cri

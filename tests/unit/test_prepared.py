@@ -15,7 +15,7 @@ import pytest
 
 from trainjob.backends.kubernetes.client import MERGE_PATCH, ApiClient, Request, Timings
 from trainjob.backends.kubernetes.credentials import Access
-from trainjob.backends.kubernetes.pods import disruption
+from trainjob.backends.kubernetes.pods import disruption_of
 from trainjob.backends.kubernetes.prepared import PreparedRequest
 
 pytestmark = pytest.mark.anyio
@@ -166,7 +166,7 @@ async def test_a_pod_is_read(server: Server, reply: bytes, reason: str) -> None:
     urgent = server.prepared_request(Request("GET", "/api/pods", {"fieldSelector": "metadata.name=a"}))
     server.reply = reply
     await urgent.warm()
-    assert disruption(urgent.read(5) or b"") == reason
+    assert disruption_of(urgent.read(5) or b"") == reason
     one, two = server.asked
     assert one[:3] == two[:3] == (one[0], "GET", "/behind/api/pods?fieldSelector=metadata.name%3Da"), "one connection"
     urgent.close()

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import pickle
+import pkgutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import trainjob
 import trainjob.data
+import trainjob.integration
 from trainjob import errors
 from trainjob.diagnosis import Category, Diagnosis
 from trainjob.errors import InvalidSpec, Problem, TrainJobFailed
 from trainjob.verdicts import RetryVerdict
 
-NAMES = [(module, name) for module in (trainjob, trainjob.data) for name in dir(module)]
+ROOT = Path(__file__).parents[2]
+NAMES = [(module, name) for module in (trainjob, trainjob.data, trainjob.integration) for name in dir(module)]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))
@@ -26,6 +31,14 @@ def test_all_public_names_are_imported_by_a_star() -> None:
     imported: dict[str, object] = {}
     exec("from trainjob import *", imported)
     assert imported.keys() - {"__builtins__"} == set(dir(trainjob))
+
+
+def test_the_import_contract_lists_all_private_modules() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (listed,) = [each["forbidden_modules"] for each in contracts if each["name"].startswith("Integrations import")]
+    found = {f"trainjob.{module.name}" for module in pkgutil.iter_modules(trainjob.__path__)}
+    public = {f"trainjob.{name}" for name in ("data", "integration", "progress", "registry")}
+    assert set(listed) == found - public - {"trainjob.__main__"} | {"trainjob.data.*", "trainjob.registry.*"}
 
 
 def test_every_error_is_public() -> None:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.errors import ConfigurationError
 from trainjob.registry import Mode, ModelVersion, Promotion, connect

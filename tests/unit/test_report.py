@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trainjob.cli import texts
 from trainjob.diagnosis import Category, Evidence
 from trainjob.manifest import GIVEN_UP, JobRef
 from trainjob.masking import MASK
-from trainjob.report import Report, examine, page
+from trainjob.report import Report, examine, report_html
 from trainjob.serialization import pack_diagnosis
 from trainjob.status import QUEUE_LABEL, Phase
 
@@ -145,7 +144,7 @@ def test_a_failed_job() -> None:
         ("node-0", "Running", None, 0, False),
         ("node-1", "CrashLoopBackOff", 3, 2, True),
     ]
-    for text in (plain(report), Page(page(report)).text):
+    for text in (plain(report), Page(report_html(report)).text):
         for said in (
             *("ns/x", "Failed", "node-1 exited with code 3", "ValueError: no", "fix the training code"),
             *("torch-distributed", "nvidia.com/gpu 8", "CrashLoopBackOff", "Back-off restarting failed container"),
@@ -158,7 +157,7 @@ def test_a_failed_job() -> None:
 def test_only_the_root_cause_is_red() -> None:
     report = failed(["ValueError: no"])
     terminated = replace(report.ranks[0], rank="node-2", state="Error", exit_code=143)
-    html = page(replace(report, ranks=[*report.ranks, terminated]))
+    html = report_html(replace(report, ranks=[*report.ranks, terminated]))
     cells = re.findall(r'<tr><td class="time">(node-\d)</td><td class="(\w*)">', html)
     assert cells == [("node-0", ""), ("node-1", "bad"), ("node-2", "warn")]
 
@@ -169,7 +168,7 @@ def test_status_and_diagnose_say_the_same() -> None:
     assert report.diagnosis.text() in texts.status_text(report)
 
 
-@pytest.mark.parametrize("render", [plain, page, lambda report: texts.as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
+@pytest.mark.parametrize("render", [plain, report_html, lambda report: texts.as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
 def test_no_value_of_a_variable_and_nothing_that_looks_like_a_secret(render: Any) -> None:
     event = {**EVENT, "message": f"cannot pull with {SECRET}"}
     pods = [pod(1, ENDED)]
@@ -184,7 +183,7 @@ def test_no_value_of_a_variable_and_nothing_that_looks_like_a_secret(render: Any
 
 def test_hostile_text_is_shown_and_does_nothing() -> None:
     report = failed(HOSTILE, unseen=[HOSTILE[0], HOSTILE[3]])
-    html = page(report)
+    html = report_html(report)
     html.encode()
     seen = Page(html)
     assert set(seen.elements) & {"script", "img", "link", "iframe", "object"} == set()
@@ -200,7 +199,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    html = page(failed(["x"]))
+    html = report_html(failed(["x"]))
     assert "default-src 'none'" in html
     assert not re.search(r"https?://|@import|url\(", html)
     assert "prefers-color-scheme: dark" in html
@@ -215,7 +214,7 @@ def test_a_job_that_waits_says_for_what() -> None:
     assert report.observation.phase is Phase.QUEUED
     assert "4 more needed for gpu" in report.observation.message
     assert [name for name, *_ in report.phases] == ["queued"]
-    for text in (plain(report), Page(page(report)).text):
+    for text in (plain(report), Page(report_html(report)).text):
         assert "4 more needed for gpu" in text
         assert "queue" in text
 
@@ -231,7 +230,7 @@ def test_one_whose_pods_do_not_start_has_not_run_and_says_so_once() -> None:
     assert [name for name, *_ in report.phases] == ["starting"]
     assert report.diagnosis.summary.endswith("…")
     assert report.besides == ""
-    assert SECRET not in page(report) + plain(report) + report.observation.message
+    assert SECRET not in report_html(report) + plain(report) + report.observation.message
     crashed = examine(REF, Evidence(job, [waiting, pod(1, ENDED)]), NOW)
     assert crashed.diagnosis.exit_code == 3
     assert crashed.besides == crashed.observation.message, "which is about another rank"
@@ -242,7 +241,7 @@ def test_one_that_nothing_is_wrong_with() -> None:
     job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}], "trainerStatus": {"progressPercentage": 42}}  # fmt: skip # noqa: E501
     report = examine(REF, Evidence(job, [pod(0, RUNNING), pod(1, RUNNING)]), NOW)
     assert (report.observation.phase, report.troubled, report.as_dict()["diagnosis"]) == (Phase.RUNNING, False, None)
-    assert "42" in Page(page(report)).text
+    assert "42" in Page(report_html(report)).text
     assert "42%" in plain(report)
 
 
@@ -262,14 +261,14 @@ def test_one_that_was_given_up_still_says_why() -> None:
     report = examine(REF, Evidence(job), NOW)
     assert (report.observation.phase, report.given_up) == (Phase.SUSPENDED, True)
     assert (report.diagnosis.rank, report.diagnosis.log) == ("node-1", ("ValueError: no",))
-    assert "ValueError: no" in Page(page(report)).text
+    assert "ValueError: no" in Page(report_html(report)).text
 
 
 def test_what_is_left_of_a_job_that_is_gone() -> None:
     report = examine(JobRef("ns", "x", ""), Evidence(None, [], {}, [EVENT]), NOW)
     assert (report.observation.phase, report.diagnosis.category) == (Phase.DELETED, Category.DELETED)
     assert "Back-off" in plain(report)
-    assert "the TrainJob was deleted" in Page(page(report)).text
+    assert "the TrainJob was deleted" in Page(report_html(report)).text
 
 
 def test_many_ranks_and_events_are_bounded_and_trouble_comes_first() -> None:
@@ -277,7 +276,7 @@ def test_many_ranks_and_events_are_bounded_and_trouble_comes_first() -> None:
     events = [{**EVENT, "message": f"event {i}"} for i in range(5000)]
     began = datetime.now(UTC)
     report = examine(REF, Evidence(trainjob(FAILED), pods, {}, events), NOW)
-    html, text = page(report), plain(report)
+    html, text = report_html(report), plain(report)
     assert datetime.now(UTC) - began < timedelta(seconds=10)
     assert len(report.events) == 100
     for shown in (html, text):
@@ -312,6 +311,6 @@ def test_whatever_the_evidence_looks_like_there_is_a_report(
     job: Any, pods: Any, events: Any, workload: Any, lines: Any
 ) -> None:
     report = examine(REF, Evidence(job, pods, {"": lines}, events, workload), NOW)
-    page(report).encode()
+    report_html(report).encode()
     plain(report).encode()
     json.loads(texts.as_json(report.as_dict()))

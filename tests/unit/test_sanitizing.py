@@ -7,8 +7,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.sanitizing import colored, escaped_json, is_safe, one_line, plain
 

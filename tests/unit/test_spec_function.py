@@ -15,8 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec, progress
 from trainjob.backends.local.ranks import expand

@@ -16,7 +16,7 @@ import pytest
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob.cli import main
 from trainjob.spec.literals import check_literals
-from trainjob.spec.reading import MAX_BYTES, MAX_DEPTH, check_limits, content, load
+from trainjob.spec.reading import MAX_BYTES, MAX_DEPTH, check_limits, load_spec, read_spec_file
 
 STEP = "runtime: trainjob-step\ncommand: [echo]\n"
 MANIFEST = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec:\n  runtimeRef: {name: torch-distributed}\n"
@@ -138,7 +138,7 @@ class Endless(io.RawIOBase):
 def test_no_more_is_read_than_a_spec_may_have() -> None:
     endless = Endless()
     with pytest.raises(InvalidSpec, match="standard input has more than 1,048,576 bytes"):
-        content(endless, "standard input")  # type: ignore[arg-type]  # all that is used of it
+        read_spec_file(endless, "standard input")  # type: ignore[arg-type]  # all that is used of it
     assert endless.given == MAX_BYTES + 1
 
 
@@ -196,11 +196,11 @@ def test_what_is_just_within_the_limits() -> None:
     check_limits(["x" * (MAX_BYTES - 10)])
     check_limits((1 << 1024) - 1)
     text = f"{STEP}func_args: {{a: {'[' * (MAX_DEPTH - 2)}{']' * (MAX_DEPTH - 2)}}}"
-    assert load(text)["func_args"]
+    assert load_spec(text)["func_args"]
     shared_names = f"{STEP}labels: &names {{team: vision}}\nannotations: *names"
-    assert load(shared_names)["annotations"] == {"team": "vision"}
+    assert load_spec(shared_names)["annotations"] == {"team": "vision"}
     large = f"{STEP}args: [{'x' * 1000_000}]"
-    assert len(load(large)["args"][0]) == 1000_000
+    assert len(load_spec(large)["args"][0]) == 1000_000
 
 
 def test_yaml_is_read_as_kubectl_reads_it() -> None:
@@ -208,4 +208,4 @@ def test_yaml_is_read_as_kubectl_reads_it() -> None:
     texts = {"2026-01-31": "2026-01-31", "12:30": "12:30", "1:30.5": "1:30.5", "=": "=", "'1'": "1"}
     others = {"010": 8, "0x10": 16, "1.5": 1.5, "yes": True, "~": None, "1_000": 1000}
     for written, value in {**texts, **others}.items():
-        assert load(f"a: {written}") == {"a": value}
+        assert load_spec(f"a: {written}") == {"a": value}

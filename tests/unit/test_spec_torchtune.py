@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from trainjob import InvalidSpec, TrainJobSpec
 from trainjob.backends.local.ranks import expand

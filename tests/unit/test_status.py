@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainjob.kube_objects import parse_time
 from trainjob.status import CANCELLED, QUEUE_LABEL, Blocker, Observation, Phase, observe

@@ -134,10 +134,8 @@ class TrainJobTask(StrictTemplates):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Continue after the trigger's event."""
-        from trainjob import JobRef
-        from trainjob.errors import RankCrashed
-        from trainjob.serialization import unpack_diagnosis, unpack_evidence
-        from trainjob.waiting import conclude
+        from trainjob import JobRef, RankCrashed
+        from trainjob.integration import conclude, unpack_diagnosis, unpack_evidence
 
         ref = JobRef(event["namespace"], event["name"], event["uid"], event["attempt"])
         with self._connected(context, ref.namespace, key_of(context), ref) as running:
@@ -189,7 +187,7 @@ class TrainJobTask(StrictTemplates):
         """
         import yaml
 
-        from trainjob.manifest import render
+        from trainjob.integration import render
 
         spec, unknown = self.sample_spec()
         if unknown:
@@ -230,7 +228,7 @@ class TrainJobTask(StrictTemplates):
 
     def _origin(self, context: Context) -> dict[str, str]:
         """Labels that identify the task, and that have the job suspended when no task waits for it any longer."""
-        from trainjob.unattended import SUSPEND
+        from trainjob.integration import SUSPEND
 
         suspend_unattended = self.wait_for_completion and self.on_kill_action != "keep"
         return labels_of_task(context) | (SUSPEND if suspend_unattended else {})
@@ -240,7 +238,7 @@ class TrainJobTask(StrictTemplates):
         self, context: Context, namespace: str | None, key: str, ref: JobRef | None = None
     ) -> Iterator[RunningJob]:
         """Hold the client for this job: lets `on_kill` interrupt, maps errors to Airflow's."""
-        from trainjob.errors import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
+        from trainjob import RankCrashed, TimedOut, TrainJobError, TrainJobFailed
 
         try:
             with self._client(namespace) as client:
@@ -399,7 +397,7 @@ class TrainJobTask(StrictTemplates):
     def acknowledge(self) -> None:
         """Mark the job as delivered: another launch with its key then starts a new job."""
         from trainjob import TrainJobError
-        from trainjob.lifecycle import mark_delivered
+        from trainjob.integration import mark_delivered
 
         ref = self._delivered
         if ref is None:

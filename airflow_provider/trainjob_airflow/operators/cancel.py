@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from trainjob import TrainJobClient
-    from trainjob.backends.base import TrainJob
-    from trainjob.lifecycle import CancelAction
+    from trainjob.integration import CancelAction, TrainJob
 
 _ACTIONS = "delete", "suspend"
 
@@ -135,11 +134,8 @@ class TrainJobCancelOperator(StrictTemplates):
     async def _stop(self, client: TrainJobClient, labels: Sequence[dict[str, str]], context: Context) -> list[str]:
         import anyio
 
-        from trainjob import TrainJobError
-        from trainjob.kube_objects import mapping
-        from trainjob.lifecycle import cancel
-        from trainjob.manifest import KEY, MANAGED_BY, JobRef
-        from trainjob.status import observe
+        from trainjob import JobRef, TrainJobError, cancel
+        from trainjob.integration import KEY, MANAGED_BY, mapping, observe
 
         backend, action = client.backend, cast("CancelAction", self.action)
         remaining: list[str] = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, XComArg
 
     from trainjob import TrainJobSpec
-    from trainjob.data.program import Step
+    from trainjob.integration import Step
 
 
 class _DataOperator(TrainJobOperator):
@@ -49,8 +49,7 @@ class _DataOperator(TrainJobOperator):
 
     def check_literals(self) -> None:
         """Check the spec and the options for errors that no template can fix."""
-        from trainjob.data.checks import check_options
-        from trainjob.spec.literals import has_open
+        from trainjob.integration import check_options, has_open
 
         super().check_literals()
         check_texts(required=True, **{name: getattr(self, name) for name in self.required})
@@ -60,14 +59,14 @@ class _DataOperator(TrainJobOperator):
 
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec; invalid options are refused before a job is launched."""
-        from trainjob.data.checks import check_options
+        from trainjob.integration import check_options
 
         check_options(self.step, {"registry": self.registry, **self.options(key)})
         return super().job_spec(key, context)
 
     def spec_fields(self, key: str) -> dict[str, Any]:
         """The fields of the spec with the program as the command."""
-        from trainjob.data.program import step_command
+        from trainjob.integration import step_command
 
         options = {"registry": self.registry, **self.options(key)}
         return super().spec_fields(key) | {"command": step_command(self.step, options)}
@@ -125,15 +124,15 @@ class DatasetInitializerOperator(_DataOperator):
 
     def options(self, key: str) -> dict[str, Any]:
         """Options of the program."""
-        from trainjob.data.selection import patterns
+        from trainjob.integration import as_patterns
 
         del key
         return {
             "source": self.source,
             "target": self.target,
             "digest": self.digest,
-            "include": patterns(self.include),
-            "exclude": patterns(self.exclude),
+            "include": as_patterns(self.include),
+            "exclude": as_patterns(self.exclude),
             "verify_key": self.verify_key,
         }
 
@@ -293,7 +292,7 @@ class ModelExportOperator(_DataOperator):
 
     def metrics_of(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics that the model was exported with."""
-        from trainjob.report import numeric
+        from trainjob.integration import numeric
 
         del result
         metrics = self.metrics if isinstance(self.metrics, Mapping) else {}

@@ -214,7 +214,7 @@ class TrainJobOperator(TrainJobTask):
         self.managed_by = managed_by
         self.unattended = unattended
         self.unattended_after = unattended_after
-        from trainjob.spec.reading import check_limits
+        from trainjob.integration import check_limits
 
         check_limits([volumes, volume_mounts, tolerations, affinity, image_pull_secrets, security_context])
         self.volumes = as_json(volumes)
@@ -239,7 +239,7 @@ class TrainJobOperator(TrainJobTask):
         Raises:
             TrainJobError: The spec is invalid; the error has all problems.
         """
-        from trainjob.spec.literals import check_literals
+        from trainjob.integration import check_literals
 
         fields = self.written_fields(None)
         if fields is not None:
@@ -253,7 +253,7 @@ class TrainJobOperator(TrainJobTask):
             context: Renders the spec's YAML file; without it the file is not read.
         """
         from trainjob import TrainJobSpec
-        from trainjob.spec.reading import load
+        from trainjob.integration import load_spec
 
         spec, name = self.spec, ""
         if spec is None:
@@ -265,12 +265,12 @@ class TrainJobOperator(TrainJobTask):
         if isinstance(spec, TrainJobSpec):
             return spec.model_dump(mode="json", exclude_unset=True)
         if isinstance(spec, str):
-            return None if "{{" in spec or "{%" in spec else load(spec, name)
+            return None if "{{" in spec or "{%" in spec else load_spec(spec, name)
         return spec if isinstance(spec, Mapping) else None
 
     def sample_spec(self) -> tuple[TrainJobSpec | None, list[str]]:
         """The known part of the spec of a run that starts now, and the paths of values that only a run knows."""
-        from trainjob.spec.literals import check_literals
+        from trainjob.integration import check_literals
         from trainjob_airflow.sample import rendered, sample_context, unknown_paths
 
         made = rendered(self)
@@ -296,7 +296,7 @@ class TrainJobOperator(TrainJobTask):
 
     def _pod_patch(self) -> dict[str, Any] | None:
         """The runtime patch of the arguments about pods; None if none is set."""
-        from trainjob.spec import for_every_node
+        from trainjob.integration import for_every_node
 
         pod = {name: value for field, name in _POD.items() if (value := getattr(self, field)) is not None}
         if self.volume_mounts is not None:
@@ -313,7 +313,7 @@ class TrainJobOperator(TrainJobTask):
         """Report problems of the patch of `_pod_patch` under the names of the arguments."""
         from pydantic.alias_generators import to_snake
 
-        from trainjob.errors import InvalidSpec
+        from trainjob import InvalidSpec
 
         try:
             yield
@@ -334,11 +334,11 @@ class TrainJobOperator(TrainJobTask):
     def job_spec(self, key: str, context: Context) -> TrainJobSpec:
         """Build the spec of the job from rendered fields, or from `spec`."""
         from trainjob import TrainJobSpec  # imports pydantic, which DAG files do not need
-        from trainjob.spec.reading import load
+        from trainjob.integration import load_spec
 
         source = self.spec_fields(key) if self.spec is None else self.spec
         if isinstance(source, str | Path) and _is_path(source):
-            source = load(self._file(source, context), str(source))
+            source = load_spec(self._file(source, context), str(source))
         with self._argument_names():
             return TrainJobSpec.parse(source)
 
@@ -352,10 +352,10 @@ class TrainJobOperator(TrainJobTask):
         """The rendered text of the spec's file."""
         from jinja2 import TemplateError
 
-        from trainjob.spec.reading import content
+        from trainjob.integration import read_spec_file
 
         # Not by template_ext: Airflow would then treat every argument that ends in .yaml as a template file.
-        data = content(Path(self.dag.folder) / name, str(name))
+        data = read_spec_file(Path(self.dag.folder) / name, str(name))
         try:
             return str(self.render_template(data.decode(), context))
         except UnicodeDecodeError as error:

@@ -76,7 +76,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
         self.deferrable = deferrable
         if kwargs.get("_airflow_from_mapped"):  # mapped arguments have values only at run time
             return
-        from trainjob.spec.literals import has_open
+        from trainjob.integration import has_open
 
         check_switches(deferrable=deferrable)
         check_place(namespace, trainjob_conn_id)
@@ -139,7 +139,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         """Check the job once."""
         del context
-        from trainjob.status import observe
+        from trainjob.integration import observe
 
         sought = self._wanted()
         with connected(self.trainjob_conn_id, self.namespace) as client:
@@ -158,8 +158,7 @@ class TrainJobSensor(StrictTemplates, BaseSensorOperator):
     def _result(self, namespace: str, name: str) -> dict[str, Any] | None:
         """What the job has reported so far; None if it no longer exists."""
         from trainjob import JobRef
-        from trainjob.status import observe
-        from trainjob.waiting import result_of
+        from trainjob.integration import observe, result_of
 
         async def read(client: TrainJobClient) -> dict[str, Any] | None:
             trainjob = await client.backend.get(namespace, name)

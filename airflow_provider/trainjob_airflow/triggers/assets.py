@@ -118,8 +118,8 @@ class TrainJobEventTrigger(_Watcher):
         return datetime.now(UTC).isoformat()
 
     async def _poll(self, seen: str) -> tuple[list[dict[str, Any]], str]:
-        from trainjob.manifest import JobRef
-        from trainjob.status import observe
+        from trainjob import JobRef
+        from trainjob.integration import observe
 
         hook = TrainJobHook(self.trainjob_conn_id)
         async with hook.shared_backend() as backend:

@@ -23,9 +23,8 @@ from trainjob_airflow.running import progress_logger
 from trainjob_airflow.states import Wanted
 
 if TYPE_CHECKING:
-    from trainjob import Backend, JobRef, Observation
-    from trainjob.diagnosis import Evidence
-    from trainjob.progress_log import ProgressLogger
+    from trainjob import Backend, Evidence, JobRef, Observation
+    from trainjob.integration import ProgressLogger
 
 _TAIL = 200  # log lines of each rank from before this trigger started; after a restart they are logged again
 _LAST_LOOK = 5.0  # seconds to observe a job whose deadline passed while nothing waited: it may have ended before
@@ -122,8 +121,8 @@ class TrainJobTrigger(BaseTrigger):
             # a busy machine. So the first call must not be that of `on_kill`, which Airflow ends after 30 s.
             TrainJobTrigger._has_called_airflow = True
             _run_in_background(self._is_wanted())
-        from trainjob.errors import RankCrashed, TimedOut, TrainJobError
-        from trainjob.serialization import pack_diagnosis, pack_evidence
+        from trainjob import RankCrashed, TimedOut, TrainJobError
+        from trainjob.integration import pack_diagnosis, pack_evidence
 
         limit: asyncio.Timeout | None = None
         try:
@@ -147,8 +146,8 @@ class TrainJobTrigger(BaseTrigger):
         return _event(status, f"the job ended: {final.phase}") | ended
 
     async def _wait(self, backend: Backend) -> tuple[Observation, Evidence | None]:
-        from trainjob.errors import BackendUnavailable
-        from trainjob.waiting import attend
+        from trainjob import BackendUnavailable
+        from trainjob.integration import attend
 
         progress = progress_logger(self.log)
         read = (lambda: self._read(backend, progress)) if self.get_logs else None
@@ -161,7 +160,7 @@ class TrainJobTrigger(BaseTrigger):
         return final, crash
 
     async def _read(self, backend: Backend, progress: ProgressLogger) -> None:
-        from trainjob.logs import Throttle
+        from trainjob.integration import Throttle
 
         throttle = Throttle(progress.line)
         try:
@@ -189,7 +188,7 @@ class TrainJobTrigger(BaseTrigger):
                 await asyncio.shield(action)
 
     async def _apply_kill_action(self) -> None:
-        from trainjob.lifecycle import cancel
+        from trainjob import cancel
 
         # Airflow also cancels the triggers of a triggerer that counted as dead and wakes up when another one runs its
         # triggers (3.3.2, `TriggerRunnerSupervisor.update_triggers`), with the same message.
@@ -306,7 +305,7 @@ class TrainJobStateTrigger(BaseTrigger):
 
     async def _wait(self, backend: Backend, namespace: str) -> dict[str, Any]:
         from trainjob import JobRef
-        from trainjob.status import observe
+        from trainjob.integration import observe
 
         sought = Wanted(self.name, self.labels, tuple(self.phases), self.condition)
         while (trainjob := await sought.find(backend, namespace)) is None:  # noqa: ASYNC110 - no event reports it
@@ -334,13 +333,9 @@ def _load() -> None:
     A full garbage collection over Airflow's modules blocks the loop for 0.2 to 0.4 s, once in some hundred triggers
     (3.3.2). Objects that exist now stay until the end of the process, so the collector need not check them again.
     """
-    import trainjob.progress_log
-    import trainjob.serialization
-    import trainjob.waiting
+    from trainjob.integration import preload
 
-    with suppress(ImportError):  # of the extra `kubernetes`, which the local backend does not need
-        import trainjob.backends.kubernetes.backend  # noqa: F401 - imported before the freeze
-
+    preload()
     gc.freeze()
 
 

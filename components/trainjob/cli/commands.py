@@ -21,8 +21,7 @@ import anyio
 import click
 from pydantic.alias_generators import to_camel
 
-from trainjob import lifecycle as flow
-from trainjob import report, waiting
+from trainjob import lifecycle as flow, report, waiting
 from trainjob.backends import connect
 from trainjob.backends.base import Backend, TrainJob
 from trainjob.backends.local.store import leftovers
@@ -37,7 +36,7 @@ from trainjob.manifest import MANAGED_BY, JobRef, labels_of, render
 from trainjob.report import short
 from trainjob.settings import Settings
 from trainjob.spec import TrainJobSpec
-from trainjob.spec.reading import load
+from trainjob.spec.reading import load_spec
 from trainjob.status import Phase, observe
 from trainjob.wait_options import WaitOptions
 from trainjob.waiting import TrainJobResult
@@ -115,7 +114,7 @@ def parse_spec(source: IO[bytes] | None, fields: Mapping[str, Any]) -> TrainJobS
     Raises:
         InvalidSpec: the spec is invalid; lists every problem.
     """
-    loaded = load(source, _name_of(source)) if source is not None else {}
+    loaded = load_spec(source, _name_of(source)) if source is not None else {}
     if fields and ("apiVersion" in loaded or "kind" in loaded):
         return TrainJobSpec.parse({"manifest": loaded, **fields})
     for name, value in fields.items():
@@ -392,7 +391,7 @@ class Commands:
         """Print everything about one job. The exit code tells who has to act next."""
         found = await report.take(self.backend, name[0] or self.namespace, name[1])
         if page is not None:
-            await anyio.Path(page).write_text(report.page(found), encoding="utf-8")
+            await anyio.Path(page).write_text(report.report_html(found), encoding="utf-8")
         self._answer(found.as_dict(), lambda: texts.report_text(found))
         ended = found.diagnosis.failed or found.given_up
         if found.observation.stuck and not ended:

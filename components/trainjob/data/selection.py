@@ -48,7 +48,7 @@ def select(store: ReadableStore, include: Sequence[str], exclude: Sequence[str])
         CorruptData: The source is incomplete, or does not match its manifest.
         UnsafePath: A file has a name that cannot be written to every target.
     """
-    where, include, exclude = store.location, patterns(include), patterns(exclude)
+    where, include, exclude = store.location, as_patterns(include), as_patterns(exclude)
     single = _single(store)
     if single is not None:
         if not wanted(single.path, include, exclude):
@@ -141,7 +141,7 @@ def _compare(store: ReadableStore, promised: ContentManifest, entries: dict[str,
             )
 
 
-def patterns(given: Sequence[str]) -> tuple[str, ...]:
+def as_patterns(given: Sequence[str]) -> tuple[str, ...]:
     """The patterns as a tuple; a plain text is one pattern, instead of one per character."""
     return tuple(given) if not isinstance(given, str) else (given,) if given else ()
 

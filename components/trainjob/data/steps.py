@@ -16,7 +16,7 @@ from trainjob.data.locations import ModelRef, join, parse, parse_store, parse_ta
 from trainjob.data.meter import Notify
 from trainjob.data.models import ModelFacts, check_model
 from trainjob.data.record import Record
-from trainjob.data.selection import patterns, select, wanted
+from trainjob.data.selection import as_patterns, select, wanted
 from trainjob.data.stores.opening import opened
 from trainjob.data.transfer import Check
 from trainjob.errors import (
@@ -128,7 +128,7 @@ def initialize(
         TrainJobError: Any error of `trainjob.data.transfer.copy`.
     """
     location = parse(source)
-    include, exclude = patterns(include), patterns(exclude)
+    include, exclude = as_patterns(include), as_patterns(exclude)
     into = parse_target(target).uri
     expected = content.check_digest(digest)
     key = verify_key or Settings().verify_key

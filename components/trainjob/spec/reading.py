@@ -41,7 +41,7 @@ _DIGITS = 400  # of an integer in YAML: more than those of 1,024 bits, in every 
 _INSTEAD = "put data into a file and list it in inputs; put code into the image"
 
 
-def content(source: Path | IO[bytes], name: str = "") -> bytes:
+def read_spec_file(source: Path | IO[bytes], name: str = "") -> bytes:
     """The bytes of a spec's file.
 
     Args:
@@ -54,14 +54,14 @@ def content(source: Path | IO[bytes], name: str = "") -> bytes:
     """
     if isinstance(source, Path):
         with source.open("rb") as file:
-            return content(file, name or str(source))
+            return read_spec_file(file, name or str(source))
     data = source.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         _refuse(name, f"has {_size(source) or f'more than {MAX_BYTES:,}'} bytes; {_MOST}", _INSTEAD)
     return data
 
 
-def load(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: str = "") -> dict[str, Any]:
+def load_spec(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: str = "") -> dict[str, Any]:
     """The fields of a spec. Only the limits of text are checked; `TrainJobSpec` checks the others.
 
     YAML is read as by ``kubectl``: dates and ``12:30`` are text.
@@ -77,7 +77,7 @@ def load(source: Mapping[str, Any] | str | bytes | Path | IO[bytes], name: str =
         return dict(source)
     name = name or (str(source) if isinstance(source, Path) else "")
     try:
-        data = source if isinstance(source, str | bytes) else content(source, name)
+        data = source if isinstance(source, str | bytes) else read_spec_file(source, name)
     except OSError as error:
         raise InvalidSpec([Problem("", f"{name or 'the spec'} cannot be read: {error.strerror}")]) from None
     if isinstance(data, str):

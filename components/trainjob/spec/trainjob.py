@@ -28,7 +28,7 @@ from trainjob.spec.function import Function
 from trainjob.spec.initializers import Initializer
 from trainjob.spec.parts import Count, Env, OwnerReference, Part, Resources, RuntimeRef, env_api
 from trainjob.spec.patches import RuntimePatch
-from trainjob.spec.reading import check_limits, load
+from trainjob.spec.reading import check_limits, load_spec
 from trainjob.spec.torchtune import TorchTuneConfig
 from trainjob.spec.validation import Validation, snake_path
 
@@ -181,7 +181,7 @@ class TrainJobSpec(Part):
         """
         if isinstance(source, TrainJobSpec):
             return source.check()
-        fields = load(source)
+        fields = load_spec(source)
         if "apiVersion" in fields or "kind" in fields:
             fields = {"manifest": fields}
         validation = Validation(cls, fields)

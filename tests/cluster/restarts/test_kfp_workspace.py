@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.kfp_steps import Execution, Result, Steps
-from tests.testcluster import images
-from tests.testcluster import step_image as steps
+from tests.testcluster import images, step_image as steps
 from tests.testcluster.nodes import LABEL
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.unit.oci.memory import MemoryRepository, entry, files, image, load, packed, read_all, zipped
 
-from trainjob.data.stores.oci import layers as layers_module
-from trainjob.data.stores.oci import tars
+from trainjob.data.stores.oci import layers as layers_module, tars
 from trainjob.data.stores.oci.client import Client
 from trainjob.data.stores.oci.gzips import Gunzip
 from trainjob.data.stores.oci.images import Image

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.unit.oci.memory import MemoryRepository
 
 from trainjob.data.stores.base import CHUNK, ReadableStore

@@ -259,7 +259,7 @@ def crashes_of(pod: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(f"{crash.pod}/{crash.container}", crash.finished or crash.reason) for crash in found}
 
 
-def disruption(reply: bytes) -> str:
+def disruption_of(reply: bytes) -> str:
     """Why the cluster terminates the only pod of a list, e.g. ``EvictionByEvictionAPI``; empty if it does not.
 
     Reasons are those of the condition ``DisruptionTarget`` (Kubernetes 1.26): eviction, as by a drain, a taint,

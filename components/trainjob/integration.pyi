@@ -1,0 +1,54 @@
+from trainjob import names as names
+from trainjob.backends import BACKENDS as BACKENDS
+from trainjob.backends.base import TrainJob as TrainJob
+from trainjob.backends.kubernetes.credentials import Credentials as Credentials
+from trainjob.backends.kubernetes.pods import disruption_of as disruption_of
+from trainjob.backends.kubernetes.prepared import PreparedRequest as PreparedRequest
+from trainjob.data.checks import check_options as check_options
+from trainjob.data.locations import parse_store as parse_store
+from trainjob.data.program import STEP_RUNTIME as STEP_RUNTIME, Step as Step, step_command as step_command
+from trainjob.data.selection import as_patterns as as_patterns
+from trainjob.data.stores.opening import open_writable as open_writable
+from trainjob.doctor import Finding as Finding, Level as Level
+from trainjob.doctor.cluster import examine_jobs as examine_jobs
+from trainjob.kube_objects import mapping as mapping, parse_time as parse_time
+from trainjob.lifecycle import (
+    AfterFailure as AfterFailure,
+    CancelAction as CancelAction,
+    CrashAction as CrashAction,
+    cancelling as cancelling,
+    give_up as give_up,
+    mark_delivered as mark_delivered,
+    request_cancel as request_cancel,
+)
+from trainjob.logs import Throttle as Throttle
+from trainjob.manifest import (
+    KEY as KEY,
+    MANAGED_BY as MANAGED_BY,
+    key_hash as key_hash,
+    labels_of as labels_of,
+    render as render,
+)
+from trainjob.progress_log import (
+    PROGRESS_SECONDS as PROGRESS_SECONDS,
+    LogSink as LogSink,
+    ProgressLogger as ProgressLogger,
+)
+from trainjob.report import numeric as numeric, report_html as report_html
+from trainjob.sanitizing import plain as plain
+from trainjob.serialization import (
+    pack_diagnosis as pack_diagnosis,
+    pack_evidence as pack_evidence,
+    unpack_diagnosis as unpack_diagnosis,
+    unpack_evidence as unpack_evidence,
+)
+from trainjob.spec import for_every_node as for_every_node
+from trainjob.spec.checks import RESERVED_PREFIX as RESERVED_PREFIX, metadata_problems as metadata_problems
+from trainjob.spec.literals import check_literals as check_literals, has_open as has_open
+from trainjob.spec.parts import field_name as field_name
+from trainjob.spec.reading import check_limits as check_limits, load_spec as load_spec, read_spec_file as read_spec_file
+from trainjob.status import observe as observe
+from trainjob.unattended import SUSPEND as SUSPEND
+from trainjob.waiting import attend as attend, conclude as conclude, result_of as result_of
+
+def preload() -> None: ...
