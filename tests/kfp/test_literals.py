@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "field of spec": (train, {**TRAIN, "spec": {"nodes": 2}}, "nodes"),
     "input": (train, {**TRAIN, "inputs": {"d": "bucket/x"}}, "is not a URI"),
     "token of a step": (initialize_dataset, {**DATASET, "env": {"T": TOKEN}}, "secret"),
-    "name of a runtime": (train, {"runtime": "Torch_Distributed"}, "'Torch_Distributed' is not a name"),
+    "name of a runtime": (train, {"runtime": "Torch_Distributed"}, "'Torch_Distributed' is not a valid name"),
     "image": (train, {**TRAIN, "image": "my image"}, "'my image' is not an image"),
     "namespace": (train, {**TRAIN, "namespace": "A B"}, "'A B' is not a namespace"),
     "backend": (train, {**TRAIN, "backend": "docker"}, "backend must be 'kubernetes' or 'local', not 'docker'"),
