@@ -43,10 +43,10 @@ def run_train(given: Parameters) -> tuple[str, dict[str, Any]]:
         inputs = {name: location(uri) for name, uri in parameters["inputs"].items()}
         outputs = {name: location(uri) for name, uri in parameters["outputs"].items()}
         uri = outputs.setdefault("model", artifact_location(model.uri))
-        own = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
+        names = ("runtime", "image", "num_nodes", "num_proc_per_node", "resources_per_node")
         words = {name: [as_text(value) for value in parameters[name]] for name in ("command", "args")}
         env = {name: as_text(value) for name, value in parameters["env"].items()}
-        fields = {name: parameters[name] for name in own} | words | {"env": env, "inputs": inputs, "outputs": outputs}
+        fields = {name: parameters[name] for name in names} | words | {"env": env, "inputs": inputs, "outputs": outputs}
         spec = spec_of(execution, fields, parameters)
         result = run_job(execution, spec, parameters, Path(given["report"].path)).as_dict()
         _log_metrics(given["metrics"], result)
@@ -95,10 +95,10 @@ def run_initialize(what: Literal["dataset", "model"], given: Parameters) -> Outc
         artifact = given[what]
         in_pod = parameters["in_pod"]
         # In the pod, KFP's launcher uploads the artifact's path, so the step needs no permissions for the bucket.
-        own = artifact.path if in_pod else artifact_location(artifact.uri)
+        default_target = artifact.path if in_pod else artifact_location(artifact.uri)
         options = {
             "source": location(parameters["source"]),
-            "target": location(parameters["target"]) or own,
+            "target": location(parameters["target"]) or default_target,
             "digest": parameters["digest"],
             "include": parameters["include"],
             "exclude": parameters["exclude"],
