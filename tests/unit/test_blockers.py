@@ -1,4 +1,4 @@
-"""What keeps a job from running, as the objects around it say (shapes recorded from Kueue 0.18 and Trainer 2.3)."""
+"""Blockers of a job in its related objects (shapes recorded from Kueue 0.18 and Trainer 2.3)."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_the_latest_event_counts() -> None:
     assert in_events(events[2:]) is None
 
 
-def test_a_webhook_that_is_behind_is_no_refusal() -> None:
-    """As JobSet has noted it beside a busy Kueue 0.18."""
+def test_an_outdated_webhook_cache_is_not_permanent() -> None:
+    """Recorded from JobSet with a busy Kueue 0.18."""
     said = (
         'job "a-node-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
         'JobSet.jobset.x-k8s.io "a" not found'
@@ -105,7 +105,7 @@ def test_a_webhook_that_is_behind_is_no_refusal() -> None:
     assert found == Blocker("JobCreationFailed", said, permanent=False)
 
 
-def test_when_an_event_was_last_seen() -> None:
+def test_the_time_of_an_event() -> None:
     assert event_time({"eventTime": "b", "series": {"lastObservedTime": "c"}}) == "c"
     assert event_time({"firstTimestamp": None, "lastTimestamp": None, "eventTime": "b"}) == "b"
     assert event_time({"firstTimestamp": "a", "lastTimestamp": "b"}) == "b"
@@ -133,11 +133,11 @@ def test_pods_that_wait(reason: str, message: str, permanent: bool) -> None:
         assert in_pods([pod(reason, message, kind)]) == Blocker(reason, f"pod p: {reason}: {message}", permanent)
 
 
-def test_what_every_pod_goes_through_is_none() -> None:
+def test_normal_states_of_a_pod_are_no_blocker() -> None:
     assert in_pods([pod("ContainerCreating"), pod("PodInitializing"), pod("CrashLoopBackOff")]) is None
 
 
-def test_of_several_the_one_that_lasts() -> None:
+def test_a_permanent_blocker_comes_first() -> None:
     scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     pending = {"metadata": {"name": "q"}, "status": {"conditions": [scheduling]}}
     assert in_pods([pending]) == Blocker("Unschedulable", "pod q is not scheduled: 0/3 nodes")
@@ -151,7 +151,7 @@ def test_of_several_the_one_that_lasts() -> None:
 BLOCKER = Blocker("Pending", "no GPUs", permanent=True, advice="ask for fewer GPUs")
 
 
-def test_an_obstacle_is_the_message_of_a_phase_that_should_end() -> None:
+def test_a_blocker_is_the_message_of_an_idle_phase() -> None:
     queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": True}}
     seen = observe(queued, None, BLOCKER)
     assert (seen.phase, seen.reason, seen.stuck) == (Phase.QUEUED, "Pending", True)
@@ -169,5 +169,5 @@ def test_an_obstacle_is_the_message_of_a_phase_that_should_end() -> None:
         None,
     ],
 )
-def test_and_of_no_other(trainjob: dict[str, Any] | None) -> None:
+def test_a_blocker_does_not_change_other_phases(trainjob: dict[str, Any] | None) -> None:
     assert observe(trainjob, None, BLOCKER) == observe(trainjob)

@@ -19,7 +19,7 @@ def trainjob(reason: str = "FailedJobs", message: str = "jobset failed", **statu
 
 
 def pod(index: int, code: int | None, second: int = 0, role: str = "node", **ended: Any) -> dict[str, Any]:
-    """A pod whose container ended with `code`, or still runs; Kubernetes' times have whole seconds."""
+    """A pod whose container terminated with `code`, or is still running; Kubernetes' times have whole seconds."""
     finished = {"exitCode": code, "reason": "Error", "finishedAt": f"2026-11-21T10:00:{second:02}Z", **ended}
     return {
         "metadata": {
@@ -55,14 +55,14 @@ def test_the_rank_that_failed_by_itself_is_named() -> None:
 
 @pytest.mark.parametrize("second", [0, 1, 2])
 @pytest.mark.parametrize("told", [143, 137])
-def test_ranks_that_were_told_to_stop_are_not_to_blame(told: int, second: int) -> None:
-    """Peers end later, in the same second, or, by another node's clock, earlier."""
+def test_terminated_ranks_are_not_the_root_cause(told: int, second: int) -> None:
+    """Peers terminate later, in the same second, or, by another node's clock, earlier."""
     for pods in ([pod(0, told, second), pod(1, 3, 1)], [pod(1, 3, 1), pod(0, told, second)]):
         assert diagnosed(*pods).rank == "node-1"
 
 
 @pytest.mark.parametrize("second", [1, 2])
-def test_a_rank_killed_from_outside_comes_before_those_told_to_stop(second: int) -> None:
+def test_a_killed_rank_comes_before_terminated_ranks(second: int) -> None:
     for pods in ([pod(0, 143, second), pod(1, 137, 1)], [pod(1, 137, 1), pod(0, 143, second)]):
         found = diagnosed(*pods)
         assert (found.rank, found.exit_code) == ("node-1", 137)
@@ -71,7 +71,7 @@ def test_a_rank_killed_from_outside_comes_before_those_told_to_stop(second: int)
         assert "memory" in found.advice
 
 
-def test_a_rank_that_had_to_be_killed_after_its_grace_period_is_not_the_first() -> None:
+def test_a_rank_killed_after_its_grace_period_is_not_the_root_cause() -> None:
     assert diagnosed(pod(0, 143, 1), pod(1, 137, 31)).rank == "node-0"
 
 
@@ -107,13 +107,13 @@ def test_the_first_of_several_that_failed_by_themselves() -> None:
         (-1, {}, Category.USER_CODE, RetryVerdict.UNKNOWN, "exited with code -1"),
     ],
 )
-def test_ends(code: int, ended: dict[str, Any], category: Category, retry: RetryVerdict, says: str) -> None:
+def test_terminations(code: int, ended: dict[str, Any], category: Category, retry: RetryVerdict, says: str) -> None:
     found = diagnosed(pod(0, code, **ended))
     assert (found.category, found.retry, found.exit_code) == (category, retry, code)
     assert says in found.summary
 
 
-def test_oom_comes_before_what_it_brought_down() -> None:
+def test_oom_comes_before_its_consequences() -> None:
     assert diagnosed(pod(0, 143, 1), pod(1, 137, 1, reason="OOMKilled")).category is Category.OUT_OF_MEMORY
 
 
@@ -124,7 +124,7 @@ def test_a_container_that_was_restarted_in_place() -> None:
     assert diagnosed(restarted).exit_code == 3
 
 
-def test_how_often_it_was_started_again_is_as_of_now() -> None:
+def test_the_number_of_restarts_is_the_latest() -> None:
     def crashed(second: int, restarts: int) -> dict[str, Any]:
         made = pod(0, 3, second)
         made["status"]["containerStatuses"][0]["restartCount"] = restarts
@@ -153,14 +153,14 @@ def test_how_often_it_was_started_again_is_as_of_now() -> None:
         (trainjob(message=""), "unknown", "infrastructure", "no evidence of the reason is left"),
     ],
 )
-def test_what_conditions_say(job: dict[str, Any], category: str, retry: str, says: str) -> None:
+def test_reasons_of_conditions(job: dict[str, Any], category: str, retry: str, says: str) -> None:
     found = diagnosed(job=job)
     assert (found.category, found.retry) == (category, retry)
     assert says in found.summary
     assert found.rank == ""
 
 
-def test_a_deadline_is_none_of_the_ranks_it_stopped() -> None:
+def test_a_deadline_is_not_blamed_on_a_rank() -> None:
     found = diagnosed(pod(0, 143), job=trainjob("DeadlineExceeded"), logs={"x-node-0-0-abcde": ["epoch 3"]})
     assert found.category is Category.DEADLINE
     assert found.log == ("epoch 3",)
@@ -178,7 +178,7 @@ def test_deleted() -> None:
 
 @pytest.mark.parametrize(("code", "told", "crashes"), [(143, False, 1), (137, True, 1), (1, True, 1), (1, False, 2)])
 def test_a_container_of_a_pod_that_kubernetes_stopped(code: int, told: bool, crashes: int) -> None:
-    """Its end is a consequence if it was killed, or came after the pod was deleted."""
+    """Its termination is a consequence if it was killed, or terminated after the pod was deleted."""
     stopped = pod(0, code, second=9)
     stopped["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     if told:
@@ -186,19 +186,19 @@ def test_a_container_of_a_pod_that_kubernetes_stopped(code: int, told: bool, cra
     assert len(crashes_in([stopped])) == crashes
 
 
-def test_a_final_observation_stands_though_the_object_is_gone_or_runs_again() -> None:
+def test_a_final_observation_is_kept_if_the_object_is_gone_or_runs_again() -> None:
     final = observe(trainjob("DeadlineExceeded"))
     again = {**trainjob(), "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
     for left in (None, again):
         assert diagnose(Evidence(left), final).category is Category.DEADLINE
 
 
-def test_what_could_not_be_seen_is_said() -> None:
+def test_missing_evidence_is_reported() -> None:
     found = diagnosed(pod(0, 3), unseen=["pods: no right to list"])
     assert "not seen: pods: no right to list" in found.text()
 
 
-def test_it_can_be_written_as_json() -> None:
+def test_a_diagnosis_is_json() -> None:
     written = json.loads(json.dumps(diagnosed(pod(0, 3)).as_dict()))
     assert written["category"] == "user code"
     assert written["exit_code"] == 3
@@ -219,7 +219,7 @@ def logs(*tails: list[str]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("clock", [0, 5, 59])
-def test_whoever_lost_a_peer_is_no_culprit_whatever_the_clocks_say(clock: int) -> None:
+def test_a_lost_peer_is_no_root_cause_despite_clock_skew(clock: int) -> None:
     """The node of rank 1 is ahead of the others, by up to a minute."""
     raised = ["Traceback (most recent call last):", '  File "t.py", line 1', "ValueError: no labels"]
     lost = ["Traceback (most recent call last):", '  File "t.py", line 9', GLOO]
@@ -247,13 +247,13 @@ def test_a_rank_that_lost_a_server_of_its_own_fails_the_job() -> None:
     assert diagnosed(pod(0, 143, 3), pod(1, 1, 3), logs=logs([], lost_store)).rank == "node-1"
 
 
-def test_if_all_lost_a_peer_nobody_is_called_guilty() -> None:
+def test_if_all_ranks_lost_a_peer_the_advice_names_no_rank() -> None:
     found = diagnosed(pod(0, 1, 3), pod(1, 1, 4), logs=logs([GLOO], [GLOO]))
     assert (found.rank, found.category, found.retry) == ("node-0", Category.UNKNOWN, RetryVerdict.INFRASTRUCTURE)
     assert "no rank failed by itself, as far as known" in found.advice
 
 
-def test_torchrun_that_was_told_to_stop() -> None:
+def test_terminated_torchrun() -> None:
     told = ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"]
     assert diagnosed(pod(0, 1, 3), pod(1, 3, 4), logs=logs(told, ["x"])).rank == "node-1"
 
@@ -262,7 +262,7 @@ def test_torchrun_that_was_told_to_stop() -> None:
 
 
 def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> dict[str, Any]:
-    """A pod that Kubernetes stopped, as its ``DisruptionTarget`` condition says."""
+    """A pod that Kubernetes stopped, with a ``DisruptionTarget`` condition."""
     made = pod(0, code, 9)
     time = "2026-11-21T10:00:05Z"
     condition = {"type": "DisruptionTarget", "status": "True", "reason": why, "message": said}
@@ -418,7 +418,7 @@ def noted(reason: str, message: str, time: str, kind: str = "Pod", name: str = "
     return {"reason": reason, "message": message, "eventTime": time, "involvedObject": {"kind": kind, "name": name}}
 
 
-def test_what_a_slow_start_waits_for() -> None:
+def test_a_slow_start_reports_what_it_waits_for() -> None:
     pulling = noted("Pulling", 'Pulling image "big:1"', "2026-11-21T10:00:32Z")
     found = diagnosed(starting(), job=GOES_ON, events=[pulling])
     assert found.summary == 'node-0 waits for its image: Pulling image "big:1" since 2026-11-21T10:00:31Z'
@@ -453,7 +453,7 @@ def test_a_complete_job() -> None:
 QUOTA = 'pods "x" is forbidden: exceeded quota: gpus'
 
 
-def test_an_event_that_is_older_than_the_pods_is_over() -> None:
+def test_an_event_older_than_the_pods_is_outdated() -> None:
     before, same, after = (
         noted("FailedCreate", QUOTA, f"2026-11-21T10:00:{second}Z", "Job", "x-node-0") for second in (29.9, 30.9, 31.1)
     )
@@ -482,18 +482,18 @@ def test_an_event_about_a_pod_counts_while_that_pod_starts() -> None:
         (noted("TaintManagerEviction", "Marking for deletion Pod ns/x", ""), "node lost"),
     ],
 )
-def test_without_the_right_to_see_pods_events_tell(event: dict[str, Any], category: str) -> None:
+def test_without_permission_to_list_pods_events_are_used(event: dict[str, Any], category: str) -> None:
     assert diagnosed(job=GOES_ON, events=[event], pods_visible=False).category == category
-    assert diagnosed(job=GOES_ON, events=[event]).category is Category.NONE, "pods were looked at: there is none"
+    assert diagnosed(job=GOES_ON, events=[event]).category is Category.NONE, "pods were listed: there are none"
 
 
-def test_a_failed_job_of_which_events_are_left() -> None:
+def test_a_failed_job_with_events_only() -> None:
     found = diagnosed(events=[noted("FailedCreate", QUOTA, "", "Job", "x-node-0")])
     assert (found.category, found.retry) == (Category.QUOTA, RetryVerdict.QUOTA)
     assert found.summary == f"jobset failed; job x-node-0: FailedCreate: {QUOTA}"
 
 
-def test_a_deadline_says_what_was_in_the_way() -> None:
+def test_a_deadline_names_the_blocker() -> None:
     pulls = starting(containerStatuses=[{"name": "node", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
     found = diagnosed(pulls, job=trainjob("DeadlineExceeded", "over"))
     assert found.summary == ("the job exceeded its deadline (over); pod x-node-0-0-abcde: ImagePullBackOff: ")
@@ -515,7 +515,7 @@ def test_earlier_evidence_is_added() -> None:
     assert (every.trainjob, every.unseen) == (trainjob(), ["x"])
 
 
-def test_the_log_ends_with_the_error_where_much_came_after_it() -> None:
+def test_the_excerpt_has_an_early_error() -> None:
     lines = ["epoch 1", "Traceback (most recent call last):", "  x", "ValueError: no", *["wandb: line"] * 40]
     found = diagnosed(pod(0, 1), logs=logs(lines))
     assert found.log == (*lines[:4], "[… 33 lines …]", *lines[-7:])
@@ -528,20 +528,22 @@ def test_a_termination_message_in_place_of_a_log() -> None:
     assert diagnosed(pod(0, 1, message='{"trainjob": 1}')).log == ()
 
 
-def test_an_exit_code_of_ones_own_says_more_than_an_exception_that_was_caught() -> None:
+def test_a_custom_exit_code_outweighs_a_caught_exception() -> None:
     raised = ["Traceback (most recent call last):", "  x", "ValueError: no"]
     assert diagnosed(pod(0, 3), logs=logs(raised)).summary == "node-0 exited with code 3"
     told = ["mpirun noticed that process rank 1 with PID 7 on node x exited on signal 9 (Killed)."]
     assert diagnosed(pod(0, 137), logs=logs(told)).summary.endswith("(SIGKILL): worker 1 was killed by signal 9")
 
 
-def test_a_crash_of_native_code_on_the_way_out_of_an_exception() -> None:
+def test_native_code_that_crashes_after_an_exception() -> None:
     trace = ["[rank1]: Traceback (most recent call last):", '[rank1]:   File "/tmp/train.py", line 8, in <module>']
     raised = [*trace, "[rank1]: ValueError: step 3 has no labels"]
     torn_down = "terminate called without an active exception"
     found = diagnosed(pod(0, 139), logs=logs([*raised, torn_down, "step 2"]))
     assert found.summary == "node-0 was killed by signal 11 (SIGSEGV): ValueError: step 3 has no labels"
-    assert (found.exit_code, found.advice) == (139, diagnosed(pod(0, 1)).advice), "the code is to be mended, no driver"
+    assert (found.exit_code, found.advice) == (139, diagnosed(pod(0, 1)).advice), (
+        "the code has to be fixed, not a driver"
+    )
     for log in ([*raised, "tried again"], [torn_down, *raised, "went on"], [torn_down]):
         other = diagnosed(pod(0, 139), logs=logs(log))
         assert other.summary == "node-0 was killed by signal 11 (SIGSEGV)", (

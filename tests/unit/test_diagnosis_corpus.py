@@ -1,4 +1,4 @@
-"""What was seen of jobs that failed for real, diagnosed. How it is recorded: `tests.cluster.corpus`."""
+"""Diagnoses of recorded evidence of real failed jobs. `tests.cluster.corpus` records it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_is_diagnosed(failure: Failure) -> None:
 
 
 @pytest.mark.parametrize("failure", [failure for failure in FAILURES if failure.victim], ids=lambda each: each.name)
-def test_who_lost_another_rank_is_not_blamed_though_clocks_disagree(failure: Failure) -> None:
+def test_a_rank_that_lost_a_peer_is_not_the_root_cause_despite_clock_skew(failure: Failure) -> None:
     evidence = corpus.read(failure.name)
     second = '"finishedAt": "2026-11-21T10:00:00Z"'
     pods = json.loads(re.sub(r'"finishedAt": "[^"]*"', second, json.dumps(list(evidence.pods))))
@@ -45,14 +45,14 @@ def test_who_lost_another_rank_is_not_blamed_though_clocks_disagree(failure: Fai
 
 
 @pytest.mark.parametrize("name", corpus.recorded())
-def test_nothing_of_this_machine_is_recorded(name: str) -> None:
+def test_the_corpus_has_no_data_of_this_machine(name: str) -> None:
     text = (corpus.DIRECTORY / f"{name}.json").read_text()
     assert FOREIGN.findall(text) == []
     assert "managedFields" not in text
     assert len(text) < 200_000
 
 
-def test_the_page_says_what_is_said() -> None:
+def test_the_page_has_the_current_table() -> None:
     assert f"{corpus.BEGIN}{corpus.table()}{corpus.END}" in corpus.PAGE.read_text(), "make record-diagnosis writes it"
 
 

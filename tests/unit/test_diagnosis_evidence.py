@@ -1,4 +1,4 @@
-"""Evidence that contradicts the first impression: Events, states and messages that change what an end means."""
+"""Events, states and messages that change the meaning of a termination."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_post_start_hook_killed_it() -> None:
         pytest.param(event("Unhealthy", "Readiness probe failed: no"), id="a readiness probe"),
     ],
 )
-def test_an_event_that_does_not_explain_the_end(other: dict[str, Any]) -> None:
+def test_an_event_that_does_not_explain_the_termination(other: dict[str, Any]) -> None:
     found = diagnosed([pod(last=ended(137))], other)
     assert found.summary == "node-0 was killed by signal 9 (SIGKILL)"
 
@@ -200,7 +200,7 @@ def test_shared_memory_was_full(code: int, log: list[str]) -> None:
     ("finished", "summary"),
     [("2026-11-25T10:05:00Z", "was killed by signal 9"), ("2026-11-25T10:20:10Z", "its pod was deleted")],
 )
-def test_who_was_killed_before_its_pod_was_deleted_was_not_killed_by_that(finished: str, summary: str) -> None:
+def test_a_kill_before_the_deletion_is_not_caused_by_it(finished: str, summary: str) -> None:
     gone = pod(state=ended(137, finished))
     gone["metadata"] |= {"deletionTimestamp": "2026-11-25T10:20:40Z", "deletionGracePeriodSeconds": 30}
     assert summary in diagnosed([gone]).summary
@@ -291,7 +291,7 @@ def test_a_node_that_was_not_ready_before(pods: list[dict[str, Any]]) -> None:
 # ---------------------------------------------------------------- advice for a job that still runs
 
 
-def test_who_is_preempted_in_the_queue_is_not_told_to_launch_again() -> None:
+def test_advice_for_a_job_preempted_in_the_queue() -> None:
     queued = {
         **RUNNING,
         "metadata": {**RUNNING["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "q"}},
@@ -315,7 +315,7 @@ def test_who_is_preempted_in_the_queue_is_not_told_to_launch_again() -> None:
     assert found.advice.startswith("wait: the cluster restarts it")
 
 
-def test_a_drained_node_of_a_job_that_is_not_over() -> None:
+def test_a_drained_node_of_a_running_job() -> None:
     drained = pod()
     drained["status"] |= {
         "phase": "Failed",
@@ -628,7 +628,7 @@ def test_whether_a_pod_has_trained(began: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mounted", [False, True])
-def test_a_mount_that_failed_once_blocks_nothing_once_an_init_container_runs(mounted: bool) -> None:
+def test_a_failed_mount_is_outdated_once_an_init_container_runs(mounted: bool) -> None:
     state = {"running": {}} if mounted else {"waiting": {"reason": "PodInitializing"}}
     starting = pod(state=state, container="fetch", init=True, phase="Pending")
     failed = event("FailedMount", "failed to sync configmap cache: timed out waiting for the condition", container="")

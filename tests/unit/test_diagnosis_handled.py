@@ -1,4 +1,4 @@
-"""Exceptions that a process wrote and survived explain nothing, whatever they are; how it ended does."""
+"""Handled exceptions do not explain a failure; the termination does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainjob.status import Observation, Phase
 
 
 def ended(code: int, *log: str) -> Diagnosis:
-    """The diagnosis of a rank that ended with `code` after it had written `log`."""
+    """The diagnosis of a rank that terminated with `code` and the output `log`."""
     container = {"name": "node", "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "node", "batch.kubernetes.io/job-completion-index": "0"}
     pod: dict[str, Any] = {
@@ -68,7 +68,7 @@ ENDS = (
 
 
 @given(st.lists(HANDLED, max_size=4), st.sampled_from(ENDS))
-def test_what_was_survived_changes_no_verdict(handled: list[str], end: tuple[int, str]) -> None:
+def test_a_handled_exception_does_not_change_the_verdict(handled: list[str], end: tuple[int, str]) -> None:
     code, last = end
     alone, after = ended(code, "start", last), ended(code, "start", *handled, last)
     assert (after.summary, after.category, after.retry, after.advice) == (
@@ -82,7 +82,7 @@ def test_what_was_survived_changes_no_verdict(handled: list[str], end: tuple[int
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{end[0]} {end[1][-20:]}")
 @pytest.mark.parametrize("error", ERRORS)
-def test_it_is_not_named_by_the_summary(error: str, end: tuple[int, str]) -> None:
+def test_a_handled_exception_is_not_in_the_summary(error: str, end: tuple[int, str]) -> None:
     code, last = end
     found = ended(code, trace(error), *["epoch"] * 30, last)
     if error not in last:
@@ -113,7 +113,7 @@ raise ValueError("no such column")
         ("sys", "try:\n 1 / 0\nexcept ZeroDivisionError as error:\n sys.excepthook(type(error), error, None)"),
     ],
 )
-def test_what_python_itself_says_while_it_ends(imports: str, before: str) -> None:
+def test_output_of_python_at_exit(imports: str, before: str) -> None:
     script = AFTERWARDS.format(imports=imports, before=before)
     command = [sys.executable, "-X", "dev", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -121,13 +121,13 @@ def test_what_python_itself_says_while_it_ends(imports: str, before: str) -> Non
     assert found.summary == "node-0 exited with code 1: ValueError: no such column", done.stderr
 
 
-def test_a_batch_that_was_made_smaller() -> None:
-    """A CUDA OOM that was handled, and another end in the script's own words."""
+def test_an_out_of_memory_error_that_was_handled() -> None:
+    """A handled CUDA OOM, and a later failure with a message of the script."""
     oom = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     found = ended(1, oom, "batch size 64 -> 32", *["epoch"] * 40, "validation failed: accuracy 0.1 is below 0.9")
     assert found.category is Category.USER_CODE
     assert found.summary == ("node-0 exited with code 1; last log line: validation failed: accuracy 0.1 is below 0.9")
-    assert found.log[0].startswith("Traceback"), "what was survived is shown, and that lines are left out"
+    assert found.log[0].startswith("Traceback"), "the handled exception and the number of omitted lines are shown"
     assert found.log[3] == "[… 35 lines …]"
     assert found.log[-1] == "validation failed: accuracy 0.1 is below 0.9"
 
@@ -151,12 +151,12 @@ BAR = " 33%|███       | 1/3 [00:01<00:02,  1.00s/it]"
         ("/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: x\n  warnings.warn(", True),
     ],
 )
-def test_what_comes_after_the_traceback_of_the_end(afterwards: str, ends: bool) -> None:
+def test_lines_after_the_final_traceback(afterwards: str, ends: bool) -> None:
     found = ended(1, f"{BAR}{trace('ValueError: no labels')}", afterwards)
     assert ("ValueError: no labels" in found.summary) == ends
 
 
-def test_launchers_that_end_with_an_exception_of_their_own() -> None:
+def test_launchers_that_raise_an_exception() -> None:
     worker = trace("ValueError: no labels")
     called = trace("subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.")
     assert ended(1, worker, called).summary == "node-0 exited with code 1: ValueError: no labels"
@@ -166,7 +166,7 @@ def test_launchers_that_end_with_an_exception_of_their_own() -> None:
     assert ended(1, said).summary == "node-0 exited with code 1: ValueError: no labels"
 
 
-def test_of_several_workers_each_counts_by_itself() -> None:
+def test_each_worker_is_read_separately() -> None:
     """PyTorch's hook writes the rank before each line, of an uncaught exception only."""
     hooked = "\n".join(f"[rank1]: {line}" for line in trace("ValueError: two\nlines").splitlines())
     assert ended(1, hooked, "epoch 3 of another worker").summary == "node-0 exited with code 1: ValueError: two"

@@ -1,4 +1,4 @@
-"""Known errors: outages are retried, permanent failures are not, everything else is left to the orchestrator."""
+"""Known errors: outages are retried, permanent failures are not, the orchestrator decides about all others."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_commands_that_cannot_run(code: int, log: str, final: str) -> None:
     assert found.outlook.startswith(f"not retried: {final}"), found.text()
 
 
-def test_an_error_that_another_container_logs_is_not_the_trainings() -> None:
+def test_an_error_of_another_container_does_not_count() -> None:
     assert ended(3, "ModuleNotFoundError: No module named 'x'", container="sidecar").retry is RetryVerdict.UNKNOWN
 
 
@@ -150,7 +150,7 @@ def test_the_diagnosis_has_the_verdict_of_the_error(error: type[TrainJobError]) 
     assert (found.retry, found.summary) == (error.retry, "node-0 exited with code 75: it failed")
 
 
-def test_an_error_that_a_program_of_ours_does_not_expect_is_not_the_trainings() -> None:
+def test_an_unexpected_error_of_a_step_is_unknown() -> None:
     found = ended(1, "KeyError: 'size'", termination_messages.write(KeyError("size")))
     assert found.summary == "node-0 exited with code 1: KeyError: 'size'"
     assert (found.category, found.retry) == (Category.UNKNOWN, RetryVerdict.UNKNOWN)
@@ -182,7 +182,7 @@ def test_a_verdict_of_any_text_fits(text: str) -> None:
         '{"trainjob":2,"error":{"retry":"user"}}',
     ],
 )
-def test_what_is_no_verdict(message: str) -> None:
+def test_invalid_verdicts(message: str) -> None:
     assert termination_messages.read(message) is None
 
 

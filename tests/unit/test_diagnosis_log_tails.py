@@ -1,4 +1,4 @@
-"""What the last lines of a log say. Texts of PyTorch, JAX and NCCL are quoted from them."""
+"""The end of a log, with original messages of PyTorch, JAX and NCCL."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_torchrun_with_the_lines_of_two_workers() -> None:
     assert (tail.lost_peer, tail.peers) == (False, ("127.0.0.1",))
 
 
-def test_torchrun_of_whose_workers_no_exception_is_left() -> None:
+def test_torchrun_without_a_workers_exception() -> None:
     report = TORCHRUN[TORCHRUN.index("W1121") :]
     assert of(report).error == "worker 1 exited with code 1"
     killed = of(report.replace("exitcode  : 1 ", "exitcode  : -9 "))
@@ -110,7 +110,7 @@ def test_mpirun() -> None:
         ("", ""),
     ],
 )  # fmt: skip
-def test_last_words(text: str, error: str) -> None:
+def test_final_errors(text: str, error: str) -> None:
     assert of(text).error == error
 
 
@@ -140,14 +140,14 @@ def test_an_exception_group_of_python_itself() -> None:
         "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-gather failed: Connection closed by peer [10.0.0.1]:1",
     ],
 )
-def test_peers_that_are_lost(line: str) -> None:
+def test_lost_peers(line: str) -> None:
     assert of(f"epoch 3\n{line}").lost_peer
     assert of(f"{TRACE}{line}").lost_peer
     wrapped = f"{TRACE}OSError: y\n{line}\n{CHAIN}\n{TRACE}F: 2"
     assert not of(wrapped).lost_peer, "it raised something else"
 
 
-def test_peers_that_are_lost_by_what_stands_after_the_last_words() -> None:
+def test_lost_peers_in_lines_after_the_error() -> None:
     """Native code explains its error in further lines; libraries write much at exit."""
     fatal = "F1121 10:00:00.1 7 client.cc:80] Terminating process."
     more = ["coordination service error", *["wandb: line"] * 30]
@@ -159,12 +159,12 @@ def test_peers_that_are_lost_by_what_stands_after_the_last_words() -> None:
 @pytest.mark.parametrize(
     "line", ["ValueError: 3", "requests.exceptions.ReadTimeout: timed out", "connection to s3 closed"]
 )
-def test_what_is_no_peer(line: str) -> None:
+def test_connections_to_other_services_are_no_peers(line: str) -> None:
     assert not of(line).lost_peer
     assert not of(f"{TRACE}{line}").lost_peer
 
 
-def test_a_connection_that_may_be_one_to_a_peer() -> None:
+def test_a_lost_connection_may_be_one_to_a_peer() -> None:
     tail = of(f"{TRACE}ConnectionResetError: [Errno 104] Connection reset by peer")
     assert (tail.lost_connection, tail.lost_peer) == (True, False)
 
@@ -182,13 +182,13 @@ def test_a_connection_that_may_be_one_to_a_peer() -> None:
         ("OSError: [Errno 28] No space left on device", Category.USER_CODE),
     ],
 )
-def test_errors_that_mean_something(error: str, category: Category) -> None:
+def test_known_errors(error: str, category: Category) -> None:
     meaning = of(f"{TRACE}{error}").meaning
     assert meaning is not None
     assert meaning.category is category
 
 
-def test_an_error_of_no_special_meaning() -> None:
+def test_an_unknown_error() -> None:
     assert of("epoch 1: No space left on device, trying another" + "\nepoch" * 30).meaning is None
     assert of(f"{TRACE}ValueError: no").meaning is None
 
@@ -214,7 +214,7 @@ def test_the_excerpt_shows_an_exception_and_the_end(line: int, first: int, left_
 
 
 @given(st.lists(st.text() | st.sampled_from(TORCHRUN.split("\n")), max_size=30))
-def test_it_reads_anything(lines: list[str]) -> None:
+def test_any_text_can_be_read(lines: list[str]) -> None:
     tail = read(lines)
     assert -1 <= tail.line < len(lines)
     assert (tail.line == -1) == (not tail.error) or not tail.error

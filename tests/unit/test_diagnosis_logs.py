@@ -1,4 +1,4 @@
-"""Of a thousand pods that crashed, the log of the one that is to blame is among the few that are read."""
+"""Of a thousand crashed pods, a few logs are read, including that of the root cause."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def pod(rank: int, code: int = 1, second: int = 9) -> dict[str, Any]:
         (40, 1, 9, "10.88.9.9", 64),  # nothing tells it from the others
     ],
 )
-async def test_the_culprit_is_among_those_that_are_read(
+async def test_the_root_cause_is_among_the_logs_read(
     culprit: int, code: int, second: int, accused: str, most: int
 ) -> None:
     found = [pod(rank, *((code, second) if rank == culprit else (1, 9))) for rank in range(PODS)]
@@ -110,7 +110,7 @@ async def test_the_culprit_is_among_those_that_are_read(
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == f"node-{culprit}"
 
 
-async def test_reading_ends_where_nothing_more_can_be_learned() -> None:
+async def test_a_limited_number_of_logs_is_read() -> None:
     nobody = Logs(-1, "10.88.9.9")
     await gather(nobody, [pod(rank) for rank in range(PODS)], None)
     assert len(nobody.read) == 64
@@ -122,7 +122,9 @@ async def test_reading_ends_where_nothing_more_can_be_learned() -> None:
 @pytest.mark.parametrize(
     ("refusal", "most"), [(Forbidden(403, "Forbidden", "no pods/log"), 16), (Unreachable(0, "", "no route"), 128)]
 )
-async def test_what_cannot_be_read_is_said_once(refusal: Exception, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_logs_are_reported_once(
+    refusal: Exception, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trainjob.backends.kubernetes.pods._TAIL_SECONDS", 0.5)
     client = Logs(1, "", refusal)
     evidence = await gather(client, [pod(rank) for rank in range(PODS)], None)
@@ -131,8 +133,8 @@ async def test_what_cannot_be_read_is_said_once(refusal: Exception, most: int, m
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
-async def test_a_node_that_is_busy_is_asked_again() -> None:
-    """A kubelet under load answers 500 for a while, and without its log a crash is half explained."""
+async def test_a_busy_node_is_retried() -> None:
+    """A kubelet under load responds with 500 for a while, and a crash without its log is hard to explain."""
     client = Logs(0, "", ServerError(500, "InternalError", "proxy error"))
     client.refusals = 3
     evidence = await gather(client, [pod(0)], None)

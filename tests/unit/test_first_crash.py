@@ -1,4 +1,4 @@
-"""Crashes while a job goes on: what is said and kept of them, and giving up at the first one."""
+"""Crashes of running jobs: reports, stored evidence, and `fail_on_first_crash`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_diagnosis_survives_as_json() -> None:
 @pytest.mark.parametrize(
     "packed", [None, [], "x", {}, {"category": "of a later version", "retry": 7, "summary": "s", "colour": "red"}]
 )
-def test_whatever_was_written_down_is_a_diagnosis(packed: object) -> None:
+def test_any_json_unpacks_to_a_diagnosis(packed: object) -> None:
     again = unpack_diagnosis(packed)
     assert (again.category, again.retry) == (Category.UNKNOWN, RetryVerdict.CONFIGURATION)
     assert again.text()
@@ -127,7 +127,7 @@ def test_evidence_survives_as_json() -> None:
     assert pack_evidence(Evidence(None, [{"metadata": None}, {}])) is not None
 
 
-def test_who_was_told_to_end_has_not_crashed() -> None:
+def test_a_terminated_container_has_not_crashed() -> None:
     pod = crashed()
     assert len(crashes_of(pod)) == 1
     told = {"deletionTimestamp": "2026-11-21T10:00:40Z", "deletionGracePeriodSeconds": 30}  # asked for at :10
@@ -160,7 +160,7 @@ IMPATIENT = WaitOptions(fail_on_first_crash=True)
 
 
 @pytest.mark.anyio
-async def test_the_first_crash_fails_the_wait_if_so_asked(backend: MemoryBackend) -> None:
+async def test_the_first_crash_fails_the_wait_with_fail_on_first_crash(backend: MemoryBackend) -> None:
     ref = await running(backend)
     with anyio.fail_after(5), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
         await waiting.wait(backend, ref, IMPATIENT, on_log=lambda _: None)
@@ -227,7 +227,7 @@ async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBacken
     ],
 )
 async def test_a_preemption_or_a_lost_node_is_no_crash(backend: MemoryBackend, reason: str, category: Category) -> None:
-    """The cluster starts such a rank again."""
+    """The cluster restarts such a rank."""
     ref = await running(backend)
     preempted = crashed(137)
     disruption = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "room"}
@@ -244,7 +244,7 @@ async def test_a_preemption_or_a_lost_node_is_no_crash(backend: MemoryBackend, r
 
 
 @pytest.mark.anyio
-async def test_crashes_that_cannot_be_seen_are_no_verdict_and_said(
+async def test_unreadable_crashes_are_reported_and_not_final(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = await running(backend)
@@ -279,7 +279,7 @@ async def test_what_becomes_of_the_job(
 
 
 @pytest.mark.anyio
-async def test_a_job_that_was_given_up_keeps_why_and_counts_as_failed(backend: MemoryBackend) -> None:
+async def test_a_given_up_job_keeps_its_diagnosis_and_counts_as_failed(backend: MemoryBackend) -> None:
     ref = await running(backend)
     final = diagnosis(retry=RetryVerdict.USER, log=("ValueError: Größe",))
     await give_up(backend, ref, final)
@@ -294,7 +294,7 @@ async def test_a_job_that_was_given_up_keeps_why_and_counts_as_failed(backend: M
 
 
 @pytest.mark.anyio
-async def test_one_that_may_end_differently_is_tried_again(backend: MemoryBackend) -> None:
+async def test_a_retryable_crash_is_retried(backend: MemoryBackend) -> None:
     ref = await running(backend)
     await give_up(backend, ref, diagnosis())
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
@@ -304,7 +304,7 @@ async def test_one_that_may_end_differently_is_tried_again(backend: MemoryBacken
 
 
 @pytest.mark.anyio
-async def test_a_job_that_somebody_resumes_is_none_that_was_given_up(backend: MemoryBackend) -> None:
+async def test_a_resumed_job_is_not_given_up(backend: MemoryBackend) -> None:
     ref = await running(backend)
     await give_up(backend, ref, diagnosis())
     await backend.patch(ref, {"spec": {"suspend": False}})
@@ -345,7 +345,7 @@ async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"memory": "1Gi"}])
-def test_what_was_packed_still_says_whose_memory_was_full(limits: dict[str, str]) -> None:
+def test_packed_evidence_keeps_the_memory_limits(limits: dict[str, str]) -> None:
     pod = crashed(137)
     pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["reason"] = "OOMKilled"
     pod["spec"] = {"containers": [{"name": "node", "env": [], "resources": {"limits": limits}}]}
@@ -367,7 +367,7 @@ def test_what_was_packed_still_says_whose_memory_was_full(limits: dict[str, str]
         "\x1b[31mpass\x1b[0mword=hunter2",
     ],
 )
-def test_a_secret_in_a_log_is_kept_nowhere(line: str) -> None:
+def test_secrets_in_logs_are_masked(line: str) -> None:
     pod = crashed()
     terminated = pod["status"]["containerStatuses"][0]["lastState"]["terminated"]
     terminated |= {"message": f"the reason: {line}", "exitCode": 1}

@@ -16,7 +16,7 @@ def test_a_line_as_it_is_shown() -> None:
 
 
 @given(st.binary().filter(lambda text: b"\n" not in text), st.booleans())
-def test_what_is_written_is_read(text: bytes, partial: bool) -> None:
+def test_written_lines_are_parsed(text: bytes, partial: bool) -> None:
     (part,) = parse_cri([cri_line(T.format(1), text, partial=partial)])
     assert part == (T.format(1), text.decode("utf-8", "replace"), not partial)
 
@@ -38,7 +38,7 @@ def test_lines_of_the_cri_format(raw: bytes, text: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n", b"hello", b"2026 stdin F x", b"2026 stdout X x", b"2026 stdout Fx y"])
-def test_what_is_no_such_line_is_passed_over(raw: bytes) -> None:
+def test_other_lines_are_skipped(raw: bytes) -> None:
     assert list(parse_cri([raw])) == []
 
 
@@ -70,7 +70,7 @@ def test_merging_is_lazy() -> None:
 
 
 def split(*parts: tuple[str, bool], raw: bool = False) -> list[tuple[str, bool]]:
-    """Texts of the lines that come of parts of lines, each with whether it is transient."""
+    """Texts of the lines made of parts, each with its transient flag."""
     splitter = Splitter("node-0", raw=raw)
     lines = [line for text, ended in parts for line in splitter.take("t", text, ended=ended)]
     return [(line.text, line.transient) for line in lines]
@@ -111,14 +111,14 @@ def test_a_long_line_without_states_keeps_its_parts() -> None:
     assert split(("x" * 9, False), ("y", True), ("z", True)) == [("x" * 9, False), ("y", False), ("z", False)]
 
 
-def test_a_diagnosis_sees_the_carriage_return_of_a_script() -> None:
+def test_raw_lines_keep_carriage_returns() -> None:
     line = "env: 'python3\r': No such file or directory"
     assert split((line, True), raw=True) == [(line, False)]
     assert split(("\r 1%", False), ("\r 2%", True), raw=True)[-1] == (" 2%", False)
 
 
 @given(st.lists(st.tuples(st.text("ab \r", max_size=9), st.booleans()), max_size=9))
-def test_nothing_of_a_bar_is_kept_but_its_state(parts: list[tuple[str, bool]]) -> None:
+def test_only_the_state_of_a_bar_is_kept(parts: list[tuple[str, bool]]) -> None:
     splitter = Splitter("node-0")
     lines = [line for text, ended in parts for line in splitter.take("t", text, ended=ended)]
     assert not any("\r" in line.text for line in lines)
@@ -173,7 +173,7 @@ async def test_a_reader_gets_the_first_state_and_the_last() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_state_that_nothing_follows_is_shown_in_time() -> None:
+async def test_the_last_state_is_shown_by_a_timer() -> None:
     shown: asyncio.Queue[str] = asyncio.Queue()
     throttle = Throttle(lambda line: shown.put_nowait(line.text), 0.01)
     throttle.line(state("1%"))

@@ -67,12 +67,12 @@ def test_key_hashes_are_distinct(one: str, other: str) -> None:
         ("x/seventeen-letters-and", "seventeen-letters-"),
     ],
 )
-def test_names_say_what_they_are(key: str, begins: str) -> None:
+def test_names_contain_the_last_part_of_the_key(key: str, begins: str) -> None:
     assert job_name(key, 1) == f"{begins}{key_hash(key)}-1"
 
 
-def test_the_names_of_yesterday_are_those_of_today() -> None:
-    """Whoever upgrades must find the jobs that are under way."""
+def test_names_do_not_change_between_versions() -> None:
+    """After an upgrade, running jobs must still be found."""
     assert job_name("airflow/prod/retrain/scheduled__2026-01-31/train", 2) == "train-kusxgt73oi-2"
 
 
@@ -91,7 +91,7 @@ def test_metadata() -> None:
     assert metadata["annotations"] == {"note": "y", KEY: "a/b"}
 
 
-def test_the_object_as_it_is_sent() -> None:
+def test_the_complete_object() -> None:
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     spec = TrainJobSpec.parse(
         {
@@ -189,14 +189,14 @@ def test_the_hash_tells_specs_apart(one: dict[str, Any], other: dict[str, Any]) 
     assert (hashes[0] == hashes[1]) == (parsed(one) == parsed(other))
 
 
-def test_the_hash_of_yesterday_is_that_of_today() -> None:
-    """An upgrade must not part a running job from its key."""
+def test_the_hash_does_not_change_between_versions() -> None:
+    """After an upgrade, a running job must still belong to its key."""
     assert spec_hash(rendered()) == "31ab4e7f71ed3a05e1a26d73f5f2caebe36a988b20809f8196d5046f4b0b2571"
     beyond_ascii = rendered(env={"CITY": "Zürich"}, args=["日本"])
     assert spec_hash(beyond_ascii) == "946dade30dc7d2e81a9695cd39c9dd5963f849a54d287b7d422e00a6823782a2"
 
 
-def test_a_default_that_is_written_out_changes_nothing() -> None:
+def test_an_explicit_default_does_not_change_the_hash() -> None:
     plain = rendered()
     written = rendered(suspend=False, args=[], runtime={"name": "torch-distributed", "kind": "ClusterTrainingRuntime"})
     assert spec_hash(plain) == spec_hash(written)
@@ -218,7 +218,7 @@ def test_differences() -> None:
     ]
 
 
-def test_what_a_cluster_adds_is_no_difference() -> None:
+def test_additions_of_the_cluster_are_no_difference() -> None:
     wanted = rendered()
     present = rendered()
     present["spec"] |= {"suspend": True, "managedBy": "x", "runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}
@@ -226,7 +226,7 @@ def test_what_a_cluster_adds_is_no_difference() -> None:
     assert differences(wanted, present) == []
 
 
-def test_differences_of_what_one_of_them_lacks() -> None:
+def test_differences_of_missing_fields() -> None:
     resources = '{"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}'
     more, less = rendered(resources_per_node={"cpu": 1}), rendered()
     assert differences(more, less) == [f"spec.trainer.resourcesPerNode: (nothing) -> {resources}"]
@@ -247,8 +247,8 @@ def test_long_values_are_cut() -> None:
     assert line.endswith(f'-> "{"i" * 76}…')
 
 
-def test_rendering_has_no_part_in_the_spec() -> None:
-    """A caller may change what it was given."""
+def test_rendering_does_not_change_the_spec() -> None:
+    """A caller may change the returned object."""
     spec = TrainJobSpec.parse(TRAIN)
     render(spec, "k", 1, "ns")["metadata"]["labels"]["x"] = "y"
     assert "x" not in render(spec, "k", 1, "ns")["metadata"]["labels"]
@@ -274,11 +274,11 @@ def checkpoint(key: str = "a/work", attempt: int = 1, *, at: str) -> str:
         ("pvc://claim/some/where", "/mnt/trainjob-checkpoints/some/where/ns/work-{hash}"),
     ],
 )
-def test_checkpoints_have_a_place_below_the_one_that_was_given(at: str, handed: str) -> None:
+def test_checkpoint_directories_are_below_the_given_location(at: str, handed: str) -> None:
     assert checkpoint(at=at) == handed.format(hash=key_hash("a/work"))
 
 
-def test_checkpoints_hang_on_the_key_and_not_on_the_attempt() -> None:
+def test_checkpoint_directories_depend_on_the_key_only() -> None:
     assert checkpoint(attempt=1, at="s3://b") == checkpoint(attempt=2, at="s3://b")
     assert checkpoint("a/work", at="s3://b") != checkpoint("b/work", at="s3://b")
     assert "TRAINJOB_CHECKPOINT" not in str(rendered())
@@ -307,7 +307,7 @@ def test_a_claim_is_mounted_on_every_node_of_mpi() -> None:
     assert jobs[0]["template"] == jobs[1]["template"]
 
 
-def test_an_owner_is_noted() -> None:
+def test_the_owner_reference_is_rendered() -> None:
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     assert rendered(owner_reference=owner)["metadata"]["ownerReferences"] == [owner]
     assert "ownerReferences" not in rendered()["metadata"]
@@ -318,12 +318,12 @@ def test_an_owner_is_noted() -> None:
 @pytest.mark.parametrize(
     "at", ["", "/some/where", "file:some/where", "file://host/x", "pvc:///x", "pvc://Claim/x", "s3://", "s3://a b"]
 )
-def test_no_place_for_checkpoints(at: str) -> None:
+def test_invalid_checkpoint_locations(at: str) -> None:
     with pytest.raises(InvalidSpec, match=r"checkpoints: .* is not a checkpoint location"):
         rendered(checkpoints=at)
 
 
-def test_checkpoints_hold_no_credential() -> None:
+def test_credentials_in_checkpoints_are_refused() -> None:
     with pytest.raises(InvalidSpec, match="checkpoints: contains a credential"):
         rendered(checkpoints="s3://me:word@host/x")
     with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is set from"):

@@ -1,4 +1,4 @@
-"""What counts as a secret: in a spec, where it is refused, and in a log, where it is masked."""
+"""Detection of secrets: refused in a spec, masked in a log."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_literal_is_found_and_masked(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", COMMANDS)
-def test_a_command_without_a_literal_is_taken(text: str) -> None:
+def test_a_command_without_a_secret_passes(text: str) -> None:
     assert not holds_secret(text)
 
 
@@ -196,7 +196,7 @@ def test_only_the_secret_of_a_line_is_masked(line: str, shown: str) -> None:
         "wandb: run 3k2j1h0g at https://wandb.ai/team/project/runs/3k2j1h0g",
     ],
 )
-def test_what_a_diagnosis_needs_is_not_masked(line: str) -> None:
+def test_errors_in_logs_are_not_masked(line: str) -> None:
     assert masked(line) == line
 
 
@@ -233,7 +233,7 @@ def test_a_literal_in_code_is_found(source: str) -> None:
     assert source_holds_secret(source)
 
 
-def test_code_without_a_literal_is_taken() -> None:
+def test_code_without_a_secret_passes() -> None:
     assert not source_holds_secret(
         """
 def train(token: str, api_key: str = "", *, password=None):
@@ -253,7 +253,7 @@ def train(token: str, api_key: str = "", *, password=None):
     ("name", "value"),
     [("GOOGLE_APPLICATION_CREDENTIALS", "/secrets/key.json"), ("PAD_TOKEN", "!"), ("PWD", "/work"), ("USE_TOKEN", "x")],
 )
-def test_names_that_only_sound_like_a_secret(name: str, value: str) -> None:
+def test_names_that_resemble_names_of_secrets(name: str, value: str) -> None:
     assert not names_a_secret(name, value)
 
 
@@ -274,7 +274,7 @@ def test_any_text_can_be_masked_twice(text: str) -> None:
     source_holds_secret(text)
 
 
-def test_a_hostile_text_takes_no_time() -> None:
+def test_hostile_text_takes_linear_time() -> None:
     parts = ("x=", "token ", "curl ", "docker login ", "sk-", "eyJa-", 'token="', "machine a ", "token=$", "://", '"')
     for part in parts:
         text = part * (20_000 // len(part))

@@ -1,4 +1,4 @@
-"""Namespaces and job names become parts of paths and URLs: others than Kubernetes' own are refused everywhere."""
+"""Namespaces and job names become parts of paths and URLs: names that Kubernetes does not allow are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPEC = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"]})
 
 @pytest.fixture(params=[LocalBackend, KubernetesBackend])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Either one; no cluster is there, and none is asked."""
+    """Either backend; without a cluster and without requests."""
     made: Backend = request.param()
     return made
 

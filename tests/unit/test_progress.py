@@ -171,7 +171,7 @@ OUTPUTS = st.one_of(st.text(min_size=1, max_size=80), st.booleans(), st.integers
         max_size=5,
     )
 )
-def test_whatever_is_said_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
+def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) -> None:
     progress._reporter = progress._Reporter()
     expected_progress: int | None = None
     outputs: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def test_the_metrics_dropped_first_are_the_oldest_then_the_largest(log: Path) ->
     assert "large" in said(log).metrics
 
 
-def test_no_more_metrics_than_trainer_takes() -> None:
+def test_at_most_as_many_metrics_as_trainer_accepts() -> None:
     for i in range(300):
         report(metrics={f"m{i}": i})
     assert list(progress._reporter._metrics) == [f"m{i}" for i in range(44, 300)]
@@ -222,7 +222,7 @@ def test_outputs_that_cannot_fit_are_refused_at_once(log: Path) -> None:
     assert said(log) == Report(outputs={"a": "file:///a"}, updated=said(log).updated)
 
 
-def test_outputs_are_refused_where_nobody_listens_too() -> None:
+def test_outputs_are_checked_without_a_channel() -> None:
     with pytest.raises(ValueError, match="outputs"):
         report(outputs={"b": "x" * 5000})
 
@@ -335,7 +335,7 @@ def test_concurrent_calls_lose_nothing_and_readers_see_whole_messages(log: Path)
     assert halves <= whole // 10
 
 
-def test_a_fork_starts_afresh(log: Path, tmp_path: Path) -> None:
+def test_a_fork_has_a_new_reporter(log: Path, tmp_path: Path) -> None:
     code = f"""
 import os, sys, threading
 from trainjob import progress
@@ -383,11 +383,11 @@ sys.exit(os.waitstatus_to_exitcode(status))
         '{"trainjob": 1' + "0" * 5000 + "}",
     ],
 )
-def test_anything_else_is_not_ours(text: str) -> None:
+def test_other_messages_are_ignored(text: str) -> None:
     assert read(text) is None
 
 
-def test_reading_ignores_what_it_does_not_know() -> None:
+def test_unknown_keys_are_ignored() -> None:
     text = """
     {"trainjob": 1, "new": {"a": [1]}, "progressPercentage": 12.7, "estimatedRemainingSeconds": -4, "outputs":
      {"model": "s3://m", "bad": [3], "worse": NaN}, "metrics":
@@ -398,11 +398,11 @@ def test_reading_ignores_what_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1", "101", '"5"', "true", "null", "[]", "1e999"])
-def test_nonsense_counts_as_absent(value: str) -> None:
+def test_values_of_wrong_types_count_as_absent(value: str) -> None:
     assert read(f'{{"trainjob": 1, "progressPercentage": {value}, "metrics": {value}, "outputs": {value}}}') == Report()
 
 
-def test_a_writer_killed_before_it_truncated_did_say_it() -> None:
+def test_text_after_the_object_is_ignored() -> None:
     assert read('{"trainjob":1,"progressPercentage":7}"}],"outputs":{}}') == Report(progress=7)
 
 
@@ -455,7 +455,7 @@ assert not heavy, heavy
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """What Trainer's status server does with a request, as far as a client can tell."""
+    """Trainer's status server, as a client sees it."""
 
     daemon_threads = True
 
@@ -476,7 +476,7 @@ class Server(http.server.ThreadingHTTPServer):
             time.sleep(0.01)
 
     def handle_error(self, *_: Any) -> None:
-        """Of clients that do not trust the certificate."""
+        """Errors of clients that do not trust the certificate."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -531,7 +531,7 @@ def server(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield server
 
 
-def test_a_post_as_trainer_takes_it(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_format_of_a_post(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     report(progress=99.9, metrics={"loss": math.nan}, remaining_seconds=1e12, outputs={"model": "file:///m"})
     server.wait(1)
     _, path, headers, body = server.requests[0]
@@ -598,7 +598,7 @@ for percent in range(101):
         ("progress.flush(); import os; os._exit(4)", 4),
     ],
 )
-def test_the_last_one_gets_out_at_exit(server: Server, end: str, code: int) -> None:
+def test_the_last_state_is_posted_at_exit(server: Server, end: str, code: int) -> None:
     script = SCRIPT.format(path=str(SOURCE.parent), end=end)
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == code, done.stderr
@@ -607,8 +607,8 @@ def test_the_last_one_gets_out_at_exit(server: Server, end: str, code: int) -> N
     assert "trainjob.progress" not in done.stderr
 
 
-def test_said_in_an_exit_handler(server: Server) -> None:
-    # From Python 3.12 on no thread can be started any more by then.
+def test_a_report_in_an_exit_handler(server: Server) -> None:
+    # From Python 3.12 on no thread can be started anymore by then.
     script = f"""
 import atexit, sys
 sys.path.insert(0, {str(SOURCE.parent)!r})
@@ -619,7 +619,7 @@ atexit.register(lambda: progress.report(progress=100))
     assert server.statuses()[-1]["progressPercentage"] == 100
 
 
-def test_the_last_one_is_tried_again(server: Server) -> None:
+def test_the_last_post_is_retried(server: Server) -> None:
     server.answers = [503, 503]
     script = SCRIPT.format(path=str(SOURCE.parent), end="")
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=30, check=True)
@@ -627,9 +627,7 @@ def test_the_last_one_is_tried_again(server: Server) -> None:
     assert done.stderr.count("trainjob.progress: status API failed, the training continues: HTTP 503") == 1
 
 
-def test_a_failed_post_is_sent_again_while_the_training_goes_on(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_post_is_retried_during_the_training(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_POST_INTERVAL", 0.05)
     server.answers = [500, 403]
     report(progress=5)
@@ -637,7 +635,7 @@ def test_a_failed_post_is_sent_again_while_the_training_goes_on(
     assert [status["progressPercentage"] for status in server.statuses()] == [5, 5, 5]
 
 
-def test_what_the_server_refuses_is_not_sent_again(
+def test_a_rejected_post_is_not_retried(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_POST_INTERVAL", 0.05)
@@ -663,7 +661,7 @@ def test_what_the_server_refuses_is_not_sent_again(
         ("URL", "https://127.0.0.1:{port}/status", "certificate is not valid for '127.0.0.1'"),
     ],
 )
-def test_nothing_of_it_breaks_the_training(
+def test_errors_of_the_api_do_not_fail_the_training(
     server: Server,
     certificates: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -683,7 +681,7 @@ def test_nothing_of_it_breaks_the_training(
     assert reason in error
 
 
-def test_a_server_that_does_not_answer_holds_up_no_step(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_does_not_block_report(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     monkeypatch.setattr(progress, "_FLUSH_TIMEOUT", 0.3)
@@ -696,10 +694,10 @@ def test_a_server_that_does_not_answer_holds_up_no_step(server: Server, monkeypa
         assert time.monotonic() - start < progress._POST_TIMEOUT, "something waited for a post"
 
 
-def test_the_end_is_not_held_up(
+def test_the_exit_is_not_delayed(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor by a name server that is silent, which no timeout of a socket is about."""
+    """Also with a name server that does not respond, to which no socket timeout applies."""
     monkeypatch.setattr(progress, "_FLUSH_TIMEOUT", 0.3)
     released = threading.Event()
 
@@ -717,7 +715,7 @@ def test_the_end_is_not_held_up(
     released.set()
 
 
-def test_a_busy_server_is_asked_less_often(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_gets_fewer_posts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_POST_INTERVAL", 0.01)
     server.delay = 0.02
     for percent in range(3):
@@ -729,7 +727,7 @@ def test_a_busy_server_is_asked_less_often(server: Server, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("missing", ENVIRONMENT[:3])
-def test_half_configured_is_not_configured(server: Server, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_an_incomplete_configuration_is_ignored(server: Server, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delenv(missing)
     report(progress=5)
     progress.flush()

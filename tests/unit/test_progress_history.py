@@ -91,7 +91,7 @@ def test_the_bounds_hold_for_any_values(log: Path, values: list[float], metrics:
         assert (kept[0], kept[-1], min(kept), max(kept)) == (rounded[0], rounded[-1], min(rounded), max(rounded))
 
 
-def test_everything_else_goes_before_the_history(log: Path) -> None:
+def test_other_fields_have_priority_over_the_history(log: Path) -> None:
     report(metrics={f"m{i}": i for i in range(60)})
     first = said(log)
     history = len(json.loads(log.read_text())["history"])
@@ -104,8 +104,8 @@ def test_everything_else_goes_before_the_history(log: Path) -> None:
     assert len(later.history) <= 1
 
 
-def test_a_message_without_room_costs_no_more(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thinning takes 20 ms where most of it is thrown away, and a training may report 1,000 times per second."""
+def test_a_full_message_takes_no_longer(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thinning most points takes 20 ms, and a training may report 1,000 times per second."""
     calls: list[int] = []
     thinned = progress._Reporter._thinned
 
@@ -123,7 +123,7 @@ def test_a_message_without_room_costs_no_more(log: Path, monkeypatch: pytest.Mon
     assert len(calls) == 2
 
 
-def test_metrics_that_are_dropped_take_their_history_along() -> None:
+def test_dropped_metrics_lose_their_history() -> None:
     for i in range(300):
         report(metrics={f"m{i}": i})
     assert len(progress._reporter._series) == 256
@@ -185,7 +185,7 @@ def packed(value: object) -> str:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_no_history_counts_as_absent(value: Any) -> None:
+def test_an_invalid_history_counts_as_absent(value: Any) -> None:
     assert history_of(value) == {}
     found = read(json.dumps({"trainjob": 1, "progressPercentage": 5, "history": value}))
     assert found == Report(progress=5)
@@ -231,7 +231,7 @@ def test_the_memory_of_the_speed_is_bounded() -> None:
     assert speed.remaining(500.0) == pytest.approx(500, abs=2)
 
 
-def test_it_is_derived_where_the_script_gives_none(log: Path) -> None:
+def test_remaining_time_is_derived_from_progress(log: Path) -> None:
     report(step=1, total_steps=10)
     assert said(log) == Report(progress=10, updated=said(log).updated)
     report(step=2)

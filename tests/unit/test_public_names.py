@@ -55,7 +55,7 @@ def printed(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_importing_costs_a_dag_file_nothing() -> None:
+def test_importing_does_not_slow_down_a_dag_file() -> None:
     program = "import sys, trainjob; print([m for m in ('pydantic', 'anyio', 'yaml', 'asyncio') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
@@ -102,5 +102,5 @@ def test_errors_with_values_survive_a_process_boundary() -> None:
 @pytest.mark.parametrize(
     ("verdict", "retryable"), [("user", 0), ("infrastructure", 1), ("preempted", 1), ("quota", 1), ("configuration", 0)]
 )
-def test_which_verdicts_are_worth_another_attempt(verdict: str, retryable: int) -> None:
+def test_retryable_verdicts(verdict: str, retryable: int) -> None:
     assert RetryVerdict(verdict).retryable == bool(retryable)

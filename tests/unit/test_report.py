@@ -1,4 +1,4 @@
-"""All that is known of a job as one value, as text and as a page."""
+"""The report on a job: as a value, as text and as a page."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def plain(report: Report) -> str:
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: its text, and whether its elements are nested as they should be."""
+    """Parses a page: its text, and whether its elements are nested correctly."""
 
     VOID = ("meta", "br", "hr", "img", "link", "input")
 
@@ -169,7 +169,7 @@ def test_status_and_diagnose_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("render", [plain, report_html, lambda report: texts.as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
-def test_no_value_of_a_variable_and_nothing_that_looks_like_a_secret(render: Any) -> None:
+def test_variable_values_and_secrets_are_left_out(render: Any) -> None:
     event = {**EVENT, "message": f"cannot pull with {SECRET}"}
     pods = [pod(1, ENDED)]
     evidence = Evidence(trainjob(FAILED), pods, {"x-node-0-1-abcde": [f"login {SECRET} refused"]}, [event])
@@ -181,7 +181,7 @@ def test_no_value_of_a_variable_and_nothing_that_looks_like_a_secret(render: Any
         assert said in text
 
 
-def test_hostile_text_is_shown_and_does_nothing() -> None:
+def test_hostile_text_is_escaped() -> None:
     report = failed(HOSTILE, unseen=[HOSTILE[0], HOSTILE[3]])
     html = report_html(report)
     html.encode()
@@ -198,7 +198,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
     json.loads(texts.as_json(report.as_dict()))
 
 
-def test_the_page_needs_nothing_else() -> None:
+def test_the_page_is_self_contained() -> None:
     html = report_html(failed(["x"]))
     assert "default-src 'none'" in html
     assert not re.search(r"https?://|@import|url\(", html)
@@ -206,7 +206,7 @@ def test_the_page_needs_nothing_else() -> None:
     assert "@media print" in html
 
 
-def test_a_job_that_waits_says_for_what() -> None:
+def test_a_waiting_job_shows_its_blocker() -> None:
     labelled = trainjob(suspend=True)
     labelled["metadata"]["labels"][QUEUE_LABEL] = "gpus"
     waiting = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "4 more needed for gpu"}
@@ -219,7 +219,7 @@ def test_a_job_that_waits_says_for_what() -> None:
         assert "queue" in text
 
 
-def test_one_whose_pods_do_not_start_has_not_run_and_says_so_once() -> None:
+def test_a_job_whose_pods_do_not_start() -> None:
     job = trainjob()
     job["status"] = {"jobsStatus": [{"name": "node", "active": 1}]}
     why = f"no room for {SECRET}: {'0/6 nodes are available; ' * 30}"
@@ -236,7 +236,7 @@ def test_one_whose_pods_do_not_start_has_not_run_and_says_so_once() -> None:
     assert crashed.besides == crashed.observation.message, "which is about another rank"
 
 
-def test_one_that_nothing_is_wrong_with() -> None:
+def test_a_healthy_job() -> None:
     job = trainjob()
     job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}], "trainerStatus": {"progressPercentage": 42}}  # fmt: skip # noqa: E501
     report = examine(REF, Evidence(job, [pod(0, RUNNING), pod(1, RUNNING)]), NOW)
@@ -245,7 +245,7 @@ def test_one_that_nothing_is_wrong_with() -> None:
     assert "42%" in plain(report)
 
 
-def test_a_crash_of_a_job_that_goes_on_is_there_already() -> None:
+def test_a_crash_of_a_running_job_is_reported() -> None:
     job = trainjob()
     job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}]}
     report = examine(REF, Evidence(job, [pod(0, RUNNING), pod(1, RUNNING, ENDED)]), NOW)
@@ -254,7 +254,7 @@ def test_a_crash_of_a_job_that_goes_on_is_there_already() -> None:
     assert "is Running: node-1 exited with code 3" in plain(report)
 
 
-def test_one_that_was_given_up_still_says_why() -> None:
+def test_a_given_up_job_keeps_its_diagnosis() -> None:
     why = replace(failed(["ValueError: no"]).diagnosis, job="ns/x")
     job = trainjob(suspend=True)
     job["metadata"]["annotations"][GIVEN_UP] = json.dumps(pack_diagnosis(why))
@@ -264,14 +264,14 @@ def test_one_that_was_given_up_still_says_why() -> None:
     assert "ValueError: no" in Page(report_html(report)).text
 
 
-def test_what_is_left_of_a_job_that_is_gone() -> None:
+def test_related_objects_of_a_deleted_job() -> None:
     report = examine(JobRef("ns", "x", ""), Evidence(None, [], {}, [EVENT]), NOW)
     assert (report.observation.phase, report.diagnosis.category) == (Phase.DELETED, Category.DELETED)
     assert "Back-off" in plain(report)
     assert "the TrainJob was deleted" in Page(report_html(report)).text
 
 
-def test_many_ranks_and_events_are_bounded_and_trouble_comes_first() -> None:
+def test_many_ranks_and_events_are_limited_and_failed_ranks_come_first() -> None:
     pods = [*(pod(i, RUNNING) for i in range(1000)), pod(1000, ENDED)]
     events = [{**EVENT, "message": f"event {i}"} for i in range(5000)]
     began = datetime.now(UTC)
@@ -307,9 +307,7 @@ OBJECT = st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), JSON, 
 
 @settings(max_examples=60, deadline=None)
 @given(OBJECT, st.lists(OBJECT, max_size=3), st.lists(OBJECT, max_size=3), OBJECT, st.lists(st.text(), max_size=3))
-def test_whatever_the_evidence_looks_like_there_is_a_report(
-    job: Any, pods: Any, events: Any, workload: Any, lines: Any
-) -> None:
+def test_a_report_is_made_of_any_evidence(job: Any, pods: Any, events: Any, workload: Any, lines: Any) -> None:
     report = examine(REF, Evidence(job, pods, {"": lines}, events, workload), NOW)
     report_html(report).encode()
     plain(report).encode()

@@ -1,4 +1,4 @@
-"""What a job that has completed hands on: the status and the termination messages, put together."""
+"""Results of a completed job: its status and its termination messages, merged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said(outputs: dict[str, str] | None = None, **metrics: float) -> str:
 
 
 def result(*pods: dict[str, Any], **status: float) -> TrainJobResult:
-    """Of a job with these pods and with these metrics in its ``trainerStatus``."""
+    """The result of a job with these pods, and with these metrics in its ``trainerStatus``."""
     listed = [{"name": name, "value": str(value)} for name, value in status.items()]
     trainjob = {
         "metadata": {"name": "job", "namespace": "ns", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z"},
@@ -61,7 +61,7 @@ def test_each_channel_alone() -> None:
     assert result(pod("")).metrics == {}
 
 
-def test_the_message_is_believed_and_the_status_adds_what_is_missing_there() -> None:
+def test_the_message_has_priority_and_the_status_adds_missing_metrics() -> None:
     both = result(pod(said({"model": "s3://m"}, loss=0.25, epoch=3)), loss=0.5, train_runtime=7)
     assert both.metrics == {"loss": 0.25, "epoch": 3.0, "train_runtime": 7.0}
     assert both.outputs == {"model": "s3://m"}
@@ -80,7 +80,7 @@ def test_times_of_the_result() -> None:
 def test_of_several_pods_of_rank_0_the_latest_counts() -> None:
     pods = [pod(said(loss=n), created=n) for n in (11, 13, 12)]
     assert result(*pods).metrics == {"loss": 13.0}
-    assert result(pod("killed", created=20), *pods).metrics == {"loss": 13.0}, "it said nothing"
+    assert result(pod("killed", created=20), *pods).metrics == {"loss": 13.0}, "it reported nothing"
 
 
 def test_other_ranks_do_not_count_and_the_launcher_comes_first() -> None:
@@ -89,5 +89,5 @@ def test_other_ranks_do_not_count_and_the_launcher_comes_first() -> None:
 
 
 @pytest.mark.parametrize("message", [None, 5, {}, "no object", '{"trainjob": 2}'])
-def test_a_message_of_somebody_else(message: object) -> None:
+def test_a_message_of_another_program(message: object) -> None:
     assert result(pod(message)) == result()

@@ -1,4 +1,4 @@
-"""What of a text may reach a terminal."""
+"""Text without control sequences."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE = st.lists(PARTS | st.text(max_size=5), max_size=12).map("".join)
 
 
 def controls(text: str) -> list[str]:
-    """What a terminal would not show as it stands."""
+    """Characters that a terminal would not display unchanged."""
     kinds, turns = {"Cc", "Cs", "Zl", "Zp"}, {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     found = [c for c in text if unicodedata.category(c) in kinds or unicodedata.bidirectional(c) in turns]
     return [c for c in found if c not in "\t\n"]
@@ -60,7 +60,7 @@ def test_colored_text_has_no_sequence_but_colors(text: str) -> None:
 
 
 @given(HOSTILE, st.integers(0, 60))
-def test_a_text_that_is_cut_anywhere_is_as_safe(text: str, position: int) -> None:
+def test_text_cut_anywhere_is_safe(text: str, position: int) -> None:
     for part in (text[:position], text[position:]):
         assert controls(COLOR.sub("", colored(part))) == []
 
@@ -88,7 +88,7 @@ def test_a_text_that_is_cut_anywhere_is_as_safe(text: str, position: int) -> Non
         ("日本 é 👩‍🚀", "日本 é 👩‍🚀"),
     ],
 )
-def test_sequences_go_and_text_stays(text: str, shown: str) -> None:
+def test_sequences_are_removed_and_text_stays(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
@@ -112,7 +112,7 @@ def test_json_is_the_same_value_and_safe(text: str) -> None:
     assert is_safe(written)
 
 
-def test_a_hostile_line_takes_no_time() -> None:
+def test_a_hostile_line_takes_linear_time() -> None:
     for part in ("\x1b]", "\x9d", "\x1b[", "\x1bP1", "\x1b[31", "\x9b0;", "\x1b \x1b"):
         assert controls(plain(part * 100_000)) == []  # quadratic: hours
         assert controls(COLOR.sub("", colored(part * 100_000))) == []

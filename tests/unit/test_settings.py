@@ -49,7 +49,7 @@ def test_local_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LocalBackend(environments={}).environments == {}
 
 
-def test_local_is_never_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_backend_is_never_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
     with pytest.raises(ConfigurationError, match="TRAINJOB_BACKEND=local"):

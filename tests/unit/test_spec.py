@@ -22,7 +22,7 @@ TOKEN = "hf_" + "a1B2" * 6  # the form of one; nobody's
 
 
 def problems(source: Any, **fields: Any) -> dict[str, str]:
-    """Path -> message and hint of everything that is wrong with `source`."""
+    """Path -> message and hint of all problems of `source`."""
     with pytest.raises(InvalidSpec) as caught:
         TrainJobSpec.parse({**source, **fields} if isinstance(source, Mapping) else source)
     return {problem.path: f"{problem.message} ({problem.instead})" for problem in caught.value.problems}
@@ -146,7 +146,7 @@ def test_field(fields: dict[str, Any], path: str, expected: object) -> None:
     assert value == expected
 
 
-def test_what_was_not_asked_for_is_not_sent() -> None:
+def test_unset_fields_are_not_sent() -> None:
     assert set(body()) == {"runtimeRef", "trainer"}
 
 
@@ -490,7 +490,7 @@ def test_unknown_fields_and_bad_values_are_reported_together(case: str) -> None:
         ({1: 2}, "should be strings"),
     ],
 )
-def test_sources_that_hold_no_spec(source: Any, says: str) -> None:
+def test_invalid_sources(source: Any, says: str) -> None:
     assert says in str(problems(source))
 
 
@@ -535,7 +535,7 @@ def test_sources_that_hold_no_spec(source: Any, says: str) -> None:
         ({"labels": {"token": "hunter2"}}, "labels.token"),
     ],
 )
-def test_a_secret_as_a_literal_is_refused(fields: dict[str, Any], path: str) -> None:
+def test_a_literal_secret_is_refused(fields: dict[str, Any], path: str) -> None:
     assert "secret" in problems(TRAIN, **fields)[path].lower() or "credential" in problems(TRAIN, **fields)[path]
 
 
@@ -574,11 +574,11 @@ def test_a_secret_as_a_literal_is_refused(fields: dict[str, Any], path: str) -> 
         {"env": {"IMAGE": "host/x@sha256:9b74c9897bac770ffc029102a200c5de6a1d2f3b4c5d6e7f8091a2b3c4d5e6f7"}},
     ],
 )
-def test_what_only_looks_like_a_secret_passes(fields: dict[str, Any]) -> None:
+def test_text_that_resembles_a_secret_passes(fields: dict[str, Any]) -> None:
     TrainJobSpec.parse({**TRAIN, **fields})
 
 
-def test_the_refusal_says_what_to_write_instead() -> None:
+def test_the_error_suggests_a_secret_key_ref() -> None:
     hint = problems(TRAIN, env={"HF_TOKEN": "x"})["env.HF_TOKEN"]
     assert "HF_TOKEN: {'valueFrom': {'secretKeyRef'" in hint
     assert TOKEN not in str(problems(TRAIN, env={"A": TOKEN}))
@@ -602,7 +602,7 @@ def test_a_secret_in_any_part_of_a_patch_is_refused(value: str) -> None:
     assert {f"{where}metadata.annotations.note", f"{where}spec.volumes[0].csi.options"} <= found.keys()
 
 
-def test_a_literal_in_a_function_is_refused() -> None:
+def test_a_literal_secret_in_a_function_is_refused() -> None:
     function = {"name": "train", "source": "def train():\n    login(token='hunter2')"}
     found = problems({"runtime": "torch-distributed", "func": function})
     assert found == {"func": "contains a secret in its source (read it from an environment variable of env)"}
@@ -613,7 +613,7 @@ def test_a_literal_in_a_function_is_refused() -> None:
 # ---------------------------------------------------------------- whole manifests
 
 
-def test_a_whole_manifest_is_sent_as_it_is() -> None:
+def test_a_whole_manifest_is_sent_unchanged() -> None:
     whole = {
         **WHOLE,
         "metadata": {"name": "mine", "labels": {"team": "a"}, "annotations": {"note": "b"}},
@@ -686,7 +686,7 @@ def whole(**spec: Any) -> dict[str, Any]:
         ({**WHOLE, "metadata": {"labels": {"a": 1}}}, "manifest.metadata.labels.a", "must be text"),
     ],
 )
-def test_a_whole_manifest_is_refused_for_the_same_reasons(manifest: dict[str, Any], path: str, says: str) -> None:
+def test_problems_of_a_whole_manifest(manifest: dict[str, Any], path: str, says: str) -> None:
     found = problems(manifest)
     assert says in found[path], found
 
@@ -712,7 +712,7 @@ def test_a_whole_manifest_is_refused_for_the_same_reasons(manifest: dict[str, An
     ],
 )
 def test_quantities_are_sent_as_the_api_writes_them(amount: str, canonical: str) -> None:
-    """Answers of Kubernetes 1.36. In any other spelling, Kueue could not let the job begin (`env_api`)."""
+    """Responses of Kubernetes 1.36. With any other spelling, Kueue could not start the job (`env_api`)."""
     spec = TrainJobSpec.parse(
         {"runtime": "r", "command": ["x"], "resources_per_node": {"requests": {"memory": amount}}}
     )

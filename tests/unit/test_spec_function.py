@@ -1,4 +1,4 @@
-"""Python functions as trainers: their source must arrive as it is, and must not need what stays behind."""
+"""Python functions as trainers: their source must arrive unchanged and be self-contained."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ NASTY = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a node leaves the functions that it ran; it takes them with it, a machine would keep them."""
+    """Directory for the functions that a node runs; it is deleted with a pod, but would stay on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 def parts(func: object, **fields: Any) -> list[str]:
-    """The words of the command, as the nodes get them."""
+    """The command as the nodes get it."""
     spec = TrainJobSpec.parse({"runtime": "a-runtime", "func": func, **fields})
     trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
     return [expand(word, {"HOME": "/expanded"}) for word in (*trainer["command"], *trainer["args"])]
 
 
 def run(func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> str:
-    """What a node prints that runs `func`."""
+    """Output of a node that runs `func`."""
     command = [sys.executable if word == "python" else word for word in parts(func, **fields)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
@@ -50,7 +50,7 @@ def run(func: object, environment: Mapping[str, str] | None = None, **fields: An
 
 
 @given(st.text(alphabet=st.one_of(st.sampled_from("$()A\\`'\""), st.characters(exclude_categories=["Cs"]))))
-def test_what_is_literal_survives_the_expansion(text: str) -> None:
+def test_literals_survive_the_expansion_of_variables(text: str) -> None:
     assert expand(_literal(text), {"A": "expanded", "": "empty"}) == text
 
 
@@ -62,7 +62,7 @@ def test_what_is_literal_survives_the_expansion(text: str) -> None:
         max_leaves=5,
     ).filter(lambda value: not [*secret_texts(value, "x")]),  # hypothesis knows the words of our sources
 )
-def test_source_and_arguments_arrive_as_they_are(source: str, value: object) -> None:
+def test_source_and_arguments_arrive_unchanged(source: str, value: object) -> None:
     *_, arrived, options = parts({"name": "f", "source": source}, func_args={"x": value})
     assert arrived == source
     assert json.loads(options)["args"] == {"x": value}
@@ -80,7 +80,7 @@ def test_a_function_really_runs_with_nasty_arguments() -> None:
     assert json.loads(output) == [NASTY * 2, {"a": [1, None, True]}, "$5.00 `x` \\ $(HOME) $$"]
 
 
-def test_a_nested_function_keeps_what_its_strings_hold() -> None:
+def test_a_nested_function_keeps_its_multiline_strings() -> None:
     def nested() -> None:
         text = """
 left
@@ -102,7 +102,7 @@ def give(value: Any, report: bool = False) -> Any:
 
 
 def message(tmp_path: Path, func: object, environment: Mapping[str, str] | None = None, **fields: Any) -> Report | None:
-    """What a rank reports that runs `func`."""
+    """Report of a rank that runs `func`."""
     path = tmp_path / "termination-log"
     path.touch()
     run(func, {**os.environ, "TRAINJOB_TERMINATION_LOG": str(path), **(environment or {})}, **fields)
@@ -113,7 +113,7 @@ def message(tmp_path: Path, func: object, environment: Mapping[str, str] | None 
     "value", [0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"]], ids=repr
 )
 @pytest.mark.parametrize("report", [False, True], ids=["alone", "beside a report"])
-def test_what_a_function_returns_is_reported(tmp_path: Path, value: object, report: bool) -> None:
+def test_the_return_value_is_reported(tmp_path: Path, value: object, report: bool) -> None:
     told = message(tmp_path, give, func_args={"value": value, "report": report})
     assert told is not None
     assert json.dumps(told.returned) == json.dumps(value), "0 is not False"
@@ -121,7 +121,7 @@ def test_what_a_function_returns_is_reported(tmp_path: Path, value: object, repo
     assert (told.progress, told.metrics, told.outputs) == expected
 
 
-def test_none_is_no_value(tmp_path: Path) -> None:
+def test_none_is_not_reported(tmp_path: Path) -> None:
     assert message(tmp_path, give, func_args={"value": None}) is None
 
 
@@ -154,7 +154,7 @@ def without_the_package() -> dict[str, str]:
 
 
 def test_no_package_is_needed_in_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the value has its room: the history goes, and of the metrics those that changed first."""
+    """To make space for the value, the history is dropped, then the oldest metrics."""
     monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]  # not in typeshed
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     monkeypatch.setattr(os, "environ", environment)
@@ -168,7 +168,7 @@ def test_no_package_is_needed_in_the_image(tmp_path: Path, monkeypatch: pytest.M
     assert f"{'m' * 50}0" not in told.metrics
 
 
-def test_a_thread_that_still_reports_does_not_take_the_value_away(tmp_path: Path) -> None:
+def test_a_later_report_of_a_thread_keeps_the_return_value(tmp_path: Path) -> None:
     def train() -> str:
         import atexit
 
@@ -222,7 +222,7 @@ def test_a_value_that_cannot_be_reported_does_not_fail_the_function(
     assert (told := progress.read(path.read_text())) is None or told.returned is None
 
 
-def test_nothing_but_strict_json_is_read() -> None:
+def test_only_strict_json_is_read() -> None:
     assert progress.read('{"trainjob": 1, "returned": {"a": [NaN]}}') == Report()
 
 
@@ -246,12 +246,12 @@ def decorated() -> None:
     print("plain")
 
 
-def test_decorators_stay_behind() -> None:
+def test_decorators_are_removed() -> None:
     assert run(decorated) == "plain\n"
     assert "logged" not in Function.of(decorated).source
 
 
-def test_what_packages_are_installed_with() -> None:
+def test_options_of_pip() -> None:
     *_, options = parts(
         decorated, packages_to_install=["a==1", "b"], pip_index_urls=["https://one/simple", "https://two/simple"]
     )
@@ -278,10 +278,10 @@ case "$1" in *.py) exec "{python}" "$@";; *) exec "$@";; esac
     ],
     ids=["plain", "jax", "torch", "mpi"],
 )
-def test_the_runtimes_plugin_decides_what_starts_it(
+def test_the_launcher_follows_from_the_runtimes_plugin(
     variables: dict[str, str], started_by: list[str], tmp_path: Path
 ) -> None:
-    """By the variables that it sets, whatever the runtime is called; launchers of another make, with the same words."""
+    """By the variables of the plugin, not by the name of the runtime; fake launchers with the same arguments."""
     for name in ("torchrun", "mpirun"):
         (tmp_path / name).write_text(LAUNCHER.format(name=name, python=sys.executable))
         (tmp_path / name).chmod(0o755)
@@ -341,7 +341,7 @@ def fine(limit: "int | LIMIT" = 3, path: type = str) -> None:  # type: ignore[va
     print(math.floor(sum(inner(x) for x in range(2))), sorted([2, 1]), __name__)
 
 
-def test_annotations_builtins_imports_and_recursion_are_no_names_from_outside() -> None:
+def test_annotations_builtins_imports_and_recursion_are_allowed() -> None:
     assert run(fine) == "6 [1, 2] __main__\n"
 
 
@@ -350,7 +350,7 @@ async def coroutine() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda: 1, print, functools.partial(decorated), coroutine, dict])
-def test_what_is_no_plain_function(function: object) -> None:
+def test_only_plain_functions_are_accepted(function: object) -> None:
     with pytest.raises(InvalidSpec, match="must be a function defined with def"):
         TrainJobSpec.parse({"runtime": "r", "func": function})
 

@@ -1,4 +1,4 @@
-"""What Trainer's initializers are told, in the variables that their images read."""
+"""Settings of Trainer's initializers, as the environment variables of their images."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_environment(kind: str, source: Any, env: dict[str, Any]) -> None:
     assert rendered(kind, source).get("env", []) == expected
 
 
-def test_a_secret_is_named() -> None:
+def test_the_secret_reference_is_rendered() -> None:
     source = {"storage_uri": "s3://b/set", "secret_ref": "s3-keys"}
     assert rendered("dataset", source) == {"storageUri": "s3://b/set", "secretRef": {"name": "s3-keys"}}
 
@@ -129,6 +129,6 @@ def test_refused(kind: str, source: Any, path: str, says: str) -> None:
     assert set(found) == {path}
 
 
-def test_the_cache_may_be_told_by_variables() -> None:
+def test_the_cache_can_be_configured_by_variables() -> None:
     env = {"CLUSTER_SIZE": "4", "METADATA_LOC": "s3://b/m.json"}
     assert len(rendered("dataset", {"storage_uri": "cache://schema/table", "env": env})["env"]) == 2

@@ -1,4 +1,4 @@
-"""Specs that are too large, too deep, or not readable: one line names the file, the limit and the place.
+"""Specs that are too large, too deep or not readable: one line names the file, the limit and the position.
 
 What is refused here hung, ended in a traceback or filled the memory where nothing looked at size and depth first.
 """
@@ -30,7 +30,7 @@ def nested(depth: int) -> list[Any]:
 
 
 def laughs(levels: int) -> str:
-    """YAML of a few lines that stands for 10 to the power of `levels` words."""
+    """A few lines of YAML that expand to 10 to the power of `levels` words."""
     lines = ["func_args:", '  a0: &a0 ["lol"]']
     for i in range(1, levels):
         aliases = ", ".join([f"*a{i - 1}"] * 10)
@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_one_line_says_what_is_wrong(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, expected = WRONG[kind]
     file = tmp_path / "spec.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -124,7 +124,7 @@ def test_a_file_of_50_mb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 class Endless(io.RawIOBase):
-    """Standard input that has no end."""
+    """Endless standard input."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -135,7 +135,7 @@ class Endless(io.RawIOBase):
         return b"#" * size
 
 
-def test_no_more_is_read_than_a_spec_may_have() -> None:
+def test_reading_stops_at_the_maximum_size() -> None:
     endless = Endless()
     with pytest.raises(InvalidSpec, match="standard input has more than 1,048,576 bytes"):
         read_spec_file(endless, "standard input")  # type: ignore[arg-type]  # all that is used of it
@@ -173,8 +173,8 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_values_that_others_have_read(kind: str) -> None:
-    """As Airflow's and KFP's arguments are, and those of Python."""
+def test_limits_of_parsed_values(kind: str) -> None:
+    """Arguments of Airflow, KFP and Python."""
     make, expected = VALUES[kind]
     fields: dict[str, Any] = {"runtime": "trainjob-step", "command": ["a"], "func_args": {"a": make()}}
     manifest = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": {"x": make()}}
@@ -191,7 +191,7 @@ def test_values_that_others_have_read(kind: str) -> None:
         assert len(str(refused.value)) < 1000
 
 
-def test_what_is_just_within_the_limits() -> None:
+def test_values_at_the_limits_pass() -> None:
     check_limits(nested(MAX_DEPTH))
     check_limits(["x" * (MAX_BYTES - 10)])
     check_limits((1 << 1024) - 1)
@@ -204,7 +204,7 @@ def test_what_is_just_within_the_limits() -> None:
 
 
 def test_yaml_is_read_as_kubectl_reads_it() -> None:
-    """Not as YAML 1.1 has it: a date is text, and so are numbers to the base of 60."""
+    """Unlike in YAML 1.1, dates and numbers to base 60 are text."""
     texts = {"2026-01-31": "2026-01-31", "12:30": "12:30", "1:30.5": "1:30.5", "=": "=", "'1'": "1"}
     others = {"010": 8, "0x10": 16, "1.5": 1.5, "yes": True, "~": None, "1_000": 1000}
     for written, value in {**texts, **others}.items():

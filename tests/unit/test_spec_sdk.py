@@ -1,4 +1,4 @@
-"""Everything that the Kubeflow SDK can be told of a TrainJob has its place in a spec."""
+"""Each TrainJob argument of the Kubeflow SDK has a field in the spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARGUMENTS = [(owner, name) for owner, names in RECORDED["arguments"].items() for
 
 
 def parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schema itself, what it refers to, and all that a union or list of it can be."""
+    """The schema, its references, and the members of its unions and lists."""
     if "$ref" in schema:
         return parts(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]])
     inner = [*schema.get("anyOf", []), *([schema["items"]] if isinstance(schema.get("items"), dict) else [])]
@@ -30,7 +30,7 @@ def camel(name: str) -> str:
 
 
 @pytest.mark.parametrize(("owner", "name"), ARGUMENTS)
-def test_each_argument_has_its_place(owner: str, name: str) -> None:
+def test_each_sdk_argument_has_a_field(owner: str, name: str) -> None:
     path = place(owner, name)
     at = [SCHEMA]
     for step in path.split(".") if path else ():
@@ -44,7 +44,7 @@ def test_each_argument_has_its_place(owner: str, name: str) -> None:
         assert at, f"{path} of {owner}.{name} is no field of a spec"
 
 
-def test_nothing_is_named_that_the_sdk_has_not() -> None:
+def test_all_listed_arguments_exist_in_the_sdk() -> None:
     assert set(PLACES) == set(RECORDED["arguments"])
     for owner, (_, others) in PLACES.items():
         assert set(others) <= set(RECORDED["arguments"][owner])
@@ -62,7 +62,7 @@ def test_each_row_is_recorded_and_is_a_spec(row: Row) -> None:
         TrainJobSpec.parse(row.fields())
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_is_complete() -> None:
     assert len(TABLE) >= 25
     assert [row.name for row in TABLE] == list(RECORDED["calls"])
     told = {name for name in RECORDED["arguments"] if name[0].isupper() and "." not in name}

@@ -1,4 +1,4 @@
-"""Fine-tuning by configuration: what reaches ``tune run``, and what Trainer's webhook would refuse."""
+"""Fine-tuning by configuration: arguments of ``tune run``, and refusals of Trainer's webhook."""
 
 from __future__ import annotations
 
@@ -98,18 +98,18 @@ def test_arguments(config: dict[str, Any], args: list[str]) -> None:
         ("s3://bucket/alpaca/data", "dataset.data_dir=/workspace/dataset"),
     ],
 )
-def test_where_the_dataset_is(dataset: str, arg: str) -> None:
+def test_the_path_of_the_dataset(dataset: str, arg: str) -> None:
     assert trainer(initializer={"dataset": dataset})["args"] == [arg]
 
 
-def test_what_the_author_adds_comes_last() -> None:
+def test_the_authors_args_come_last() -> None:
     assert trainer(torchtune={"epochs": 2}, args=["optimizer.lr=2e-5"])["args"] == ["epochs=2", "optimizer.lr=2e-5"]
 
 
 @given(st.text(alphabet=st.one_of(st.sampled_from("${}()':#\\\"%! \n"), st.characters(exclude_categories=["Cs"]))))
 @example("$$")
 @example("$(A)")
-def test_a_prompt_arrives_as_it_is(prompt: str) -> None:
+def test_a_prompt_arrives_unchanged(prompt: str) -> None:
     preprocess = {"new_system_prompt": prompt, "column_map": {"input": prompt}}
     args = [
         expand(arg, {"": "x", "A": "x"}) for arg in trainer(torchtune={"dataset_preprocess_config": preprocess})["args"]

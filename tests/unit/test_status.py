@@ -1,4 +1,4 @@
-"""Objects as Trainer 2.1.0, 2.2.1 and 2.3.0 left them on a real cluster, transient states included."""
+"""Objects of Trainer 2.1.0, 2.2.1 and 2.3.0 from a real cluster, including transient states."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_which_phases_are_final() -> None:
     }
 
 
-def test_reason_and_message_of_the_end() -> None:
+def test_reason_and_message_of_the_final_phase() -> None:
     observation = observe(job(counts(failed=1), conditions=[FAILED]))
     assert observation.reason == "FailedJobs"
     assert observation.message == "jobset failed due to one or more job failures (first failed step: node)"
@@ -188,7 +188,7 @@ ACTIVE, READY, LAST = counts(active=1), counts(active=1, ready=1), counts(ready=
     ],
 )
 def test_the_counters_of_real_jobs(recorded: list[Any], phases: str) -> None:
-    """As Trainer 2.3 wrote them on the real node."""
+    """Recorded from Trainer 2.3 on the real node."""
     seen: list[Observation] = []
     for step in recorded:
         over = {"Complete": [COMPLETE], "Failed": [FAILED]}
@@ -206,7 +206,7 @@ def test_a_pod_that_was_replaced_and_cannot_start() -> None:
     assert observe(job(READY), restarting).phase is Phase.RUNNING
 
 
-def test_a_job_that_starts_again_downloads_its_data_again() -> None:
+def test_a_restarted_job_is_initializing_again() -> None:
     running = observe(job(counts("dataset-initializer", succeeded=1), counts(ready=1)))
     initializing = observe(job(counts("dataset-initializer", active=1), counts()), running)
     assert (initializing.phase, initializing.has_run) == (Phase.INITIALIZING, True)
@@ -227,7 +227,7 @@ def test_deletion_keeps_what_was_known() -> None:
     assert gone.message == "the TrainJob was deleted while it was waited for"
 
 
-def test_a_deletion_that_a_cancel_announced() -> None:
+def test_a_deletion_after_a_cancel() -> None:
     cancelled = job(counts(ready=1))
     cancelled["metadata"]["annotations"] = {CANCELLED: "true"}
     gone = observe(None, observe(cancelled))
@@ -235,7 +235,7 @@ def test_a_deletion_that_a_cancel_announced() -> None:
     assert gone.message == "the TrainJob was cancelled with trainjob while it was waited for"
 
 
-def test_what_the_script_reported() -> None:
+def test_reported_progress_and_metrics() -> None:
     status = {
         "progressPercentage": 40,
         "estimatedRemainingSeconds": 90,
@@ -307,7 +307,7 @@ ODD = st.dictionaries(NAMES, JSON)
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, Any]:
-    """A realistic object with one part of it gone or replaced."""
+    """A realistic object with one part removed or replaced."""
     trainjob = job(
         counts("dataset-initializer", succeeded=1),
         counts(active=1),
@@ -330,7 +330,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(st.lists(ODD | damaged() | st.none(), min_size=1, max_size=4))
-def test_observing_never_raises_and_no_phase_leaves_the_end(objects: list[dict[str, Any] | None]) -> None:
+def test_observe_never_raises_and_final_phases_stay(objects: list[dict[str, Any] | None]) -> None:
     seen: list[Observation] = []
     for trainjob in objects:
         seen.append(observe(trainjob, seen[-1] if seen else None))

@@ -1,4 +1,4 @@
-"""Models that jobs of a cluster have made."""
+"""Models trained by jobs on a cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(backend: MemoryBackend) -> Iterator[TrainJobClient]:
 
 
 def _trained(client: TrainJobClient, backend: MemoryBackend, reported: Any, key: str = "key", **fields: Any) -> JobRef:
-    """A job that has ended well, and of whose only pod the image is known."""
+    """A successful job with one pod, whose image is known."""
     ref = client.launch({"runtime": "torch-distributed", "command": ["train"], **fields}, key)
     message = {"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.97"}], "outputs": reported}
     backend.end(ref, message=json.dumps(message))
@@ -46,7 +46,7 @@ def _find(client: TrainJobClient, ref: JobRef, output: str = "model", source: st
     return client.call(lambda: trained.find(client.backend, ref, output, source=source))
 
 
-def test_what_a_job_of_a_cluster_records(client: TrainJobClient, backend: MemoryBackend) -> None:
+def test_the_provenance_of_a_job_on_a_cluster(client: TrainJobClient, backend: MemoryBackend) -> None:
     initializer = {"dataset": {"storage_uri": "hf://org/digits"}, "model": {"storage_uri": "hf://org/base"}}
     inputs = {"more": "pvc://claim/more", "model": f"oci://registry.example/m@sha256:{SHA}", "none": ""}
     ref = _trained(
@@ -72,7 +72,7 @@ def test_what_a_job_of_a_cluster_records(client: TrainJobClient, backend: Memory
     assert "run" not in found.provenance
 
 
-def test_paths_of_pods_are_not_those_of_this_machine(
+def test_paths_of_pods_need_a_source(
     client: TrainJobClient, backend: MemoryBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""What is asked for a job that nobody waits for, since when nobody waits, and what a waiter does."""
+"""Policy for unattended jobs, unattended time, and records of waiters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rendered(origin: dict[str, str] | None = None, **asked: Any) -> dict[str, An
 # ---------------------------------------------------------------- what is asked
 
 
-def test_jobs_are_kept_unless_something_else_is_asked() -> None:
+def test_jobs_are_kept_by_default() -> None:
     assert policy_of(rendered()) is None
     assert policy_of(rendered(unattended="keep")) is None
     assert policy_of(rendered(unattended="delete")) == Policy("delete", timedelta(hours=1))
@@ -67,7 +67,7 @@ def test_a_whole_manifest_has_a_policy_too() -> None:
         ({"unattended": "keep", "unattended_after": 3600}, "unattended_after"),
     ],
 )
-def test_what_cannot_be_asked(asked: dict[str, Any], path: str) -> None:
+def test_invalid_policies(asked: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
         TrainJobSpec.parse({"runtime": "torch-distributed", **asked})
     assert [problem.path for problem in refused.value.problems] == [path]
@@ -78,7 +78,7 @@ def test_another_policy_does_not_make_another_job() -> None:
 
 
 @pytest.mark.parametrize("after", ["", "soon", "1e999", None])
-def test_a_bound_that_somebody_has_changed_is_an_hour(after: object) -> None:
+def test_an_invalid_annotation_means_the_default(after: object) -> None:
     changed = job(labels={LABEL: "suspend"}, annotations={AFTER: after})
     assert policy_of(changed) == Policy("suspend", timedelta(hours=1))
 
@@ -86,7 +86,7 @@ def test_a_bound_that_somebody_has_changed_is_an_hour(after: object) -> None:
 # ---------------------------------------------------------------- since when
 
 
-def test_it_counts_from_who_waited_last_and_from_creation_and_resumption() -> None:
+def test_unattended_time_starts_at_the_last_wait_creation_or_resume() -> None:
     assert unattended_for(job(), None, NOON + timedelta(minutes=5)) == timedelta(minutes=5)
     later = NOON + timedelta(hours=1)
     assert unattended_for(job(), later, later + timedelta(minutes=2)) == timedelta(minutes=2)
@@ -97,7 +97,7 @@ def test_it_counts_from_who_waited_last_and_from_creation_and_resumption() -> No
     assert unattended_for({"metadata": {}}, None, NOON) == timedelta(0), "nothing is known: it is not ended"
 
 
-def test_what_costs_nothing_is_left() -> None:
+def test_suspended_and_finished_jobs_do_not_run() -> None:
     assert runs(job())
     assert not runs({**job(), "spec": {"suspend": True}})
     assert not runs(job(deletionTimestamp="2026-11-25T12:00:00Z"))
@@ -105,7 +105,7 @@ def test_what_costs_nothing_is_left() -> None:
         assert not runs({**job(), "status": {"conditions": [{"type": kind, "status": "True"}]}})
 
 
-def test_a_person_who_suspends_is_told_apart() -> None:
+def test_suspensions_by_a_person_are_distinguished() -> None:
     ours = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
     assert marked(ours)
     assert resuming(ours) == {"metadata": {"annotations": {CANCELLED: None}}, "spec": {"suspend": False}}
@@ -131,7 +131,7 @@ async def launched(backend: MemoryBackend, **asked: Any) -> JobRef:
 
 
 @pytest.mark.anyio
-async def test_a_waiter_is_known_while_it_waits() -> None:
+async def test_a_waiter_is_recorded_while_it_waits() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     async with aclosing(follow(backend, ref)) as changes:
@@ -144,7 +144,7 @@ async def test_a_waiter_is_known_while_it_waits() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_waiter_that_gives_up_is_no_waiter_any_more() -> None:
+async def test_a_waiter_that_gives_up_is_removed() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     with pytest.raises(StartTimeout):
@@ -154,7 +154,7 @@ async def test_a_waiter_that_gives_up_is_no_waiter_any_more() -> None:
 
 
 @pytest.mark.anyio
-async def test_nobody_is_noted_for_a_job_that_is_kept() -> None:
+async def test_no_waiter_is_recorded_for_a_kept_job() -> None:
     backend = MemoryBackend()
     ref = await launched(backend)
     backend.end(ref)
@@ -163,7 +163,7 @@ async def test_nobody_is_noted_for_a_job_that_is_kept() -> None:
 
 
 @pytest.mark.anyio
-async def test_who_waits_again_resumes_the_job() -> None:
+async def test_waiting_again_resumes_the_job() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     stopped = {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}}
@@ -199,7 +199,7 @@ async def test_a_job_that_cannot_be_resumed_is_waited_for() -> None:
 
 @pytest.mark.anyio
 async def test_a_job_that_was_resumed_by_hand_loses_its_mark() -> None:
-    """Else the next suspension, by a person, would be taken for the reaper's, and resumed."""
+    """Otherwise a later suspension by a person would count as the reaper's, and be resumed."""
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}})
@@ -210,7 +210,7 @@ async def test_a_job_that_was_resumed_by_hand_loses_its_mark() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_a_person_suspended_is_left_to_that_person() -> None:
+async def test_a_suspension_by_a_person_is_not_resumed() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     await backend.patch(ref, {"spec": {"suspend": True}})

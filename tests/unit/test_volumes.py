@@ -1,4 +1,4 @@
-"""``pvc://claim/path``: mounted by the jobs that name it, and a directory like any other in their pods."""
+"""``pvc://claim/path``: mounted by the jobs that use it, as a directory in their pods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_inputs_and_outputs_of_a_training_are_mounted_on_its_nodes() -> None:
     assert "runtimePatches" not in body(command=["train", "--note=see-pvc://x", "pvc:/y"], inputs={"a": "s3://b"})
 
 
-def test_what_a_pod_reports_is_where_everybody_finds_it() -> None:
+def test_reported_paths_become_pvc_locations() -> None:
     assert volumes.as_claim("file:///mnt/trainjob-claims/models/my%20model") == "pvc://models/my%20model"
     assert volumes.as_claim("/mnt/trainjob-claims/models") == "pvc://models"
     for other in ("file:///mnt/trainjob-claims", "s3://b/mnt/trainjob-claims/x", "/mnt/trainjob-claimsx/y", ""):
@@ -59,7 +59,7 @@ def test_what_a_pod_reports_is_where_everybody_finds_it() -> None:
 
 
 @pytest.mark.parametrize("uri", ["pvc://", "pvc:///x", "pvc://Claim/x", "pvc:claim", "pvc://-x/y"])
-def test_what_is_no_claim(uri: str) -> None:
+def test_invalid_pvc_locations_are_refused(uri: str) -> None:
     with pytest.raises(InvalidSpec, match=r"inputs\.dataset: .* is not a URI"):
         body(command=["train"], inputs={"dataset": uri})
 
