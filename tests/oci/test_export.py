@@ -60,7 +60,7 @@ def test_a_signed_export(server: Server, name: str, model: Path, tmp_path: Path)
         assert exported.version == "1"
     initialize("models:/m/1", str(tmp_path / "next"), registry=registry, verify_key=public)
     assert files(tmp_path / "next") == files(model)
-    with pytest.raises(ChecksumMismatch, match="does not hold"):
+    with pytest.raises(ChecksumMismatch, match="is not valid for the key"):
         initialize(exported.uri, str(tmp_path / "no"), verify_key=key_pair(tmp_path, "other")[1])
     (model / "config.json").write_text("[]")
     plain = export(str(model), server.uri(name), name="m", export_id="2", registry=registry)
@@ -87,7 +87,7 @@ def test_the_same_model_signed_twice(server: Server, name: str, model: Path, tmp
         str(model), server.uri(name), name="m", export_id="3", registry=registry, sign=key_pair(tmp_path, "other")[0]
     )
     initialize(uri, str(tmp_path / "again"), verify_key=public)
-    with pytest.raises(ChecksumMismatch, match="does not hold"):
+    with pytest.raises(ChecksumMismatch, match="is not valid for the key"):
         initialize(uri, str(tmp_path / "no"), verify_key=key_pair(tmp_path, "third")[1])
 
 

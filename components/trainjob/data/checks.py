@@ -21,8 +21,7 @@ def check_options(step: Step, options: Mapping[str, Any]) -> None:
     Args:
         step: The program.
         options: Options of `trainjob.data.program.step_command`. A missing option is not known yet and not checked.
-            None
-            and empty mean that the option is not set.
+            None and empty mean that the option is not set.
 
     Raises:
         ConfigurationError: An option is invalid: a location has an unknown scheme, the target is read-only, the digest

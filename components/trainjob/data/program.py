@@ -20,9 +20,8 @@ def step_command(step: Step, options: Mapping[str, Any]) -> list[str]:
     Args:
         step: The program.
         options: Arguments of `trainjob.data.initialize` or `export`, by name. None, False and empty values are left
-            out,
-            lists become one option per item, mappings JSON. Without ``registry``, this process's registry is passed, so
-            that the step's pod needs no setting.
+            out, lists become one option per item, mappings JSON. Without ``registry``, this process's registry is
+            passed, so that the step's pod needs no setting.
     """
     command = ["python", "-m", "trainjob.data", step]
     given = {**options, "registry": options.get("registry") or Settings().registry}

@@ -48,8 +48,7 @@ def task(environment: MutableMapping[str, str], what: What | None = None) -> Tas
     Args:
         environment: The environment variables; changed in place.
         what: Which initializer to be. None: given by ``TRAINJOB_INITIALIZER``, or by the name of the pod, which
-            contains
-            the name of the runtime's job (``dataset-initializer``, ``model-initializer``).
+            contains the name of the runtime's job (``dataset-initializer``, ``model-initializer``).
 
     Raises:
         ConfigurationError: A variable is missing, or asks for something that trainjob does not support.

@@ -56,8 +56,7 @@ def copy(
     Args:
         source: Location in any store (``http(s)``: of a single file).
         target: Location of a directory in any store except ``http(s)``; created if it does not exist. ``oci`` requires
-            a
-            tag.
+            a tag.
         include: Shell patterns; only paths that match one are copied. They are matched against the path relative to
             ``source`` (the name of a single file) and, if they have no slash, against the file name. A plain text is
             one pattern.

@@ -92,8 +92,7 @@ class LayerBlob:
 
         Args:
             small: All files are known to be small, so that skipping between headers saves nothing: the files are
-                verified
-                in the same pass.
+                verified in the same pass.
 
         Raises:
             CorruptData: The layer is not a valid archive.

@@ -3,11 +3,9 @@
 Both have the same layers, each an uncompressed tar with files below ``models/``:
 
 * the image, for linux on amd64 and on arm64: its root file system has the model in ``/models``, where KServe expects
-  it
-  (https://kserve.github.io/website, "modelcars"; ``oci://``, ``oci+native://``, ``oci+fetch://``);
+  it (https://kserve.github.io/website, "modelcars"; ``oci://``, ``oci+native://``, ``oci+fetch://``);
 * the ModelPack manifest (https://github.com/modelpack/model-spec 0.0.7), whose layers have media types for the kind
-  of
-  their files.
+  of their files.
 
 An index lists all three; a container runtime chooses the image of its platform. All documents depend on the names and
 contents of the files only.
