@@ -93,7 +93,7 @@ def _fetch(  # noqa: PLR0917 - a range, and what ends its read
 def resumed(  # noqa: PLR0917 - those of `ReadableStore.read`
     store: ReadableStore, path: str, start: int, end: int, etag: str, stopped: Event | None = None
 ) -> Iterator[bytes]:
-    """`ReadableStore.read` up to ``end``, resumed after a cut, a stall or an answer such as 429 or 503.
+    """`ReadableStore.read` up to ``end``, resumed after a cut, a stall or a reply such as 429 or 503.
 
     Without an entity tag it is not resumed: the rest could belong to another state of the file.
 

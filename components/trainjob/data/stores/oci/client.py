@@ -157,13 +157,13 @@ class Client:
                         if final:
                             raise self._access.denied(scopes)
                         if once:
-                            raise Interrupted("the credential had to be renewed")
+                            raise Interrupted("the credential was rejected during an upload and is renewed")
                         continue
                     if response.status_code == 403:
                         raise self._access.denied(scopes)
                     if response.status_code in _AGAIN:
                         wait = retrying.seconds(response.headers.get("retry-after"))
-                        raise Interrupted(f"it answers {self.reason(response)}", wait)
+                        raise Interrupted(f"the registry replied {self.reason(response)}", wait)
                     yield response
                     return
                 finally:
@@ -239,7 +239,7 @@ class Client:
         try:
             if response.status_code in _AGAIN:
                 wait = retrying.seconds(response.headers.get("retry-after"))
-                raise Interrupted(f"its token server answers {response.status_code}", wait)
+                raise Interrupted(f"its token server replied {response.status_code}", wait)
             if response.status_code != 200:
                 return None
             return json.loads(self.read(response))

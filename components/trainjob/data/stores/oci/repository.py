@@ -124,7 +124,7 @@ class Repository:
                     # find an upload.
                     reason = self.client.reason(response)
                     if _UNKNOWN.search(reason):
-                        raise Interrupted(f"the registry answers {reason}")
+                        raise Interrupted(f"the registry replied {reason}")
                     error = SourceNotFound if response.status_code == 404 else StoreUnavailable
                     raise error(f"{self.where(name)}: the registry replied {reason}")
                 if response.status_code not in (200, 201, 202):
@@ -176,7 +176,7 @@ class Repository:
                     backoff.success()
                     yield chunk
                 if start < end:
-                    raise Interrupted(f"its blob ended after {start} of {end} bytes")
+                    raise Interrupted(f"the registry sent {start} of {end} bytes")
             except Interrupted as error:
                 pause(backoff, self.where(digest), error)
 

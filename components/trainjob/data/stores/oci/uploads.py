@@ -128,7 +128,7 @@ class _Session:
                     )
                 if response.status_code not in (400, 404, 416):
                     raise self._client.refused(response, self._repository.where(digest))
-                lost = f"it answers {self._client.reason(response)}"
+                lost = f"the registry replied {self._client.reason(response)}"
         except Interrupted:
             # Perhaps only the reply was lost.
             if self._repository.has_blob(digest):
@@ -145,9 +145,9 @@ class _Session:
         }
         with self._client.open("PATCH", self._url, self._repository.push, headers=headers, content=content) as response:
             if response.status_code == 416:
-                raise Interrupted("it expects another part of the blob")
+                raise Interrupted("the registry expects another part of the blob")
             if response.status_code in (400, 404):
-                raise _Lost(f"it answers {self._client.reason(response)}")
+                raise _Lost(f"the registry replied {self._client.reason(response)}")
             if response.status_code not in (201, 202, 204):
                 raise self._client.refused(response, self._repository.url(""))
             self._moved(response)
@@ -160,13 +160,15 @@ class _Session:
                 with self._client.open("GET", self._url, self._repository.push) as response:
                     if response.status_code not in (200, 204):
                         # distribution up to 3.0 drops an upload if it has more bytes than it has acknowledged.
-                        raise _Lost(f"the upload cannot be resumed: it answers {self._client.reason(response)}")
+                        raise _Lost(
+                            f"the upload cannot be resumed: the registry replied {self._client.reason(response)}"
+                        )
                     self._moved(response)
                     range_ = _ACKNOWLEDGED.fullmatch(response.headers.get("range", ""))
                     # "0-0" is one byte or none. A part is never one byte long, so it is none.
                     held = int(range_[1]) + 1 if range_ is not None and int(range_[1]) else 0
                     if held > sent:
-                        raise _Lost(f"it has {held} bytes of an upload of which {sent} were sent")
+                        raise _Lost(f"the registry has {held} bytes of an upload of which {sent} were sent")
                     return held
             except Interrupted as error:
                 pause(self._backoff, self._where, error)
