@@ -41,7 +41,7 @@ _AFTERWARDS = re.compile(
     r"|^(Reason: |HTTP response (headers|body): |\(Background on this error|\[SQL: |\[parameters: )"
     r"|^(Set the environment variable HYDRA_FULL_ERROR|If this is a private repository, make sure)"
     # Output at exit.
-    r"|^wandb: |resource_tracker|^sys:1: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
+    r"|^wandb: |resource_tracker|^sys:1: |^<sys>:0: |^make(\[\d+\])?: \*\*\* |^ERROR conda\.cli"
 )
 # Messages of native code have several lines.
 _NATIVE = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d.*\.(cc|cpp|cu|h|hpp):\d+")
