@@ -69,7 +69,7 @@ class Fault(NamedTuple):
     """One of several errors of a validator.
 
     Attributes:
-        location: Where in the validated value.
+        location: Location in the validated value.
         message: What is wrong.
         value: The invalid part.
         kind: Type of pydantic's error.

@@ -164,7 +164,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _similar(name: str, names: Sequence[str]) -> str:
-    """The field that an author will have meant; empty if none is similar."""
+    """The most similar field; empty if no field is similar."""
     lower = {field_name(each): each for each in names}
     if close := difflib.get_close_matches(field_name(name), lower, n=1):
         return lower[close[0]]
@@ -174,9 +174,9 @@ def _similar(name: str, names: Sequence[str]) -> str:
 
 
 def _resolved(fields: Mapping[Any, Any], detail: ErrorDetails, *, exact: bool = False) -> Location:
-    """Where the invalid part stands in the author's fields; its innermost parent if it is not there.
+    """Location of the invalid part in the author's fields; its innermost parent if the part is missing.
 
-    pydantic's location also has the branches of unions, and names what a validator has made of the fields.
+    pydantic's location also has the branches of unions, and the keys that validators have made of the fields.
     """
     value: Any = fields
     at: list[int | str] = []
