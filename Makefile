@@ -9,6 +9,7 @@ OLDEST_VENV := .venv-airflow-oldest
 OLDEST_KFP_VENV := .venv-kfp-oldest
 STEP_VENV := .venv-step
 BENCH_VENV := .venv-bench
+DOCS_VENV := .venv-docs
 OCI_VENV := .venv-oci
 PEERS_VENV := .venv-peers
 STORES_VENV := .venv-stores
@@ -98,6 +99,13 @@ $(BUILD_VENV)/stamp: $(BIN)/uv constraints/build.txt
 	@$(UV) --python $(BUILD_VENV)/bin/python --require-hashes --requirements constraints/build.txt
 	@touch $@
 
+$(DOCS_VENV)/stamp: $(BIN)/uv constraints/docs.txt
+	@echo "setting up $(DOCS_VENV) with what builds the documentation"
+	@$(PYTHON) -m venv --without-pip $(DOCS_VENV)
+	@$(UV) --python $(DOCS_VENV)/bin/python --require-hashes --requirements constraints/docs.txt
+	@$(UV) --python $(DOCS_VENV)/bin/python --no-deps --editable .
+	@touch $@
+
 # Official clients of the Kubeflow Model Registry, one for each version of its API; 22 MB each.
 $(REGISTRY_VENVS:%=%/stamp): .venv-registry-%/stamp: $(BIN)/uv constraints/registry-%.txt
 	@echo "setting up .venv-registry-$* with a client of the Kubeflow Model Registry"
@@ -132,12 +140,12 @@ $(STORES_VENV)/stamp: $(BIN)/uv constraints/stores.txt
 
 .PHONY: setup
 setup: $(VENV)/test.stamp $(TORCH_VENV)/stamp $(STEP_VENV)/stamp $(REGISTRY_VENVS:%=%/stamp) \
-	$(PEERS_VENV)/stamp ## set up the environments of `make test`, run nothing
+	$(PEERS_VENV)/stamp $(DOCS_VENV)/stamp ## set up the environments of `make test`, run nothing
 
 .PHONY: constraints
 constraints: $(BIN)/uv ## pin the newest versions that install together
 	@$(PIN) --upgrade --extra all --extra examples --group test -o constraints/main.txt pyproject.toml constraints/main.in
-	@for name in torch sdk bench build registry-v1 registry-v1alpha3 kfp-oldest oci peers stores; do \
+	@for name in torch sdk bench build docs registry-v1 registry-v1alpha3 kfp-oldest oci peers stores; do \
 		$(PIN) --generate-hashes --upgrade -o constraints/$$name.txt constraints/$$name.in || exit 1; done
 	@$(PIN) --generate-hashes --exclude-newer 2025-08-15 --exclude-newer-package apache-airflow-providers-common-compat=2099-12-31 \
 		--upgrade -o constraints/airflow-oldest.txt constraints/airflow-oldest.in
@@ -312,9 +320,13 @@ cluster: $(VENV)/test.stamp ## start the test cluster for use by hand, as root w
 cluster-down: ## stop it; nothing is left behind
 	@$(BIN)/python -m tests.testcluster down
 
+.PHONY: docs
+docs: $(DOCS_VENV)/stamp ## build the documentation into site/; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+
 .PHONY: test-docs
-test-docs: $(VENV)/test.stamp ## every snippet of README.md and docs/
-	$(PYTEST) tests/docs
+test-docs: $(VENV)/test.stamp $(DOCS_VENV)/stamp ## every snippet of README.md and docs/, the site and its links
+	TRAINJOB_MKDOCS=$(CURDIR)/$(DOCS_VENV)/bin/mkdocs $(PYTEST) tests/docs
 
 .PHONY: record-sdk
 record-sdk: $(VENV)/test.stamp $(SDK_VENV)/stamp ## record again what the Kubeflow SDK sends (tests/conformance)
@@ -347,4 +359,4 @@ sbom: $(BUILD_VENV)/stamp $(STEP_VENV)/stamp ## build the wheel, and SBOMs (Cycl
 
 .PHONY: clean
 clean: ## remove environments and everything that was made here
-	rm -rf .venv .venv-* build dist .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist site .demo .test-output .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

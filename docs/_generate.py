@@ -1,0 +1,221 @@
+"""Hooks of MkDocs (`mkdocs.yml`): pages and parts of pages that are generated from the code.
+
+* A line ``<!-- generated: NAME -->`` is replaced by what the function of that name in `PARTS` returns.
+* A link to a file of the repository outside ``docs/`` leads to a page that shows the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import trainjob.diagnosis
+from trainjob.cli.program import program
+from trainjob.diagnosis import Category
+from trainjob.diagnosis.reasons import Meaning
+
+if TYPE_CHECKING:  # in .venv-docs only
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+SOURCES = "source"
+"""Directory of the site with the pages of files that pages link to."""
+
+_LINK = re.compile(r"(?<!!)(\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
+_CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "sh"}
+_UNSAFE = re.compile(r"\\[dSswW]|\[\^|\(\?|[\\{}+$]")
+
+
+# ---------------------------------------------------------------- parts of pages
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in cells)} |" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None and not found.hidden:
+                inner = click.Context(found, info_name=name, parent=context)
+                yield found, inner
+                yield from _commands(found, inner)
+
+
+def _command(command: click.Command, context: click.Context) -> str:
+    usage = " ".join(command.collect_usage_pieces(context))
+    text = re.sub(r"^\s*\x08\n", "", (command.help or "").strip(), flags=re.MULTILINE)
+    rows = []
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden and (record := option.get_help_record(context)):
+            rows.append([f"`{record[0]}`", record[1]])
+    parts = [f"## {context.command_path}", f"```text\n{context.command_path} {usage}\n```", text]
+    return "\n\n".join([*parts, *([_table(["option", ""], rows)] if rows else [])])
+
+
+def cli() -> str:
+    """All commands with their options, from the program itself."""
+    context = click.Context(program, info_name="trainjob", max_content_width=10_000)
+    return "\n\n".join(_command(*each) for each in [(program, context), *_commands(program, context)])
+
+
+def meanings() -> dict[Category, list[tuple[str, Meaning]]]:
+    """By category: what is seen, and its meaning, from all tables of `trainjob.diagnosis`."""
+    found: dict[Category, dict[tuple[str, str], tuple[str, Meaning]]] = {category: {} for category in Category}
+    for info in pkgutil.iter_modules(trainjob.diagnosis.__path__, "trainjob.diagnosis."):
+        for name, value in vars(importlib.import_module(info.name)).items():
+            if not name.startswith("__"):
+                for seen, meaning in _meanings(value, ()):
+                    found[meaning.category].setdefault((seen, meaning.advice), (seen, meaning))
+    return {category: list(each.values()) for category, each in found.items()}
+
+
+def _meanings(value: Any, beside: tuple[Any, ...]) -> Iterator[tuple[str, Meaning]]:
+    if isinstance(value, Meaning):
+        yield _seen(value, beside), value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _meanings(each, tuple(value))
+    elif type(value) is dict:
+        for key, each in value.items():
+            yield from _meanings(each, (key,))
+
+
+def _seen(meaning: Meaning, beside: tuple[Any, ...]) -> str:
+    reasons = [name for each in beside if isinstance(each, list) for name in each if isinstance(name, str)]
+    texts = [text for each in beside if isinstance(each, re.Pattern) for text in _examples(each.pattern)]
+    named = [", ".join(f"`{each}`" for each in group) for group in (reasons, texts) if group]
+    return ": ".join(named) or meaning.says or meaning.final
+
+
+def _examples(pattern: str) -> list[str]:
+    """Texts that a pattern finds: its alternatives that are plain enough to read, three at most."""
+    alternatives, depth, text = [], 0, ""
+    for character in pattern:
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0) if not text.endswith("\\") else 0
+        if character == "|" and depth == 0:
+            alternatives, text = [*alternatives, text], ""
+        else:
+            text += character
+    shown = []
+    for each in [*alternatives, text]:
+        plain = re.sub(r"\[([A-Za-z])([A-Za-z])\]", r"\2", re.sub(r"\\b|\^|\$$|\\[Az]", "", each))
+        plain = re.sub(r"\([^()|]*\)\?|(?<= )\?|(?<=\w)\?", "", plain)
+        plain = re.sub(r"\.[*+]\??", "…", re.sub(r"\(\?[:!=][^()]*\)|\(([^()|]*)\|[^()]*\)\??", r"\1", plain))
+        plain = re.sub(r"\\([.()\[\]{}/?*+'\" -])", r"\1", re.sub(r"\\S[*+]", "…", re.sub(r"\\d\+?", "1", plain)))
+        if len(plain.strip("… ")) > 3 and not _UNSAFE.search(plain) and "|" not in plain:
+            shown.append(plain.strip().replace("`", "'"))
+    return shown[:3]
+
+
+def advice(category: str) -> str:
+    """What to do about each failure of a category that is known."""
+    found = sorted(meanings()[Category(category)], key=lambda each: not each[0])
+    rows = [[seen or "other failures", meaning.advice.format("N", "N"), str(meaning.retry)] for seen, meaning in found]
+    return _table(["what is seen", "what to do", "retry"], rows) if rows else ""
+
+
+PARTS: dict[str, Callable[..., str]] = {"cli": cli, "advice": advice}
+
+
+# ---------------------------------------------------------------- links to files of the repository
+
+
+def _target(link: str, place: Path) -> tuple[Path, str] | None:
+    """The file of the repository that a link in the file `place` leads to, and the anchor in it."""
+    path, _, anchor = link.partition("#")
+    if not path or re.match(r"[a-z+]+:", link):
+        return None
+    return (place.parent / path).resolve(), f"#{anchor}" if anchor else ""
+
+
+def _address(file: Path) -> str:
+    """Where the site has a file of the repository."""
+    if file.is_relative_to(DOCS):
+        return file.relative_to(DOCS).as_posix()
+    name = file.relative_to(ROOT).as_posix()
+    return f"{SOURCES}/{name if name.endswith('.md') else f'{name}.md'}"
+
+
+def linked(text: str, place: Path) -> str:
+    """`text` of the file `place` with the links of the site's page."""
+    here = Path(_address(place)).parent
+
+    def replaced(found: re.Match[str]) -> str:
+        target = _target(found[2], place)
+        if target is None or not target[0].is_relative_to(ROOT):
+            return found[0]
+        return f"{found[1]}({os.path.relpath(_address(target[0]), here)}{target[1]})"
+
+    return "".join(part if number % 2 else _LINK.sub(replaced, part) for number, part in enumerate(_CODE.split(text)))
+
+
+def _links(file: Path) -> Iterator[Path]:
+    """The files outside docs/ that a page links to."""
+    for number, part in enumerate(_CODE.split(file.read_text())):
+        for found in () if number % 2 else _LINK.finditer(part):
+            target = _target(found[2], file)
+            if target and target[0].is_file() and target[0].is_relative_to(ROOT) and not target[0].is_relative_to(DOCS):
+                yield target[0]
+
+
+def sources() -> dict[str, str]:
+    """Pages of the files outside docs/ that pages link to, and that these pages link to: address -> text."""
+    left, found = sorted(DOCS.rglob("*.md")), dict[str, str]()
+    while left:
+        for file in _links(left.pop()):
+            if _address(file) not in found:
+                if file.suffix == ".md":
+                    found[_address(file)] = linked(file.read_text(), file)
+                    left.append(file)
+                else:
+                    language = _LANGUAGES.get(file.suffix, "text")
+                    name = file.relative_to(ROOT).as_posix()
+                    code = f"````{language}\n{file.read_text()}````"
+                    found[_address(file)] = f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n{code}\n"
+    return found
+
+
+# ---------------------------------------------------------------- hooks
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the pages of linked files."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    for address, text in sources().items():
+        page = File.generated(config, address, content=text)
+        page.inclusion = InclusionLevel.NOT_IN_NAV
+        files.append(page)
+    return files
+
+
+def on_page_markdown(text: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replace links to files and the generated parts."""
+    del config, files
+    address = page.file.src_uri
+    if not address.startswith(f"{SOURCES}/"):
+        text = linked(text, DOCS / address)
+    return re.sub(
+        r"^<!-- generated: (\w+)(?: ([\w ]+))? -->$",
+        lambda found: PARTS[found[1]](*filter(None, [found[2]])),
+        text,
+        flags=re.MULTILINE,
+    )
