@@ -273,7 +273,7 @@ test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trai
 # ---------------------------------------------------------------- campaigns
 
 .PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate campaign-mutants
-campaign: packages ## all schedules of what `make test` samples, and the oldest versions; see docs/campaigns.md
+campaign: packages ## all schedules of what `make test` samples, and the oldest versions; see docs/development/campaigns.md
 	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@rm -f .test-output/campaign-*.xml
 	@started=$$(date +%s); $(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
@@ -309,7 +309,7 @@ record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure o
 	TRAINJOB_RECORD=1 TRAINJOB_TORCH_PYTHON=$(CURDIR)/$(TORCH_VENV)/bin/python $(PYTEST) tests/cluster/test_diagnosis.py
 
 .PHONY: record-doctor
-record-doctor: $(VENV)/test.stamp ## run `trainjob doctor` on the test cluster; write what it says into docs/on-a-cluster.md
+record-doctor: $(VENV)/test.stamp ## run `trainjob doctor` on the test cluster; write what it says into docs/how-to/cluster.md
 	TRAINJOB_RECORD=1 $(PYTEST) tests/cluster/restarts/test_doctor_page.py
 
 .PHONY: cluster cluster-down
@@ -322,7 +322,7 @@ cluster-down: ## stop it; nothing is left behind
 
 .PHONY: docs
 docs: $(DOCS_VENV)/stamp ## build the documentation into site/; fails on a broken link
-	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 .PHONY: test-docs
 test-docs: $(VENV)/test.stamp $(DOCS_VENV)/stamp ## every snippet of README.md and docs/, the site and its links

@@ -32,7 +32,7 @@ SOURCES = "source"
 """Directory of the site with the pages of files that pages link to."""
 
 _LINK = re.compile(r"(?<!!)(\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
-_CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "sh"}
 _UNSAFE = re.compile(r"\\[dSswW]|\[\^|\(\?|[\\{}+$]")
 

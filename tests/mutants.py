@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only files whose path contains this")
     parser.add_argument("--jobs", type=int, default=2, help="at the same time (%(default)s)")
     parser.add_argument("--least", type=float, default=90.0, help="score in percent below which it fails (%(default)s)")
-    parser.add_argument("--write", action="store_true", help="write the result into docs/campaigns.md")
+    parser.add_argument("--write", action="store_true", help="write the result into docs/development/campaigns.md")
     options = parser.parse_args()
     candidates = [mutant for mutant in every() if options.only in str(mutant.file)]
     chosen = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
@@ -233,7 +233,7 @@ def main() -> int:
 
 
 def _write(result: str) -> None:
-    page = ROOT / "docs" / "campaigns.md"
+    page = ROOT / "docs" / "development" / "campaigns.md"
     section = rf"\g<1>{result}\n\g<2>"
     page.write_text(
         re.sub(r"(<!-- mutants -->\n).*?(<!-- end -->)", section, page.read_text(), count=1, flags=re.DOTALL)

@@ -7,7 +7,7 @@ the adapters are in ``output`` on it when the job has ended. The cluster needs:
 * in the namespace of the jobs, a Secret ``hugging-face`` with the key ``ACCESS_TOKEN``, because the model is gated.
 
 Do not use a queue: Kueue suspends jobs at their creation, and Trainer 2.3 with JobSet 0.12 cannot resume such a job of
-these runtimes. See docs/runtimes.md.
+these runtimes. See docs/how-to/runtimes.md.
 """
 
 from __future__ import annotations

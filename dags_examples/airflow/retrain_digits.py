@@ -13,7 +13,7 @@ replaces it only if the new model has a higher accuracy. On this machine, withou
     airflow dags test retrain_digits
 
 On a cluster the same file runs unchanged: create a connection ``trainjob_default`` or unset TRAINJOB_BACKEND, and set
-the variables below to locations that the cluster's nodes can reach (docs/on-a-cluster.md).
+the variables below to locations that the cluster's nodes can reach (docs/how-to/cluster.md).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ volume belongs to the job; the adapters are in ``output`` on it when the job has
 * in the namespace of the jobs, a Secret ``hugging-face`` with the key ``ACCESS_TOKEN``, because the model is gated.
 
 Do not use a queue: Kueue suspends jobs at their creation, and Trainer 2.3 with JobSet 0.12 cannot resume such a job of
-these runtimes. See docs/runtimes.md.
+these runtimes. See docs/how-to/runtimes.md.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def finetune_llm(
     finetune = train(
         runtime="torchtune-llama3.2-1b",
         resources_per_node={"gpu": 2},
-        # Options without a parameter are fields of the TrainJobSpec; docs/sdk.md lists all that the Kubeflow SDK has.
+        # Options without a parameter are fields of the TrainJobSpec; docs/how-to/kubeflow-sdk.md lists all that the Kubeflow SDK has.
         spec={
             "initializer": {
                 "dataset": dataset,

@@ -10,7 +10,7 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 
 It has the same four steps as ``dags_examples/airflow/retrain_digits.py``. The Airflow DAG has a workspace; here every
 step writes below the URIs that KFP gives to its artifacts, which with ``--local`` are below ``TRAINJOB_WORKSPACE``.
-``--local`` can also launch on a cluster: set ``TRAINJOB_BACKEND=kubernetes`` and a kubeconfig (docs/on-a-cluster.md).
+``--local`` can also launch on a cluster: set ``TRAINJOB_BACKEND=kubernetes`` and a kubeconfig (docs/how-to/cluster.md).
 """
 
 import argparse

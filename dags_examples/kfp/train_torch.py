@@ -13,7 +13,7 @@ credentials. The pod of the step itself runs on any node and requests none of th
 
 * a storage class with ReadWriteMany (``TRAINJOB_STORAGE_CLASS``), because nodes share the workspace;
 * an image with PyTorch, this package and the scripts of dags_examples (``TRAINJOB_EXAMPLES`` is their path in it);
-* in the namespace of the runs, ConfigMap and Secret ``trainjob-storage``: docs/on-a-cluster.md, 3.
+* in the namespace of the runs, ConfigMap and Secret ``trainjob-storage``: docs/how-to/cluster.md, 3.
 """
 
 import argparse

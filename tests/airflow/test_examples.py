@@ -28,7 +28,7 @@ IDS = {
     "adopt_training": {"adopt_training"},
 }
 SINCE = {"champion_challenger": "3.1", "retrain_daily": "3.3", "train_gang": "3.3"}
-"""The oldest Airflow that an example supports, as in docs/airflow.md."""
+"""The oldest Airflow that an example supports, as in docs/how-to/airflow.md."""
 
 registry = pytest.mark.skipif(
     find_spec("mlflow") is None, reason="the registry needs SQLAlchemy 2, Airflow 3.0 does not take it"
@@ -55,7 +55,7 @@ def test_each_can_be_parsed_and_serialized(airflow_home: Path) -> None:
 
 
 def test_the_documentation_links_all_of_them() -> None:
-    linked = re.findall(r"\(\.\./dags_examples/airflow/(\w+)\.py\)", (ROOT / "docs" / "airflow.md").read_text())
+    linked = re.findall(r"\(\.\./\.\./dags_examples/airflow/(\w+)\.py\)", (ROOT / "docs" / "how-to" / "airflow.md").read_text())
     assert set(linked) == set(IDS)
 
 

@@ -275,7 +275,7 @@ def test_initializers_get_their_variables(cluster: Access, launched: Launched, p
 
 
 def test_what_the_webhook_refuses_is_explained(cluster: Access, namespace: str) -> None:
-    """Trainer 2.3 takes `initializer` only where a container mounts a volume of that name, see docs/runtimes.md."""
+    """Trainer 2.3 takes `initializer` only where a container mounts a volume of that name: docs/how-to/runtimes.md."""
     with TrainJobClient(KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig))), namespace) as client:
         cached = next(case for case in SHIPPED if case.runtime == "torch-distributed-with-cache")
         bare = {"runtime": cached.runtime, **cached.asked, "runtime_patches": []}

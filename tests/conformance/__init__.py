@@ -2,5 +2,5 @@
 
 `table` says it call by call, `names` argument by argument. `record` writes what the SDK sends into recorded.json and
 has `calls` make it send that, in an environment of its own. tests/cluster/test_conformance.py compares what the
-controllers make of both; docs/sdk.md shows it.
+controllers make of both; docs/how-to/kubeflow-sdk.md shows it.
 """

@@ -1,7 +1,7 @@
 """One call of the Kubeflow SDK, the same asked for with `TrainJobSpec`, what differs then, and why.
 
-Both are Python text, which is evaluated and shown in docs/sdk.md. Imports nothing but the standard library, since the
-SDK's environment has nothing else.
+Both are Python text, which is evaluated and shown in docs/how-to/kubeflow-sdk.md. Imports nothing but the standard
+library, since the SDK's environment has nothing else.
 """
 
 from __future__ import annotations

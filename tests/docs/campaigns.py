@@ -1,4 +1,4 @@
-"""Writes the tables of docs/campaigns.md from what `make campaign` has left in `.test-output`.
+"""Writes the tables of docs/development/campaigns.md from what `make campaign` has left in `.test-output`.
 
 ::
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.lanes import OUTPUT, Test, read
 
-PAGE = Path(__file__).parents[2] / "docs" / "campaigns.md"
+PAGE = Path(__file__).parents[2] / "docs" / "development" / "campaigns.md"
 FILES = sorted(OUTPUT.glob("campaign-*.xml"))
 
 

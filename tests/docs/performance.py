@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from what the scripts of tests/bench print.
+"""Writes the tables of docs/reference/performance.md from what the scripts of tests/bench print.
 
 ::
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "performance.md"
 Line = dict[str, Any]
 
 

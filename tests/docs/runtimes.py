@@ -1,4 +1,4 @@
-"""Writes the table of docs/runtimes.md from `tests.cluster.runtimes`, all of which tests/cluster/test_runtimes.py runs.
+"""Writes the table of docs/how-to/runtimes.md from `tests.cluster.runtimes`, which tests/cluster/test_runtimes.py runs.
 
 ::
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.cluster.runtimes import INITIALIZER_VOLUME, PROVIDERS, SHIPPED
 
-PAGE = Path(__file__).parents[2] / "docs" / "runtimes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "runtimes.md"
 
 
 def code(name: str, value: Any) -> str:

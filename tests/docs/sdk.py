@@ -1,4 +1,4 @@
-"""Writes the tables of docs/sdk.md from tests/conformance.
+"""Writes the tables of docs/how-to/kubeflow-sdk.md from tests/conformance.
 
 ::
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.conformance.names import PLACES
 from tests.conformance.table import TABLE, recorded
 
-PAGE = Path(__file__).parents[2] / "docs" / "sdk.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubeflow-sdk.md"
 _ELSEWHERE = {
     "name": "is the key of the launch",
     "trainer": "is `func` …, `image` … or `torchtune`",

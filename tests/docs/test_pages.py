@@ -10,7 +10,7 @@ from trainjob.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = [path for top in ("components", "airflow_provider", "kfp_components") for path in (ROOT / top).rglob("*.py")]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INTERNAL = {
     "TRAINJOB_LOCAL_UID": "marks the processes of a job, for this package alone",
     "TRAINJOB_": "the beginning of all",
@@ -18,7 +18,7 @@ INTERNAL = {
 
 
 def test_the_page_has_every_variable_that_the_code_reads() -> None:
-    page = (ROOT / "docs" / "on-this-machine.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "on-this-machine.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `TRAINJOB_")]
     listed = {name for row in rows for name in re.findall(r"`(TRAINJOB_[A-Z_]+)", row)}
     named = {name for path in CODE for name in re.findall(r"[\"'](TRAINJOB_[A-Z_]*)[\"']", path.read_text())}

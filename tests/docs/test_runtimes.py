@@ -1,4 +1,4 @@
-"""docs/runtimes.md says what the tests of the cluster run."""
+"""docs/how-to/runtimes.md says what the tests of the cluster run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/sdk.md says what tests/conformance says, which the cluster's tests check."""
+"""docs/how-to/kubeflow-sdk.md says what tests/conformance says, which the cluster's tests check."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 from tests.warm import PYTHON, Warm
 
-ALONE = ("README.md", "cli.md", "on-this-machine.md")
+ALONE = ("README.md", "command-line.md", "on-this-machine.md")
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- shown only: [^>]+ -->\s*)?^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -42,18 +42,20 @@ AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.d
 def warm(page: Path, environment: Mapping[str, str], python: str) -> Iterator[Warm]:
     """What the page's commands and scripts import, imported once."""
     programs, modules = {PYTHON: "", "trainjob": "trainjob.cli:main"}, CORE
-    if page.name == "airflow.md":
+    if page.name.startswith("airflow"):
         programs, modules = {**programs, "airflow": "airflow.__main__:main"}, [*CORE, *AIRFLOW]
-    elif page.name == "registry.md":
+    elif page.name == "model-registries.md":
         modules = [*CORE, *MLFLOW, "mlflow.store.tracking.sqlalchemy_store"]
-    elif page.name == "kfp.md":
+    elif page.name.startswith("kfp"):
         modules = [*CORE, "kfp.local", "kfp.kubernetes", "trainjob_kfp"]
     with Warm(programs, modules, environment, python) as running:
         yield running
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if runnable(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_snippets_run(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -77,7 +77,7 @@ def test_each_example_documents_how_to_run_it(example: Path) -> None:
 
 
 def test_the_documentation_lists_all_examples() -> None:
-    linked = re.findall(r"\(\.\./dags_examples/kfp/(\w+)\.py\)", (ROOT / "docs" / "kfp.md").read_text())
+    linked = re.findall(r"\(\.\./\.\./dags_examples/kfp/(\w+)\.py\)", (ROOT / "docs" / "how-to" / "kfp.md").read_text())
     assert set(linked) == {example.stem for example in EXAMPLES}
 
 

@@ -5,5 +5,5 @@ Layers, from the lowest: `golang`, `manifests` and `build` (programs and manifes
 `step_image` and `image_store` (images of real pods), `access` (the interface of any cluster for tests), `real_node`
 with `node_files` and `relay` (a node that runs real pods), `control_plane` with `webhooks` (`Cluster`: the cluster that
 runs on this machine), `slow_webhook` (slows changes of TrainJobs). From `tests` it imports only `processes` and
-`certificates`. docs/cluster.md describes its use.
+`certificates`. docs/development/test-cluster.md describes its use.
 """

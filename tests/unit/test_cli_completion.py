@@ -163,8 +163,8 @@ def test_a_shell_gets_its_script(shell: str) -> None:
 
 
 def test_bash_completes() -> None:
-    """By the line of docs/cli.md."""
-    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    """By the line of docs/how-to/command-line.md."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
     line = 'eval "$(_TRAINJOB_COMPLETE=bash_source trainjob)"'
     assert line in page.read_text()
     script = f"{line}; COMP_WORDS=(trainjob stat); COMP_CWORD=1; _trainjob_completion trainjob; echo ${{COMPREPLY[@]}}"

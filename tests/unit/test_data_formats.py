@@ -442,7 +442,7 @@ def test_of_large_files_only_ends_and_headers_are_read(tmp_path: Path) -> None:
 
 
 def test_the_documentation_names_every_form() -> None:
-    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/provenance-and-signatures.md").read_text()
     table = page.partition("## Files that an export accepts")[2].partition("\n## ")[0]
     suffixes = " ".join(line.split("|")[2] for line in table.splitlines() if line.startswith("|"))
     named = {word.strip("`,") for word in suffixes.split() if word.startswith("`.")} - {".zarray"}

@@ -56,8 +56,8 @@ _KNOWN: Sequence[tuple[re.Pattern[str], Meaning]] = tuple(
             Meaning(
                 Category.OUT_OF_MEMORY,
                 _UNKNOWN,
-                "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/runtimes.md), or use fewer "
-                "DataLoader workers: /dev/shm was full, and containers have 64 MiB of it",
+                "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/how-to/runtimes.md), or use "
+                "fewer DataLoader workers: /dev/shm was full, and containers have 64 MiB of it",
             ),
         ),
         (

@@ -365,7 +365,7 @@ _SIGNALS = {
     "SIGBUS": Meaning(
         Category.OUT_OF_MEMORY,
         RetryVerdict.UNKNOWN,
-        "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/runtimes.md), or use fewer DataLoader "
+        "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/how-to/runtimes.md), or use fewer DataLoader "
         "workers: often /dev/shm is full (containers have 64 MiB)",
     ),
     "SIGILL": Meaning(

@@ -145,7 +145,7 @@ class TrainJobSpec(Part):
     unattended: Literal["keep", "suspend", "delete"] | None = None
     """Action when nobody has waited for the job for `unattended_after`: keep, suspend (the next waiter resumes the job)
     or delete it. Default: jobs of waiting Airflow tasks and KFP steps are suspended, all others are kept. On a cluster,
-    ``trainjob reap`` executes it, see docs/unattended.md."""
+    ``trainjob reap`` executes it, see docs/how-to/unattended-jobs.md."""
 
     unattended_after: Annotated[timedelta, Field(ge=SHORTEST_UNATTENDED, le=LONGEST_UNATTENDED)] | None = None
     """One minute to seven days, as a number of seconds or ISO 8601 (``PT2H``). Default: one hour. The reaper of

@@ -1,4 +1,4 @@
-"""docs/on-a-cluster.md shows the output of `trainjob doctor` if a permission is missing and Trainer does not answer.
+"""docs/how-to/cluster.md shows the output of `trainjob doctor` if a permission is missing and Trainer does not answer.
 
 With ``TRAINJOB_RECORD`` in the environment (``make record-doctor``) the test writes the output to that page.
 """
@@ -21,7 +21,7 @@ from trainjob.install import objects
 pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "on-a-cluster.md"
+PAGE = ROOT / "docs" / "how-to" / "cluster.md"
 DIGITS = ROOT / "dags_examples" / "cluster" / "digits-jax.yaml"
 COMMAND = "$ trainjob doctor -n training --runtime digits-jax --queue gpus\n"
 SHOWN = re.compile(rf"(?<=^```console\n){re.escape(COMMAND)}.*?(?=^```)", re.MULTILINE | re.DOTALL)

@@ -403,7 +403,7 @@ _ADVICE = {
     "-initializer job when trainJob is configured": "this runtime has no such initializer: stage the data in a "
     "separate step before this one, or use a runtime with that initializer",
     "must have volumeMount with name - initializer": "mount a volume called initializer there by runtime_patches (see "
-    "docs/runtimes.md)",
+    "docs/how-to/runtimes.md)",
 }
 # The second is about a quota not counted yet (k8s.io/apiserver, admission/plugin/resourcequota).
 _NO_QUOTA = ("exceeded quota", "status unknown for quota", "insufficient quota")
