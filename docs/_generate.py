@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import trainjob.diagnosis
+import trainjob.errors
 from trainjob.cli.program import program
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.reasons import Meaning
@@ -62,10 +63,9 @@ def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[
 def _command(command: click.Command, context: click.Context) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     text = re.sub(r"^\s*\x08\n", "", (command.help or "").strip(), flags=re.MULTILINE)
-    rows = []
-    for option in command.params:
-        if isinstance(option, click.Option) and not option.hidden and (record := option.get_help_record(context)):
-            rows.append([f"`{record[0]}`", record[1]])
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    records = filter(None, (option.get_help_record(context) for option in options))
+    rows = [[f"`{names}`", help_] for names, help_ in records]
     parts = [f"## {context.command_path}", f"```text\n{context.command_path} {usage}\n```", text]
     return "\n\n".join([*parts, *([_table(["option", ""], rows)] if rows else [])])
 
@@ -132,7 +132,38 @@ def advice(category: str) -> str:
     return _table(["what is seen", "what to do", "retry"], rows) if rows else ""
 
 
-PARTS: dict[str, Callable[..., str]] = {"cli": cli, "advice": advice}
+def api(module: str, level: str = "2") -> str:
+    """The public names of a module, by mkdocstrings; errors only for the module of errors."""
+    found = importlib.import_module(module)
+    names: list[str] = getattr(found, "__all__", None) or [
+        name
+        for name, value in vars(found).items()
+        if isinstance(value, type) and value.__module__ == module and not name.startswith("_")
+    ]
+    shown = [name for name in names if not name.startswith("__") and callable(getattr(found, name))]
+    if module != trainjob.errors.__name__:
+        shown = [name for name in shown if not _is_error(getattr(found, name))]
+    options = f"    options: {{heading_level: {level}}}"
+    return "\n\n".join(f"::: {module}.{name}\n{options}" for name in shown if name not in _ELSEWHERE.get(module, ()))
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, trainjob.errors.TrainJobError)
+
+
+_ELSEWHERE = {"trainjob": {"TrainJobSpec", "Settings", "InvalidSpec"}}
+"""Names that have a page of their own, or stand with the errors."""
+
+
+def component(name: str) -> str:
+    """What a KFP component does, its inputs and outputs, from the README that is generated from it."""
+    text = (ROOT / "kfp_components" / "trainjob_kfp" / name / "README.md").read_text()
+    parts = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    shown = [f"### {part}\n{parts[part]}" for part in ("Inputs", "Outputs") if part in parts]
+    return "\n\n".join([f"## {name}", parts["Overview"].strip(), *shown])
+
+
+PARTS: dict[str, Callable[..., str]] = {"cli": cli, "advice": advice, "api": api, "component": component}
 
 
 # ---------------------------------------------------------------- links to files of the repository
@@ -178,7 +209,8 @@ def _links(file: Path) -> Iterator[Path]:
 
 def sources() -> dict[str, str]:
     """Pages of the files outside docs/ that pages link to, and that these pages link to: address -> text."""
-    left, found = sorted(DOCS.rglob("*.md")), dict[str, str]()
+    left, found = [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], dict[str, str]()
+    found |= {_address(file): linked(file.read_text(), file) for file in left[-2:]}
     while left:
         for file in _links(left.pop()):
             if _address(file) not in found:
@@ -198,7 +230,7 @@ def sources() -> dict[str, str]:
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages of linked files."""
-    from mkdocs.structure.files import File, InclusionLevel
+    from mkdocs.structure.files import File, InclusionLevel  # noqa: PLC0415 - in .venv-docs only
 
     for address, text in sources().items():
         page = File.generated(config, address, content=text)
@@ -214,8 +246,8 @@ def on_page_markdown(text: str, *, page: Page, config: MkDocsConfig, files: File
     if not address.startswith(f"{SOURCES}/"):
         text = linked(text, DOCS / address)
     return re.sub(
-        r"^<!-- generated: (\w+)(?: ([\w ]+))? -->$",
-        lambda found: PARTS[found[1]](*filter(None, [found[2]])),
+        r"^<!-- generated: ([a-z]+)(?: ([\w., ]+))? -->$",
+        lambda found: PARTS[found[1]](*(found[2].split(", ") if found[2] else ())),
         text,
         flags=re.MULTILINE,
     )

@@ -1,4 +1,4 @@
-"""The limits in docs/how-to/airflow.md are those of the installed Airflow."""
+"""The limits in docs/how-to/airflow-pools.md are those of the installed Airflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow.models.pool import Pool
 from airflow.utils.state import TaskInstanceState
 from tests.airflow.versions import since
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "airflow.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "airflow-pools.md"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What is seen of the jobs of `failures`: made for real, written down, read again.
 
 Seen through the product's own `Backend.evidence` and `Backend.crashes`. ``make record-diagnosis`` makes all of them and
-writes tests/unit/corpus/ and the table of docs/concepts/diagnosis.md anew.
+writes tests/unit/corpus/ and the table of docs/reference/failures.md anew.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trainjob.status import observe
 
 _ROOT = Path(__file__).parents[2]
 DIRECTORY = _ROOT / "tests" / "unit" / "corpus"
-PAGE = _ROOT / "docs" / "concepts" / "diagnosis.md"
+PAGE = _ROOT / "docs" / "reference" / "failures.md"
 
 _SECONDS = 300  # for a job to fail as it should: the node of one is given up after a minute
 _POLL_SECONDS = 1.0
@@ -296,7 +296,7 @@ BEGIN, END = "<!-- failures -->\n", "<!-- end -->"
 
 
 def table() -> str:
-    """The table of docs/concepts/diagnosis.md, from the corpus."""
+    """The table of docs/reference/failures.md, from the corpus."""
     rows = ["| failure | how it was made | what is said | category | retry |", "|---|---|---|---|---|"]
     for failure in FAILURES:
         if not (DIRECTORY / f"{failure.name}.json").exists():

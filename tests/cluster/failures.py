@@ -1,7 +1,7 @@
 """Jobs that fail or make no progress, each in a different way: how to produce each, and the expected diagnosis.
 
 `tests/cluster/test_diagnosis.py` produces all of them on real controllers and a real kubelet; `corpus` records their
-evidence for the unit tests and for the table of docs/concepts/diagnosis.md.
+evidence for the unit tests and for the table of docs/reference/failures.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference/performance.md from what the scripts of tests/bench print.
+"""Writes the tables of docs/reference/performance.md and docs/comparison.md from what the scripts of tests/bench print.
 
 ::
 
@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "performance.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "reference" / "performance.md", DOCS / "comparison.md")
 Line = dict[str, Any]
 
 
@@ -115,10 +116,11 @@ def main() -> None:
     parts = waiting(of.pop("waiting")) if "waiting" in of else {}
     parts |= stores(of.pop("stores")) if "stores" in of else {}
     parts |= {name: plain(found, HEADS[name]) if name in HEADS else plain(found) for name, found in of.items()}
-    text = PAGE.read_text()
-    for name, part in parts.items():
-        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{part}\n\g<2>", text, flags=re.DOTALL)
-    PAGE.write_text(text)
+    for page in PAGES:
+        text = page.read_text()
+        for name, part in parts.items():
+            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{part}\n\g<2>", text, flags=re.DOTALL)
+        page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ INTERNAL = {
 
 
 def test_the_page_has_every_variable_that_the_code_reads() -> None:
-    page = (ROOT / "docs" / "how-to" / "on-this-machine.md").read_text()
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `TRAINJOB_")]
     listed = {name for row in rows for name in re.findall(r"`(TRAINJOB_[A-Z_]+)", row)}
     named = {name for path in CODE for name in re.findall(r"[\"'](TRAINJOB_[A-Z_]*)[\"']", path.read_text())}
@@ -46,5 +46,5 @@ def test_every_install_line_names_extras_and_files_that_exist() -> None:
             assert set(names.split(",")) <= extras, where
         for file in re.findall(r"-c (\S+)", line):
             assert (ROOT / file.rstrip("\"'")).is_file(), where
-    table = re.findall(r"^\| (`[a-z`, -]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| (`[a-z`, -]+) \|", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
     assert {name for row in table for name in re.findall(r"`([a-z-]+)`", row)} == set(extras)

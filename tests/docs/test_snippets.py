@@ -4,6 +4,8 @@ A ```python block is run as a script, a ```console block line by line (lines tha
 share a directory, in their order, which is Airflow's folder of DAGs as well. A block after a comment
 ``<!-- shown only: reason -->`` is not run. What a line exports holds for the rest of its page.
 
+The tutorial runs beside the examples, as in a checkout. The pages of Airflow and the tutorial share a migrated database.
+
 The pages of `ALONE` run where nothing is installed but the package itself, without extras, and nothing is set: as for
 somebody who has just installed it.
 """
@@ -42,7 +44,7 @@ AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.d
 def warm(page: Path, environment: Mapping[str, str], python: str) -> Iterator[Warm]:
     """What the page's commands and scripts import, imported once."""
     programs, modules = {PYTHON: "", "trainjob": "trainjob.cli:main"}, CORE
-    if page.name.startswith("airflow"):
+    if page.name.startswith(("airflow", "tutorial")):
         programs, modules = {**programs, "airflow": "airflow.__main__:main"}, [*CORE, *AIRFLOW]
     elif page.name == "model-registries.md":
         modules = [*CORE, *MLFLOW, "mlflow.store.tracking.sqlalchemy_store"]
