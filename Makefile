@@ -312,6 +312,10 @@ record-diagnosis: $(VENV)/test.stamp $(TORCH_VENV)/stamp ## make every failure o
 record-doctor: $(VENV)/test.stamp ## run `trainjob doctor` on the test cluster; write what it says into docs/how-to/cluster.md
 	TRAINJOB_RECORD=1 $(PYTEST) tests/cluster/restarts/test_doctor_page.py
 
+.PHONY: record-screenshot
+record-screenshot: $(VENV)/test.stamp ## run a failing task in a real Airflow; write the screenshot of README.md
+	TRAINJOB_RECORD=1 $(PYTEST) tests/airflow/system/test_ui.py -k a_failed_task
+
 .PHONY: cluster cluster-down
 cluster: $(VENV)/test.stamp ## start the test cluster for use by hand, as root with a node that runs real pods
 	@sh tests/install-packages.sh tests/testcluster/apt-packages.txt

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import BaseModel
 
 import trainjob.diagnosis
 import trainjob.errors
+import trainjob.spec
 from trainjob.cli.program import program
 from trainjob.diagnosis import Category
 from trainjob.diagnosis.reasons import Meaning
@@ -35,7 +38,7 @@ SOURCES = "source"
 _LINK = re.compile(r"(?<!!)(\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "sh"}
-_UNSAFE = re.compile(r"\\[dSswW]|\[\^|\(\?|[\\{}+$]")
+_UNSAFE = re.compile(r"\(\?|[\[\\{}+$]")
 
 
 # ---------------------------------------------------------------- parts of pages
@@ -62,7 +65,7 @@ def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[
 
 def _command(command: click.Command, context: click.Context) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
-    text = re.sub(r"^\s*\x08\n", "", (command.help or "").strip(), flags=re.MULTILINE)
+    text = re.sub(r"^\s*\x08\n", "", inspect.cleandoc(command.help or ""), flags=re.MULTILINE)
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     records = filter(None, (option.get_help_record(context) for option in options))
     rows = [[f"`{names}`", help_] for names, help_ in records]
@@ -141,6 +144,7 @@ def api(module: str, level: str = "2") -> str:
         if isinstance(value, type) and value.__module__ == module and not name.startswith("_")
     ]
     shown = [name for name in names if not name.startswith("__") and callable(getattr(found, name))]
+    shown.sort(key=lambda name: (name == "Backend", name != "TrainJobClient"))
     if module != trainjob.errors.__name__:
         shown = [name for name in shown if not _is_error(getattr(found, name))]
     options = f"    options: {{heading_level: {level}}}"
@@ -155,6 +159,18 @@ _ELSEWHERE = {"trainjob": {"TrainJobSpec", "Settings", "InvalidSpec"}}
 """Names that have a page of their own, or stand with the errors."""
 
 
+def spec() -> str:
+    """The models of a spec, `TrainJobSpec` first, each with all of its fields."""
+    parts = []
+    for name in sorted(trainjob.spec.__all__, key=lambda name: name != "TrainJobSpec"):
+        model = getattr(trainjob.spec, name)
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            members = [*model.model_fields, *(("parse", "check") if name == "TrainJobSpec" else ())]
+            options = f"{{show_bases: false, show_if_no_docstring: true, members: [{', '.join(members)}]}}"
+            parts.append(f"::: trainjob.spec.{name}\n    options: {options}")
+    return "\n\n".join(parts)
+
+
 def component(name: str) -> str:
     """What a KFP component does, its inputs and outputs, from the README that is generated from it."""
     text = (ROOT / "kfp_components" / "trainjob_kfp" / name / "README.md").read_text()
@@ -163,7 +179,7 @@ def component(name: str) -> str:
     return "\n\n".join([f"## {name}", parts["Overview"].strip(), *shown])
 
 
-PARTS: dict[str, Callable[..., str]] = {"cli": cli, "advice": advice, "api": api, "component": component}
+PARTS: dict[str, Callable[..., str]] = {"cli": cli, "advice": advice, "api": api, "component": component, "spec": spec}
 
 
 # ---------------------------------------------------------------- links to files of the repository

@@ -4,7 +4,8 @@ A ```python block is run as a script, a ```console block line by line (lines tha
 share a directory, in their order, which is Airflow's folder of DAGs as well. A block after a comment
 ``<!-- shown only: reason -->`` is not run. What a line exports holds for the rest of its page.
 
-The tutorial runs beside the examples, as in a checkout. The pages of Airflow and the tutorial share a migrated database.
+The pages about Airflow share one directory, one database and one process that has imported Airflow. The tutorial has
+the examples beside it, as in a checkout.
 
 The pages of `ALONE` run where nothing is installed but the package itself, without extras, and nothing is set: as for
 somebody who has just installed it.
@@ -17,8 +18,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,11 @@ BLOCK = re.compile(r"(<!-- shown only: [^>]+ -->\s*)?^```(python|console)\n(.*?)
 
 
 def runnable(page: Path) -> list[tuple[str, str]]:
-    return [(kind, text) for shown_only, kind, text in BLOCK.findall(page.read_text()) if not shown_only]
+    return [
+        (kind, text)
+        for shown_only, kind, text in BLOCK.findall(page.read_text())
+        if not shown_only and (kind == "python" or re.search(r"^\$ ", text, re.MULTILINE))
+    ]
 
 
 CORE = ["trainjob.cli", "trainjob.client", "trainjob.lifecycle", "trainjob.waiting", "trainjob.backends.local.backend"]
@@ -40,11 +46,15 @@ MLFLOW = ["trainjob.registry.mlflow", "mlflow.tracking", "mlflow.store.model_reg
 AIRFLOW = ["airflow.__main__", "airflow.cli.cli_parser", "airflow.cli.commands.dag_command", "airflow.sdk"]
 
 
+def about_airflow(page: Path) -> bool:
+    return page.name.startswith("airflow")
+
+
 @contextmanager
 def warm(page: Path, environment: Mapping[str, str], python: str) -> Iterator[Warm]:
     """What the page's commands and scripts import, imported once."""
     programs, modules = {PYTHON: "", "trainjob": "trainjob.cli:main"}, CORE
-    if page.name.startswith(("airflow", "tutorial")):
+    if about_airflow(page):
         programs, modules = {**programs, "airflow": "airflow.__main__:main"}, [*CORE, *AIRFLOW]
     elif page.name == "model-registries.md":
         modules = [*CORE, *MLFLOW, "mlflow.store.tracking.sqlalchemy_store"]
@@ -54,48 +64,97 @@ def warm(page: Path, environment: Mapping[str, str], python: str) -> Iterator[Wa
         yield running
 
 
+@dataclass
+class Place:
+    """Where the snippets of a page run."""
+
+    directory: Path
+    environment: dict[str, str]
+    running: Warm
+
+    def run(self, command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self.directory,
+            env=self.running.environment(environment),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+
+Opener = Callable[[Path, Path], Place]
+
+
+@pytest.fixture(scope="session")
+def open_place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Opener]:
+    """Opens a place in a directory for a page; that of the pages about Airflow once."""
+    shared: list[Place] = []
+
+    def opened(page: Path, directory: Path) -> Place:
+        if about_airflow(page) and shared:
+            return shared[0]
+        bin_ = request.getfixturevalue("core") if page.name in ALONE else Path(sys.executable).parent
+        environment = {
+            **os.environ,
+            "TRAINJOB_BACKEND": "local",
+            "TRAINJOB_HOME": str(directory / "home"),
+            "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{directory / 'registry.db'}",
+            "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(directory),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "PATH": f"{bin_}:{os.environ['PATH']}",
+            "DOCS": str(ROOT),
+        }
+        if page.name in ALONE:
+            unset = ("TRAINJOB_", "KUBE", "PYTHON", "VIRTUAL_ENV")
+            environment = {name: value for name, value in environment.items() if not name.startswith(unset)}
+            environment["HOME"] = str(directory)
+        place = Place(directory, environment, stack.enter_context(warm(page, environment, str(bin_ / "python"))))
+        if about_airflow(page):
+            done = place.run(["airflow", "db", "migrate"], environment)
+            assert done.returncode == 0, done.stderr
+            shared.append(place)
+        return place
+
+    with ExitStack() as stack:
+        yield opened
+
+
+def exported(line: str, place: Place, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a line ``export NAME=VALUE …`` sets, as a shell expands it."""
+    found = subprocess.run(
+        ["sh", "-ec", f"{line}\nenv -0"],
+        cwd=place.directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    values = dict(each.split("=", 1) for each in found.stdout.split("\0") if each)
+    return {name: values[name] for name in (word.split("=")[0] for word in shlex.split(line, comments=True)[1:])}
+
+
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if runnable(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_snippets_run(
-    page: Path, request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    bin_ = request.getfixturevalue("core") if page.name in ALONE else Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "TRAINJOB_BACKEND": "local",
-        "TRAINJOB_HOME": str(tmp_path / "home"),
-        "TRAINJOB_REGISTRY": f"mlflow+sqlite:///{tmp_path / 'registry.db'}",
-        "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "PATH": f"{bin_}:{os.environ['PATH']}",
-        "DOCS": str(ROOT),
-    }
-    if page.name in ALONE:
-        unset = ("TRAINJOB_", "KUBE", "PYTHON", "VIRTUAL_ENV")
-        environment = {name: value for name, value in environment.items() if not name.startswith(unset)}
-        environment["HOME"] = str(tmp_path)
-    with warm(page, environment, str(bin_ / "python")) as running:
-        for number, (kind, text) in enumerate(runnable(page)):
-            if kind == "python":
-                script = tmp_path / f"snippet_{number}.py"
-                script.write_text(text)
-                commands = [[str(running.bin / PYTHON), str(script)]]
-            else:
-                lines = re.sub(r"\\\n>? *", "", text).splitlines()
-                commands = [["sh", "-ec", line.removeprefix("$ ")] for line in lines if line.startswith("$ ")]
-            for command in commands:
-                if command[-1].startswith("export "):
-                    environment |= dict(each.split("=", 1) for each in shlex.split(command[-1], comments=True)[1:])
-                done = subprocess.run(
-                    command,
-                    cwd=tmp_path,
-                    env=running.environment(environment),
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
-                assert done.returncode == 0, f"{page.name}, block {number}: {command[-1]}\n{done.stdout}\n{done.stderr}"
+def test_snippets_run(page: Path, open_place: Opener, tmp_path: Path) -> None:
+    place = open_place(page, tmp_path)
+    environment = place.environment
+    if page.name == "tutorial.md":
+        (tmp_path / "dags_examples").symlink_to(ROOT / "dags_examples")
+    for number, (kind, text) in enumerate(runnable(page)):
+        if kind == "python":
+            script = place.directory / f"{page.stem.replace('-', '_')}_snippet_{number}.py"
+            script.write_text(text)
+            commands = [[str(place.running.bin / PYTHON), str(script)]]
+        else:
+            lines = re.sub(r"\\\n>? *", "", text).splitlines()
+            commands = [["sh", "-ec", line.removeprefix("$ ")] for line in lines if line.startswith("$ ")]
+        for command in commands:
+            if command[-1].startswith("export "):
+                environment = environment | exported(command[-1], place, environment)
+            done = place.run(command, environment)
+            assert done.returncode == 0, f"{page.name}, block {number}: {command[-1]}\n{done.stdout}\n{done.stderr}"

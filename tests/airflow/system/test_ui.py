@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -231,6 +232,19 @@ def test_the_identity_of_a_job_in_a_browser(shown: Shown, page: Page) -> None:
     page.get_by_text("trainjob", exact=True).first.wait_for()
     page.get_by_text(shown.job("train")["name"]).first.wait_for()
     picture(page, "task-xcoms")
+
+
+def test_a_failed_task_in_a_browser(airflow: Airflow, page: Page) -> None:
+    """With ``TRAINJOB_RECORD`` in the environment, README.md gets the screenshot."""
+    run = airflow.run("train_digits")
+    airflow.until("failed", "train_digits", run, seconds=240)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(f"/dags/train_digits/runs/{quote(run, safe='')}/tasks/train")
+    page.get_by_text("node-1 exited with code 1: ValueError: step 300 has no labels").first.wait_for()
+    page.get_by_text("what to do: ").first.wait_for()
+    picture(page, "task-failed")
+    if "TRAINJOB_RECORD" in os.environ:
+        page.screenshot(path=ROOT / "docs" / "images" / "failed-task.png")
 
 
 def test_a_finished_export_in_a_browser(finished: Shown, page: Page) -> None:
