@@ -105,7 +105,7 @@ def _seen(meaning: Meaning, beside: tuple[Any, ...]) -> str:
     reasons = [name for each in beside if isinstance(each, list) for name in each if isinstance(name, str)]
     texts = [text for each in beside if isinstance(each, re.Pattern) for text in _examples(each.pattern)]
     named = [", ".join(f"`{each}`" for each in group) for group in (reasons, texts) if group]
-    return ": ".join(named) or meaning.says or meaning.final
+    return ": ".join(named) or meaning.termination or meaning.final
 
 
 def _examples(pattern: str) -> list[str]:

@@ -11,7 +11,7 @@ For a cluster, as a file to upload to Kubeflow Pipelines::
 ``fit`` is a normal lightweight component: it has typed inputs and outputs and artifacts, and KFP sends its source.
 ``distributed`` turns it into a component with the same inputs and outputs whose function runs on all ranks of a
 TrainJob. The step's outputs are what rank 0 returns, logs and writes. On a cluster it runs in the component's image,
-which needs the function's imports, KFP, and this package for the artifacts; the image of docs/how-to/cluster.md has all.
+which needs the function's imports, KFP, and this package for the artifacts; that of docs/how-to/cluster.md has all.
 """
 
 # mypy: allow-untyped-calls

@@ -30,7 +30,8 @@ def finetune_llm(
     finetune = train(
         runtime="torchtune-llama3.2-1b",
         resources_per_node={"gpu": 2},
-        # Options without a parameter are fields of the TrainJobSpec; docs/how-to/kubeflow-sdk.md lists all that the Kubeflow SDK has.
+        # Options without a parameter are fields of the TrainJobSpec; docs/how-to/kubeflow-sdk.md lists all that the
+        # Kubeflow SDK has.
         spec={
             "initializer": {
                 "dataset": dataset,

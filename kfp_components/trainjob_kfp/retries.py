@@ -19,7 +19,8 @@ def retry(task: Any, times: int, *, pause: int = 60, seconds: int = _MONTH) -> A
     that can help, otherwise it reports the same failure at once.
 
     KFP 2.17 with its default configuration does not retry a step that exits with an error, whatever is set here: its
-    ``templateDefaults`` have ``retryPolicy: OnError``. docs/how-to/kfp-backend.md has the change that an administrator can make.
+    ``templateDefaults`` have ``retryPolicy: OnError``. docs/how-to/kfp-backend.md has the change that an administrator
+    can make.
 
     Args:
         task: Task of a pipeline.

@@ -55,7 +55,9 @@ def test_each_can_be_parsed_and_serialized(airflow_home: Path) -> None:
 
 
 def test_the_documentation_links_all_of_them() -> None:
-    linked = re.findall(r"\(\.\./\.\./dags_examples/airflow/(\w+)\.py\)", (ROOT / "docs" / "how-to" / "airflow.md").read_text())
+    linked = re.findall(
+        r"\(\.\./\.\./dags_examples/airflow/(\w+)\.py\)", (ROOT / "docs" / "how-to" / "airflow.md").read_text()
+    )
     assert set(linked) == set(IDS)
 
 

@@ -1,6 +1,6 @@
 """Every runtime that Trainer ships: the fields of a job for it, and the pods that Trainer creates.
 
-`tests/docs/runtimes.py` generates the table of docs/how-to/runtimes.md from this module, and test_runtimes.py runs all jobs.
+`tests/docs/runtimes.py` generates the table of docs/how-to/runtimes.md from it; test_runtimes.py runs all jobs.
 """
 
 from __future__ import annotations

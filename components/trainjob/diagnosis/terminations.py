@@ -365,8 +365,8 @@ _SIGNALS = {
     "SIGBUS": Meaning(
         Category.OUT_OF_MEMORY,
         RetryVerdict.UNKNOWN,
-        "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/how-to/runtimes.md), or use fewer DataLoader "
-        "workers: often /dev/shm is full (containers have 64 MiB)",
+        "mount an emptyDir with medium Memory at /dev/shm in the runtime (docs/how-to/runtimes.md), or use fewer "
+        "DataLoader workers: often /dev/shm is full (containers have 64 MiB)",
     ),
     "SIGILL": Meaning(
         Category.IMAGE,
