@@ -244,6 +244,7 @@ def test_a_failed_task_in_a_browser(airflow: Airflow, page: Page) -> None:
     page.get_by_text("what to do: ").first.wait_for()
     page.get_by_text("TrainJobFailure: ").first.click()  # hides the frames of the traceback
     page.get_by_text("airflow/sdk/execution_time").first.wait_for(state="hidden")
+    page.evaluate("document.querySelectorAll('*').forEach(each => { each.scrollLeft = 0 })")
     picture(page, "task-failed")
     if "TRAINJOB_RECORD" in os.environ:
         page.screenshot(path=ROOT / "docs" / "images" / "failed-task.png")
