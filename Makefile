@@ -270,15 +270,28 @@ test-trainer-oldest: $(VENV)/test.stamp ## the oldest supported releases of Trai
 	$(call run,tests/cluster/test_trainer_versions.py)
 	@[ -n "$(TESTS)" ] || $(PYTHON) tests/oldest.py passed $@
 
+# What needs no cluster, no complete Airflow and no PyTorch. `make PYTHONS=3.13 test-pythons` tests one version.
+PYTHONS := 3.12 3.13
+$(PYTHONS:%=.venv-%/stamp): .venv-%/stamp: $(BIN)/uv pyproject.toml constraints/main-hashed.txt
+	@echo "setting up .venv-$* with Python $*"
+	@interpreter=$$($(BIN)/python tests/interpreter.py $*) && $$interpreter -m venv --without-pip .venv-$*
+	@$(UV) --python .venv-$*/bin/python --constraints constraints/main-hashed.txt --editable '.[all,examples]' --group test
+	@touch $@
+
+.PHONY: test-pythons $(PYTHONS:%=test-python-%)
+test-pythons: $(PYTHONS:%=test-python-%) ## newer versions of Python than the one of `make test`
+$(PYTHONS:%=test-python-%): test-python-%: .venv-%/stamp
+	.venv-$*/bin/python -m pytest $(or $(TESTS),tests/unit tests/contract tests/kfp tests/airflow --ignore tests/airflow/system) -n 2
+
 # ---------------------------------------------------------------- campaigns
 
 .PHONY: campaign campaign-local campaign-sizes campaign-cluster campaign-terminate campaign-mutants
-campaign: packages ## all schedules of what `make test` samples, and the oldest versions; see docs/development/campaigns.md
+campaign: packages ## all schedules of what `make test` samples, the oldest versions and newer Pythons; see docs/development/campaigns.md
 	@$(MAKE) --no-print-directory -j2 setup cluster-programs
 	@rm -f .test-output/campaign-*.xml
 	@started=$$(date +%s); $(MAKE) --keep-going campaign-local campaign-sizes campaign-cluster campaign-terminate \
 		campaign-mutants \
-		test-airflow-oldest test-kfp-oldest test-trainer-oldest sbom; \
+		test-airflow-oldest test-kfp-oldest test-trainer-oldest test-pythons sbom; \
 		status=$$?; $(BIN)/python -m tests.docs.campaigns $$(($$(date +%s) - started)); exit $$status
 
 campaign-%: export TRAINJOB_CAMPAIGN = 1
