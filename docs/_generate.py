@@ -19,7 +19,6 @@ import click
 from pydantic import BaseModel
 
 import trainjob.diagnosis
-import trainjob.errors
 import trainjob.spec
 from trainjob.cli.program import program
 from trainjob.diagnosis import Category
@@ -136,27 +135,23 @@ def advice(category: str) -> str:
 
 
 def api(module: str, level: str = "2") -> str:
-    """The public names of a module, by mkdocstrings; errors only for the module of errors."""
+    """The public names of a module, by mkdocstrings, without errors and what has a page of its own."""
     found = importlib.import_module(module)
-    names: list[str] = getattr(found, "__all__", None) or [
-        name
-        for name, value in vars(found).items()
-        if isinstance(value, type) and value.__module__ == module and not name.startswith("_")
-    ]
-    shown = [name for name in names if not name.startswith("__") and callable(getattr(found, name))]
-    shown.sort(key=lambda name: (name == "Backend", name != "TrainJobClient"))
-    if module != trainjob.errors.__name__:
-        shown = [name for name in shown if not _is_error(getattr(found, name))]
-    options = f"    options: {{heading_level: {level}}}"
-    return "\n\n".join(f"::: {module}.{name}\n{options}" for name in shown if name not in _ELSEWHERE.get(module, ()))
+    names = [name for name in found.__all__ if callable(getattr(found, name)) and not _is_error(getattr(found, name))]
+    names = [name for name in names if module != "trainjob" or name not in {*trainjob.spec.__all__, "Settings"}]
+    names.sort(key=lambda name: (name == "Backend", name != "TrainJobClient", isinstance(getattr(found, name), type)))
+    return "\n\n".join(f"::: {module}.{name}\n    options: {{heading_level: {level}}}" for name in names)
+
+
+def errors() -> str:
+    """The errors that are public, the most general first."""
+    found = [(name, getattr(trainjob, name)) for name in trainjob.__all__ if _is_error(getattr(trainjob, name))]
+    found.sort(key=lambda each: [base.__name__ for base in reversed(each[1].__mro__)])
+    return "\n\n".join(f"::: trainjob.{name}\n    options: {{heading_level: 3}}" for name, _ in found)
 
 
 def _is_error(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, trainjob.errors.TrainJobError)
-
-
-_ELSEWHERE = {"trainjob": {"TrainJobSpec", "Settings", "InvalidSpec"}}
-"""Names that have a page of their own, or stand with the errors."""
+    return isinstance(value, type) and issubclass(value, trainjob.TrainJobError)
 
 
 def spec() -> str:
@@ -167,7 +162,8 @@ def spec() -> str:
         if isinstance(model, type) and issubclass(model, BaseModel):
             members = [*model.model_fields, *(("parse", "check") if name == "TrainJobSpec" else ())]
             options = f"{{show_bases: false, show_if_no_docstring: true, members: [{', '.join(members)}]}}"
-            parts.append(f"::: trainjob.spec.{name}\n    options: {options}")
+            place = "trainjob" if name in trainjob.__all__ else "trainjob.spec"
+            parts.append(f"::: {place}.{name}\n    options: {options}")
     return "\n\n".join(parts)
 
 
@@ -179,7 +175,14 @@ def component(name: str) -> str:
     return "\n\n".join([f"## {name}", parts["Overview"].strip(), *shown])
 
 
-PARTS: dict[str, Callable[..., str]] = {"cli": cli, "advice": advice, "api": api, "component": component, "spec": spec}
+PARTS: dict[str, Callable[..., str]] = {
+    "advice": advice,
+    "api": api,
+    "cli": cli,
+    "component": component,
+    "errors": errors,
+    "spec": spec,
+}
 
 
 # ---------------------------------------------------------------- links to files of the repository
