@@ -280,7 +280,7 @@ class Steps:
         """Run one try to its end."""
         return self.end(self.start(execution, retry=retry))
 
-    def end(self, tried: Try, timeout: float = 120) -> Result:
+    def end(self, tried: Try, timeout: float = 240) -> Result:
         """Wait for the end of a try."""
         state = lambda: (self._status(tried).get("state") or {}).get("terminated")  # noqa: E731
         terminated = wait_until(f"{tried.pod} ends", state, timeout, poll=0.2)

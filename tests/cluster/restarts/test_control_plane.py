@@ -68,7 +68,7 @@ def test_components_restart(own_cluster: Cluster, namespace: str, program: str) 
 async def test_the_api_server_goes_away_and_comes_back(
     backend: KubernetesBackend, own_cluster: Cluster, namespace: str
 ) -> None:
-    ref = await launch(backend, spec(env=simulate(run="10s")), "a", namespace=namespace)
+    ref = await launch(backend, spec(env=simulate(run="20s")), "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
     notices: list[str] = []
     result: list[Any] = []
