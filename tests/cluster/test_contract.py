@@ -25,10 +25,13 @@ from trainjob.backends.kubernetes.credentials import Credentials
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 ABSENT = {
-    "test_a_name_is_not_free_again_after_deletion": "an API server forgets the names of what was deleted; that an "
-    "attempt's name is not used twice is for those who count the attempts",
-    "test_evidence_of_a_failure": "the Job controller deletes the ranks that still run, with their exit codes and "
-    "logs; the rank that failed is left (test_evidence_of_the_rank_that_failed)",
+    "test_create_rejects_the_name_of_a_deleted_job": (
+        "an API server forgets the names of deleted objects; the caller that counts the attempts avoids a second use"
+    ),
+    "test_evidence_has_exit_codes_and_logs_of_all_ranks": (
+        "the Job controller deletes the running ranks, with their exit codes and logs; the failed rank is left "
+        "(test_evidence_of_the_rank_that_failed)"
+    ),
 }
 assert ABSENT.keys() <= vars(contract).keys()
 globals().update(
@@ -66,11 +69,11 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
         cluster.api.request("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
 
     refused = {"initializer": {"dataset": {"storage_uri": "hf://a/b"}}}  # the runtime has no job for it
-    until_told: dict[str, Any] = {"command": ["sleep"], "env": simulate(run="never")}
+    until_ended: dict[str, Any] = {"command": ["sleep"], "env": simulate(run="never")}
     host = cluster.layout.gateway if isinstance(cluster, Cluster) else ""
     where = {"host": host, "other": other}
     with cluster.namespace("contract", real=real) as namespace:
-        yield Harness(backend, end, until_told, shell=False, refused=refused, namespace=namespace, **where)
+        yield Harness(backend, end, until_ended, shell=False, refused=refused, namespace=namespace, **where)
 
 
 def running(cluster: Access, ref: JobRef) -> list[Object]:

@@ -1,4 +1,4 @@
-"""Backends under the contract: a further one needs a `Harness` here and no change of any test."""
+"""Backends under the contract. A new one needs a `Harness` here; no test changes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from trainjob.manifest import render
 
 @dataclass
 class Harness:
-    """A backend and how its tests steer what runs there.
+    """A backend, and how tests control its jobs.
 
     Attributes:
         backend: The backend.
         end: Makes a job of `fields` end with an exit code.
-        until_told: Fields of a spec whose one node runs until `end` is called.
-        shell: Whether ranks run real shell scripts, and so write logs.
-        refused: Fields of a spec that the backend refuses.
-        host: This machine's address, as ranks that run shell scripts see it; empty if they cannot reach it.
+        until_ended: Fields of a spec whose one node runs until `end` is called.
+        shell: Whether ranks run real shell scripts and write logs.
+        refused: Fields of a spec that the backend rejects.
+        host: Address of this machine for ranks that run shell scripts; empty if they cannot reach it.
         namespace: Where jobs are created.
         other: Another namespace.
     """
 
     backend: Backend
     end: Callable[[JobRef, int], Awaitable[None]]
-    until_told: dict[str, Any]
+    until_ended: dict[str, Any]
     shell: bool
     refused: dict[str, Any] = field(default_factory=lambda: {"command": []})
     host: str = "127.0.0.1"
@@ -43,7 +43,7 @@ class Harness:
     other: str = "other"
 
     def manifest(self, key: str = "key", attempt: int = 1, **fields: Any) -> TrainJob:
-        spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_told, **fields})
+        spec = TrainJobSpec.parse({"runtime": "trainjob-step", **self.until_ended, **fields})
         return render(spec, key, attempt, self.namespace)
 
     async def create(self, key: str = "key", attempt: int = 1, **fields: Any) -> JobRef:
@@ -70,13 +70,13 @@ class Harness:
 
 
 def _local(tmp_path: Path) -> Harness:
-    told = tmp_path / "end"
+    exit_file = tmp_path / "end"
 
     async def end(_: JobRef, code: int) -> None:
-        told.with_suffix(".new").write_text(str(code))
-        told.with_suffix(".new").rename(told)
+        exit_file.with_suffix(".new").write_text(str(code))
+        exit_file.with_suffix(".new").rename(exit_file)
 
-    script = f"while ! [ -e {told} ]; do sleep 0.02; done; exit $(cat {told})"
+    script = f"while ! [ -e {exit_file} ]; do sleep 0.02; done; exit $(cat {exit_file})"
     return Harness(LocalBackend(), end, {"command": ["sh", "-c", script]}, shell=True)
 
 
@@ -108,6 +108,6 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path, home: Path) ->
 
 @pytest.fixture(params=["local"])
 async def shell(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> AsyncIterator[Harness]:
-    """Of a backend whose ranks run real shell scripts, and so write logs."""
+    """A harness of a backend whose ranks run real shell scripts and write logs."""
     async for harness in _given(HARNESSES[request.param](tmp_path)):
         yield harness

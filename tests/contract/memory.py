@@ -27,7 +27,7 @@ def now() -> str:
 
 
 class MemoryBackend:
-    """Keeps objects; what becomes of them the test says (`running`, `end`, `condition`)."""
+    """Stores objects; tests set their status (`running`, `end`, `condition`)."""
 
     default_namespace = "default"
     home: Path | None = None
@@ -43,18 +43,18 @@ class MemoryBackend:
         self.before: Callable[[str], None] = lambda _: None
         """Called with the name of each request before it is served; may raise or change things."""
         self.after: Callable[[str], None] = lambda _: None
-        """The same, after it was served: a reply that is lost."""
+        """The same, after the request was served: simulates a lost reply."""
         self.lingering: set[str] = set()
         """UIDs of jobs whose pods are still ending."""
         self.last: dict[str, dict[str, Any]] = {}
-        """UID -> the job as it was when it was deleted."""
+        """UID -> the last state of a deleted job."""
         self.ran: set[str] = set()
-        """UIDs of jobs of which pods or Events tell that they have been running."""
+        """UIDs of jobs that have run, as their pods or Events show."""
         self.attending: list[JobRef] = []
         self.left: list[tuple[JobRef, bool]] = []
-        """Who was waited for, and whether it had ended."""
+        """Jobs that are no longer attended, and whether they had ended."""
 
-    # ------------------------------------------------ what the cluster does
+    # ------------------------------------------------ actions of the cluster
 
     def job(self, ref: JobRef) -> dict[str, Any]:
         found = self.jobs.get((ref.namespace, ref.name))
@@ -69,7 +69,7 @@ class MemoryBackend:
         self.status(ref, jobsStatus=[{**NODE, "active": 1, "ready": 1}])
 
     def condition(self, ref: JobRef, kind: str, reason: str, value: str = "True", time: str = "") -> None:
-        fresh = {
+        condition = {
             "type": kind,
             "status": value,
             "reason": reason,
@@ -77,7 +77,7 @@ class MemoryBackend:
             "lastTransitionTime": time or now(),
         }
         kept = [c for c in self.job(ref)["status"].get("conditions") or [] if c["type"] != kind]
-        self.status(ref, conditions=[*kept, fresh])
+        self.status(ref, conditions=[*kept, condition])
 
     def end(self, ref: JobRef, code: int = 0, message: str = "", **ended: Any) -> None:
         pod = {
@@ -98,7 +98,7 @@ class MemoryBackend:
         self.terminated[ref.uid] = [pod]
         self.condition(ref, *(("Failed", "FailedJobs") if code else ("Complete", "AllJobsCompleted")))
 
-    # ------------------------------------------------ what clients ask for
+    # ------------------------------------------------ requests of clients
 
     async def _request(self, name: str) -> None:
         await anyio.lowlevel.checkpoint()
@@ -159,7 +159,7 @@ class MemoryBackend:
             self.before("look")
             job = self.jobs.get((ref.namespace, ref.name))
             if job is None or job["metadata"]["uid"] != ref.uid:
-                if ref.uid in self.last and self.last[ref.uid] != seen:  # as a watch's DELETED event has it
+                if ref.uid in self.last and self.last[ref.uid] != seen:  # the state in a watch's DELETED event
                     yield Snapshot(self.last[ref.uid])
                 yield Snapshot(None)
                 return
@@ -175,7 +175,7 @@ class MemoryBackend:
         except NotFound:
             return Evidence(None)
         pods = self.terminated.get(ref.uid, [])
-        failed = {crash.pod for crash in crashes_in(pods)}  # as on a cluster: no log of a rank that runs
+        failed = {crash.pod for crash in crashes_in(pods)}  # as on a cluster: no logs of running ranks
         return Evidence(job, pods, {name: [line.text for line in self.lines] for name in failed})
 
     async def crashes(self, ref: JobRef) -> AsyncGenerator[Evidence]:

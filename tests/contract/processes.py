@@ -1,4 +1,4 @@
-"""Which processes of jobs there are on this machine."""
+"""Lists the processes of jobs on this machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SUPERVISOR = b"\0trainjob.backends.local.supervisor\0"
 
 
 def marked(uid: str = "", under: Path | None = None) -> dict[int, str]:
-    """Processes that carry the local backend's mark: pid -> command line.
+    """Processes with the local backend's marker: pid -> command line.
 
     Args:
-        uid: Of this job only.
-        under: Of jobs launched with a ``TRAINJOB_HOME`` below this folder only.
+        uid: Only processes of this job.
+        under: Only processes of jobs launched with a ``TRAINJOB_HOME`` below this directory.
     """
     found = {}
     for process, command, environment in _processes():
@@ -26,7 +26,7 @@ def marked(uid: str = "", under: Path | None = None) -> dict[int, str]:
 
 
 def supervisors(under: Path) -> dict[int, str]:
-    """The supervisors, and their guards, of jobs below this folder: pid -> command line."""
+    """The supervisors of jobs below this directory, and their guards: pid -> command line."""
     return {
         process: _shown(command)
         for process, command, _ in _processes()
@@ -35,7 +35,7 @@ def supervisors(under: Path) -> dict[int, str]:
 
 
 def _processes() -> Iterator[tuple[int, bytes, bytes]]:
-    """Process id, command line and environment; of the latter two each word is between NULs."""
+    """Process id, command line and environment; in the latter two, each word is between NULs."""
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else []:
         if entry.name.isdigit():
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What `trainjob.lifecycle` relies on, of whatever backend."""
+"""The behavior that `trainjob.lifecycle` requires of every backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ended(harness: Harness, ref: JobRef, seconds: float = 90) -> TrainJob 
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(60):
-        while not await happened():  # noqa: ASYNC110 - nobody but the backend knows
+        while not await happened():  # noqa: ASYNC110 - only the backend knows
             await anyio.sleep(0.02)
 
 
@@ -69,14 +69,14 @@ async def test_create_returns_what_is_stored(harness: Harness) -> None:
     assert found["metadata"]["uid"] == stored["metadata"]["uid"]
 
 
-async def test_a_name_is_taken_once(harness: Harness) -> None:
+async def test_create_rejects_an_existing_name(harness: Harness) -> None:
     ref = await harness.create()
     with pytest.raises(AlreadyExists):
         await harness.create()
     assert (await harness.create(attempt=2)).uid != ref.uid
 
 
-async def test_a_name_is_not_free_again_after_deletion(harness: Harness) -> None:
+async def test_create_rejects_the_name_of_a_deleted_job(harness: Harness) -> None:
     ref = await harness.create()
     await harness.backend.delete(ref)
     await is_gone(harness, ref)
@@ -89,7 +89,7 @@ async def test_only_one_of_many_creations_succeeds(harness: Harness) -> None:
     assert sorted(type(result).__name__ for result in results) == ["AlreadyExists"] * 7 + ["JobRef"]
 
 
-async def test_no_such_runtime(harness: Harness) -> None:
+async def test_create_rejects_an_unknown_runtime(harness: Harness) -> None:
     with pytest.raises(RuntimeNotFound, match="nosuch"):
         await harness.create(runtime="nosuch")
     assert await harness.backend.find(harness.namespace, {}) == []
@@ -100,13 +100,13 @@ async def test_runtimes_are_listed(harness: Harness) -> None:
 
 
 async def test_a_backend_is_a_cluster_or_a_directory(harness: Harness) -> None:
-    """At most one of both: callers choose by it what only a cluster has, and what only this machine has."""
+    """At most one of both is set: callers choose cluster features and local features by it."""
     backend = harness.backend
     assert backend.cluster is None or backend.home is None
     assert backend.cluster in (None, backend)
 
 
-async def test_a_refused_job_leaves_nothing(harness: Harness) -> None:
+async def test_a_rejected_job_is_not_stored(harness: Harness) -> None:
     with pytest.raises(Rejected):
         await harness.create(**harness.refused)
     assert await harness.backend.find(harness.namespace, {}) == []
@@ -115,20 +115,20 @@ async def test_a_refused_job_leaves_nothing(harness: Harness) -> None:
 # ---------------------------------------------------------------- get and find
 
 
-async def test_nothing_there(harness: Harness) -> None:
+async def test_missing_jobs_are_not_found(harness: Harness) -> None:
     assert await harness.backend.get(harness.namespace, "nosuch") is None
     assert await harness.backend.find(harness.namespace, {}) == []
     assert await harness.backend.find("nosuch", {}) == []
 
 
-async def test_references_by_name(harness: Harness) -> None:
+async def test_refs_finds_jobs_by_name(harness: Harness) -> None:
     first, _, third = [await harness.create(key) for key in ("one", "two", "three")]
     names = {first.name, third.name, "nosuch"}
     assert await harness.backend.refs(harness.namespace, names) == {first.name: first, third.name: third}
     assert await harness.backend.refs(harness.other, names) == {}
 
 
-async def test_find_by_all_labels(harness: Harness) -> None:
+async def test_find_matches_all_labels(harness: Harness) -> None:
     first = await harness.create("one", labels={"team": "x"})
     second = await harness.create("one", 2, labels={"team": "y"})
     await harness.create("two")
@@ -142,7 +142,7 @@ async def test_find_by_all_labels(harness: Harness) -> None:
     assert len(await found({})) == 3
 
 
-async def test_namespaces_are_apart(harness: Harness) -> None:
+async def test_namespaces_are_isolated(harness: Harness) -> None:
     ref = await harness.create()
     assert await harness.backend.get(harness.other, ref.name) is None
     assert await harness.backend.find(harness.other, {}) == []
@@ -154,7 +154,7 @@ async def test_namespaces_are_apart(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, Phase.COMPLETE), (3, Phase.FAILED)])
-async def test_watch_to_the_end(harness: Harness, code: int, phase: Phase) -> None:
+async def test_watch_reports_the_final_phase(harness: Harness, code: int, phase: Phase) -> None:
     ref = await harness.create()
     phases = []
     async with aclosing(harness.backend.watch(ref)) as snapshots:
@@ -174,7 +174,7 @@ async def test_watch_to_the_end(harness: Harness, code: int, phase: Phase) -> No
 
 
 async def test_watch_is_level_triggered(harness: Harness) -> None:
-    """A watcher that was away sees the present at once, and need not see what was between."""
+    """A new watch starts with the current state; intermediate states may be skipped."""
     ref = await harness.create()
     await harness.end(ref, 0)
     await ended(harness, ref)
@@ -183,7 +183,7 @@ async def test_watch_is_level_triggered(harness: Harness) -> None:
     assert observe(first.trainjob).phase is Phase.COMPLETE
 
 
-async def test_watch_sees_every_last_change(harness: Harness) -> None:
+async def test_watch_reports_the_latest_state(harness: Harness) -> None:
     ref = await harness.create()
     async with aclosing(harness.backend.watch(ref)) as snapshots:
         await anext(snapshots)
@@ -220,13 +220,13 @@ async def test_a_cancel_by_another_client_is_reported_as_a_cancel(harness: Harne
             await wait(harness.backend, ref, on_change=cancel_it)
 
 
-async def test_whether_a_rank_has_been_running(shell: Harness) -> None:
+async def test_has_run_reports_whether_a_rank_ran(shell: Harness) -> None:
     ref = await shell.run("sleep 60", num_nodes=1)
     await until(lambda: shell.backend.has_run(ref))
     assert not await shell.backend.has_run(replace(ref, name="nosuch", uid="nosuch"))
 
 
-async def test_another_uid_is_another_job(harness: Harness) -> None:
+async def test_a_job_with_another_uid_is_not_found(harness: Harness) -> None:
     ref = replace(await harness.create(), uid="00000000-0000-0000-0000-000000000000")
     async with aclosing(harness.backend.watch(ref)) as snapshots:
         assert [snapshot.trainjob async for snapshot in snapshots] == [None]
@@ -238,7 +238,7 @@ async def test_another_uid_is_another_job(harness: Harness) -> None:
     assert await harness.backend.get(ref.namespace, ref.name) is not None
 
 
-async def test_many_watchers_of_one_job(harness: Harness) -> None:
+async def test_many_watchers_see_the_end_of_one_job(harness: Harness) -> None:
     ref = await harness.create()
 
     async def watcher() -> Phase:
@@ -282,7 +282,7 @@ async def test_suspend_and_resume(harness: Harness) -> None:
     assert done.admitted >= done.created  # Kubernetes' times are whole seconds
 
 
-async def test_created_suspended(harness: Harness) -> None:
+async def test_a_job_created_suspended_can_be_resumed(harness: Harness) -> None:
     ref = await harness.create(suspend=True)
     assert observe(await harness.backend.get(ref.namespace, ref.name)).phase is Phase.SUSPENDED
     await harness.end(ref, 0) if harness.shell else None
@@ -292,8 +292,8 @@ async def test_created_suspended(harness: Harness) -> None:
     assert observe(await ended(harness, ref)).phase is Phase.COMPLETE
 
 
-async def test_a_cancelled_job_is_over(harness: Harness) -> None:
-    """Kept as cancelled, with its name, or deleted."""
+async def test_cancel_ends_the_job(harness: Harness) -> None:
+    """The job is kept as cancelled, with its name, or deleted."""
     ref = await harness.create()
     for _ in range(2):
         assert await cancel(harness.backend, ref)
@@ -318,8 +318,8 @@ async def test_delete_is_idempotent(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-async def test_a_finished_job_is_deleted_too(harness: Harness, code: int) -> None:
-    """At once after its end, when whoever looked after it is just leaving."""
+async def test_delete_removes_a_finished_job(harness: Harness, code: int) -> None:
+    """Directly after its end, while its supervisor is exiting."""
     ref = await harness.create()
     await harness.end(ref, code)
     await ended(harness, ref)
@@ -328,7 +328,7 @@ async def test_a_finished_job_is_deleted_too(harness: Harness, code: int) -> Non
     await is_gone(harness, ref)
 
 
-async def test_deleted_while_suspended(harness: Harness) -> None:
+async def test_delete_removes_a_suspended_job(harness: Harness) -> None:
     ref = await harness.create(suspend=True)
     await harness.backend.delete(ref)
     await is_gone(harness, ref)
@@ -342,7 +342,7 @@ async def collected(lines: AsyncIterator[LogLine], seconds: float = 90) -> list[
         return [line async for line in lines]
 
 
-async def test_lines_of_all_ranks_in_order(shell: Harness) -> None:
+async def test_logs_of_all_ranks_are_ordered(shell: Harness) -> None:
     script = 'for i in 1 2 3; do echo "$JOB_COMPLETION_INDEX: $i"; sleep 0.1; done'
     ref = await shell.run(script, num_nodes=2)
     await ended(shell, ref)
@@ -356,13 +356,13 @@ async def test_lines_of_all_ranks_in_order(shell: Harness) -> None:
     assert len(only) == 3
 
 
-async def test_following_begins_before_the_first_line_and_ends_with_the_last(shell: Harness) -> None:
+async def test_follow_streams_from_the_first_to_the_last_line(shell: Harness) -> None:
     ref = await shell.run("sleep 0.3; echo one; sleep 0.3; echo two >&2; sleep 0.3; echo three")
     lines = await collected(shell.backend.logs(ref, follow=True))
     assert [line.text for line in lines] == ["one", "two", "three"]
 
 
-async def test_lines_come_while_the_job_runs(shell: Harness) -> None:
+async def test_follow_streams_while_the_job_runs(shell: Harness) -> None:
     ref = await shell.run("echo one; sleep 60")
     async with aclosing(shell.backend.logs(ref, follow=True)) as lines:
         with anyio.fail_after(60):
@@ -370,7 +370,7 @@ async def test_lines_come_while_the_job_runs(shell: Harness) -> None:
     assert not await shell.backend.stopped(ref)
 
 
-async def test_without_following_a_running_job_is_read_to_the_present(shell: Harness) -> None:
+async def test_logs_without_follow_end_at_the_present(shell: Harness) -> None:
     ref = await shell.run("echo one; sleep 60")
 
     async def read() -> bool:
@@ -379,7 +379,7 @@ async def test_without_following_a_running_job_is_read_to_the_present(shell: Har
     await until(read)
 
 
-async def test_a_reader_can_go_on_after_any_line(shell: Harness) -> None:
+async def test_logs_resume_after_any_line(shell: Harness) -> None:
     ref = await shell.run("seq 200", num_nodes=2)
     await ended(shell, ref)
     lines = await collected(shell.backend.logs(ref))
@@ -388,7 +388,7 @@ async def test_a_reader_can_go_on_after_any_line(shell: Harness) -> None:
         assert await collected(shell.backend.logs(ref, since=lines[stop].time)) == lines[stop + 1 :]
 
 
-async def test_tail(shell: Harness) -> None:
+async def test_tail_limits_the_lines_of_each_rank(shell: Harness) -> None:
     async with shell.gate() as (waits, opened):
         ref = await shell.run(f"seq 5000; {waits}; echo late", num_nodes=2)
 
@@ -408,7 +408,7 @@ async def test_tail(shell: Harness) -> None:
     assert await collected(shell.backend.logs(ref, tail=0)) == []
 
 
-async def test_a_long_log_is_read_to_its_end(shell: Harness) -> None:
+async def test_a_long_log_is_read_completely(shell: Harness) -> None:
     ref = await shell.run("seq 100000", num_nodes=2)
     assert len(await collected(shell.backend.logs(ref, follow=True), 120)) == 200_000
     lines = await collected(shell.backend.logs(ref), 120)
@@ -416,14 +416,14 @@ async def test_a_long_log_is_read_to_its_end(shell: Harness) -> None:
     assert [line.time for line in lines] == sorted(line.time for line in lines)
 
 
-async def test_odd_bytes(shell: Harness) -> None:
+async def test_logs_decode_invalid_bytes_and_control_characters(shell: Harness) -> None:
     ref = await shell.run(r"printf '\377\376ab\n10%%\r20%%\r\n\n\tz\033[1m\nno end'")
     await ended(shell, ref)
     texts = [line.text for line in await collected(shell.backend.logs(ref))]
     assert texts == ["\ufffd\ufffdab", "20%", "", "\tz\x1b[1m", "no end"]
 
 
-async def test_a_progress_bar_that_ends_without_a_newline(shell: Harness) -> None:
+async def test_a_progress_bar_without_a_final_newline_becomes_a_line(shell: Harness) -> None:
     ref = await shell.run(r"echo begun; printf '\r10%%'; printf '\r20%%\r30%%'")
     await ended(shell, ref)
     lines = await collected(shell.backend.logs(ref))
@@ -432,13 +432,13 @@ async def test_a_progress_bar_that_ends_without_a_newline(shell: Harness) -> Non
     assert [line for line in followed if not line.transient] == lines
 
 
-async def test_a_part_of_a_line_and_no_more(shell: Harness) -> None:
+async def test_logs_return_an_unterminated_line(shell: Harness) -> None:
     ref = await shell.run(r"head -c 16384 /dev/zero | tr '\0' x")
     await ended(shell, ref)
     assert [len(line.text) for line in await collected(shell.backend.logs(ref))] == [16384]
 
 
-async def test_a_line_of_a_megabyte(shell: Harness) -> None:
+async def test_logs_split_a_line_of_a_megabyte(shell: Harness) -> None:
     ref = await shell.run("head -c 1048576 /dev/zero | tr '\\0' x; echo; echo after")
     await ended(shell, ref)
     *parts, after = [line.text for line in await collected(shell.backend.logs(ref))]
@@ -447,7 +447,7 @@ async def test_a_line_of_a_megabyte(shell: Harness) -> None:
     assert max(len(part) for part in parts) <= 16 * 1024
 
 
-async def test_evidence_of_a_failure(shell: Harness) -> None:
+async def test_evidence_has_exit_codes_and_logs_of_all_ranks(shell: Harness) -> None:
     ref = await shell.run('echo "rank $JOB_COMPLETION_INDEX"; [ $JOB_COMPLETION_INDEX = 0 ] && sleep 60; exit 3', num_nodes=2)  # fmt: skip  # noqa: E501
     await ended(shell, ref)
     evidence = await shell.backend.evidence(ref)
@@ -462,7 +462,7 @@ async def test_evidence_of_a_failure(shell: Harness) -> None:
     assert sorted(line for lines in evidence.logs.values() for line in lines) == ["rank 0", "rank 1"]
 
 
-async def test_a_model_that_a_job_has_made(shell: Harness) -> None:
+async def test_the_model_of_a_finished_job_is_found(shell: Harness) -> None:
     message = (
         '{"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.97"}], "outputs": {"model": "s3://models/1"}}'
     )
@@ -474,21 +474,21 @@ async def test_a_model_that_a_job_has_made(shell: Harness) -> None:
     assert (bool(found.target), "images" not in found.provenance) == (on_this_machine, on_this_machine)
 
 
-async def test_evidence_of_a_job_that_runs(harness: Harness) -> None:
+async def test_evidence_of_a_running_job_has_no_final_phase(harness: Harness) -> None:
     ref = await harness.create()
     evidence = await harness.backend.evidence(ref)
     assert evidence.trainjob is not None
     assert observe(evidence.trainjob).phase not in (Phase.COMPLETE, Phase.FAILED)
 
 
-async def test_logs_of_a_job_that_is_gone(harness: Harness) -> None:
+async def test_logs_of_a_deleted_job_are_empty(harness: Harness) -> None:
     ref = await harness.create()
     await harness.backend.delete(ref)
     await is_gone(harness, ref)
     assert await collected(harness.backend.logs(ref, follow=True)) == []
 
 
-async def test_a_dry_run_checks_and_creates_nothing(harness: Harness) -> None:
+async def test_dry_run_validates_without_creating(harness: Harness) -> None:
     manifest = harness.manifest("dry")
     stored = await harness.backend.create(manifest, dry_run=True)
     assert stored["metadata"]["name"] == manifest["metadata"]["name"]
