@@ -1,6 +1,6 @@
-"""What the Kubeflow SDK asks a cluster for, beside what `TrainJobSpec` asks it for.
+"""Compares the requests of the Kubeflow SDK with those of `TrainJobSpec`.
 
-`table` says it call by call, `names` argument by argument. `record` writes what the SDK sends into recorded.json and
-has `calls` make it send that, in an environment of its own. tests/cluster/test_conformance.py compares what the
-controllers make of both; docs/how-to/kubeflow-sdk.md shows it.
+`table` maps calls, `names` maps arguments. `record` runs `calls` in a separate environment and writes the SDK's
+requests to recorded.json. tests/cluster/test_conformance.py compares the objects that the controllers create from
+both; docs/how-to/kubeflow-sdk.md shows the table.
 """

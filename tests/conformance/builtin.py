@@ -1,4 +1,4 @@
-"""Calls with BuiltinTrainer, and with initializers."""
+"""Calls with BuiltinTrainer and with initializers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Makes the calls of the table; runs in the SDK's environment: ``python -m tests.conformance.calls URL NAMESPACE``.
 
-Each call goes to ``URL/<row>``, so that whoever listens there knows whose request it is. What the SDK refuses, and what
-it has for arguments, is printed as one JSON object.
+Each call goes to ``URL/<row>``, so that the server can assign the request to its row. Prints one JSON object: the calls
+that the SDK rejects, and its arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.conformance.table import TABLE
 
 NAMES = {**vars(kubeflow.trainer), **vars(kubeflow.trainer.options), "train_model": train_model}
 NO_ARGUMENTS = {"Event", "Runtime", "RuntimeTrainer", "TrainJobTemplate", "TrainingRuntimeSource"}
-"""Dataclasses that say something of a cluster, or make a call out of others."""
+"""Dataclasses that describe a cluster, or that are built from other arguments."""
 
 
 def main() -> None:
@@ -44,16 +44,16 @@ def _reason(error: BaseException) -> str:
 
 
 def arguments() -> dict[str, list[str]]:
-    """All that the SDK can be told of a TrainJob: class -> names."""
+    """All arguments of the SDK that describe a TrainJob: class -> names."""
     train = inspect.signature(TrainerClient.train)
     found: dict[str, list[str]] = {"TrainerClient.train": [name for name in train.parameters if name != "self"]}
     for name, value in sorted(NAMES.items()):
-        if _is_told(name, value):
+        if _is_argument_class(name, value):
             found[name] = [field.name for field in dataclasses.fields(value) if field.init]
     return found
 
 
-def _is_told(name: str, value: Any) -> bool:
+def _is_argument_class(name: str, value: Any) -> bool:
     public = name in {*kubeflow.trainer.__all__, *kubeflow.trainer.options.__all__}
     is_class = isinstance(value, type) and dataclasses.is_dataclass(value)
     return public and is_class and name not in NO_ARGUMENTS and not name.endswith("BackendConfig")

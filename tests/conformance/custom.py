@@ -1,4 +1,4 @@
-"""Calls with CustomTrainer, CustomTrainerContainer or no trainer at all, also on runtimes of one's own."""
+"""Calls with CustomTrainer, CustomTrainerContainer or no trainer, also on custom runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained in the table: a function that brings its own imports, as both ask for."""
+"""The training function of the table. It imports in its body, as the SDK and `TrainJobSpec` require."""
 
 
 def train_model(lr: float = 0.1, epochs: int = 1) -> None:

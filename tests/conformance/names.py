@@ -1,4 +1,4 @@
-"""Where the SDK's arguments are in a spec: class -> (the part that has arguments of the same names, all others)."""
+"""The SDK's arguments in a spec: class -> (section with fields of the same names, other fields)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ for depth, (owner, _) in enumerate(_PATCH):
 
 
 def place(owner: str, name: str) -> str:
-    """Path in a spec; empty where the class itself is its place, or the key of the launch."""
+    """Path in a spec; empty if the class itself or the key of the launch replaces the argument."""
     part, others = PLACES[owner]
     return others[name] if name in others else f"{part}.{name}".lstrip(".")

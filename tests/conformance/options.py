@@ -16,7 +16,7 @@ _POD = (
 
 
 def patch(job: str, *, name: str = "node", jobset: str = "") -> str:
-    """The SDK's long way to one replicated job."""
+    """The SDK's nested patch of one replicated job."""
     jobs = f'spec=JobSetSpecPatch(replicated_jobs=[ReplicatedJobPatch(name="{name}", template={job})])'
     template = f"template=JobSetTemplatePatch({jobset}{jobs})"
     return f"RuntimePatch(training_runtime_spec=TrainingRuntimeSpecPatch({template}))"

@@ -1,8 +1,8 @@
-"""Writes recorded.json: what the Kubeflow SDK sends for each call of the table.
+"""Writes recorded.json: the Kubeflow SDK's request for each call of the table.
 
 ``python -m tests.conformance.record PYTHON``, with the Python of the SDK's environment (``make record-sdk``). The SDK
-talks to a real API server with Trainer and all runtimes, through a proxy of ours that notes the TrainJobs which are to
-be created, and has the server only try.
+sends requests to a real API server with Trainer and all runtimes, through a proxy that records the TrainJobs and makes
+every creation a dry run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def proxy(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A proxy of `api`; its URL, and row -> TrainJob."""
+    """Run a proxy of `api`; yield its URL, and row -> TrainJob."""
     requests: dict[str, Any] = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,8 +48,8 @@ def proxy(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
                 answer = api.request(method, path, body, params={"dryRun": "All"} if body else None)
                 status, content = 200, json.dumps(answer).encode()
             except ApiError as error:
-                said = {"kind": "Status", "code": error.status, "reason": error.reason, "message": str(error)}
-                status, content = error.status, json.dumps(said).encode()
+                error_status = {"kind": "Status", "code": error.status, "reason": error.reason, "message": str(error)}
+                status, content = error.status, json.dumps(error_status).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
@@ -71,7 +71,7 @@ def proxy(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _publish(api: Api, version: str) -> None:
-    """Say which Trainer there is, as its installation does; the SDK asks for it with every client, and warns."""
+    """Publish Trainer's version, as its installation does: every SDK client reads it and warns if it is missing."""
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kubeflow-system"}})
     metadata = {"name": "kubeflow-trainer-public", "namespace": "kubeflow-system"}
     data = {"kubeflow_trainer_version": version}
@@ -85,7 +85,7 @@ def main() -> None:
         _publish(cluster.api, cluster.versions()["trainer"])
         with proxy(cluster.api) as (url, requests):
             command = [python, "-m", "tests.conformance.calls", url, namespace]
-            said = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+            results = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
         trainer = cluster.versions()["trainer"]
     sdk = subprocess.run(
         [python, "-c", "import importlib.metadata; print(importlib.metadata.version('kubeflow'))"],
@@ -96,9 +96,9 @@ def main() -> None:
         request = requests.get(row.name)
         if request and "Name(" not in row.sdk:
             del request["metadata"]["name"]  # made up by the SDK
-        refused = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", said["refused"].get(row.name, ""))
+        refused = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", results["refused"].get(row.name, ""))
         calls[row.name] = {"call": row.sdk, "request": request, "refused": refused}
-    content = {"kubeflow": sdk, "trainer": trainer, "arguments": said["arguments"], "calls": calls}
+    content = {"kubeflow": sdk, "trainer": trainer, "arguments": results["arguments"], "calls": calls}
     RECORDED.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{len(calls)} calls of kubeflow {sdk} in {RECORDED.relative_to(ROOT)}")
 

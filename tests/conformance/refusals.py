@@ -1,4 +1,4 @@
-"""Calls that both refuse."""
+"""Calls that both reject."""
 
 from __future__ import annotations
 

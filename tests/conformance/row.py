@@ -1,7 +1,7 @@
-"""One call of the Kubeflow SDK, the same asked for with `TrainJobSpec`, what differs then, and why.
+"""One call of the Kubeflow SDK, the equivalent `TrainJobSpec`, and the differences with their reasons.
 
-Both are Python text, which is evaluated and shown in docs/how-to/kubeflow-sdk.md. Imports nothing but the standard
-library, since the SDK's environment has nothing else.
+Both are Python text, evaluated here and shown in docs/how-to/kubeflow-sdk.md. This module imports only the standard
+library: it also runs in the SDK's environment.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Row:
     """One call.
 
     Attributes:
-        name: Of the row.
+        name: Name of the row.
         sdk: Arguments of the SDK's ``TrainerClient.train``.
         ours: Fields of a TrainJobSpec.
-        differs: Where the JobSets differ, as ``replicated job: path in its pod``, and why.
-        refused: What both are refused for, in words of the SDK's or Trainer's refusal.
-        sooner: The same in words of ours, where it comes before anything is sent.
+        differs: Differences of the JobSets: ``replicated job: path in its pod`` -> reason.
+        refused: Why both are rejected: a part of the SDK's or Trainer's message.
+        sooner: The same as a part of trainjob's message, if trainjob rejects the spec before it sends a request.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The runtimes of the table that Trainer does not ship."""
+"""Runtimes of the table that Trainer does not provide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 
 def install(cluster: Access, namespace: str) -> None:
-    """All of them; ``conformance-own`` in `namespace`."""
+    """Create all of them; ``conformance-own`` in `namespace`."""
     own = _two_nodes("conformance-own") | {"kind": "TrainingRuntime"}
     own["metadata"] |= {"namespace": namespace}
     shipped = {
@@ -20,7 +20,7 @@ def install(cluster: Access, namespace: str) -> None:
     }
     large = _copy(shipped["torchtune-llama3.2-1b"], "torchtune-llama3.3-70b")
     cache = _copy(shipped["torch-distributed-with-cache"], "conformance-cache")
-    # Trainer 2.3 asks for the mount, and the runtime that it ships has none.
+    # Trainer 2.3 requires the mount, but its own runtime lacks it.
     pod = cache["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     pod["volumes"] = [{"name": "initializer", "emptyDir": {}}]
     pod["containers"][0]["volumeMounts"] = [{"name": "initializer", "mountPath": "/workspace"}]
@@ -35,7 +35,7 @@ def _copy(runtime: Object, name: str) -> Object:
 
 
 def _two_nodes(name: str) -> Object:
-    """Of torch, with a sidecar and an init container."""
+    """A torch runtime of two nodes, with a sidecar and an init container."""
     containers = [{"name": "node", "image": "train"}, {"name": "shipper", "image": "shipper"}]
     pod = {"initContainers": [{"name": "prepare", "image": "prepare"}], "containers": containers}
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

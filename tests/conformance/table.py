@@ -1,4 +1,4 @@
-"""The table: calls of the Kubeflow SDK, and the same asked for with `TrainJobSpec`."""
+"""The table: calls of the Kubeflow SDK, and the equivalent `TrainJobSpec`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ RECORDED = Path(__file__).parent / "recorded.json"
 
 
 def recorded() -> dict[str, Any]:
-    """What `record` has written."""
+    """The content that `record` wrote."""
     content: dict[str, Any] = json.loads(RECORDED.read_text())
     return content
