@@ -44,7 +44,7 @@ TIMES = 7
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"
 
 
-def say(metric: str, value: float, unit: str) -> None:
+def emit(metric: str, value: float, unit: str) -> None:
     figures = {"metric": metric, "value": round(value, 4), "unit": unit, "peer": None, "ratio": None}
     print(json.dumps({"bench": "diagnosis", **figures}), flush=True)
 
@@ -99,17 +99,17 @@ async def look(cluster: Access, namespace: str, pods: int) -> Evidence:
         for what, seconds in (("evidence", took), ("evidence and diagnosis", whole), ("CPU time of both", used)):
             taken[what].append(seconds)
     for what, figures in taken.items():
-        say(f"{what}, {pods} pods that crashed: median", median(figures), "s")
-        say(f"{what}, {pods} pods that crashed: longest of {TIMES}", max(figures), "s")
+        emit(f"{what}, {pods} pods that crashed: median", median(figures), "s")
+        emit(f"{what}, {pods} pods that crashed: longest of {TIMES}", max(figures), "s")
     for kind in sorted(sent):
-        say(f"evidence of {pods} pods: {kind}", sent[kind], "requests")
+        emit(f"evidence of {pods} pods: {kind}", sent[kind], "requests")
     await backend.aclose()
     return evidence
 
 
 def main(pods: int) -> None:
     logging.basicConfig(level=logging.ERROR)
-    say("load average before", os.getloadavg()[0], "")
+    emit("load average before", os.getloadavg()[0], "")
     with Cluster() as cluster, cluster.namespace() as namespace:
         evidence = anyio.run(look, cluster, namespace, pods)
     events = [*evidence.events, *[{"reason": "FailedMount", "involvedObject": {"kind": "Pod"}}] * EVENTS][:EVENTS]
@@ -118,7 +118,7 @@ def main(pods: int) -> None:
     began = time.monotonic()
     diagnose(full, Observation(Phase.FAILED))
     what = f"{len(full.pods)} pods, {len(full.logs)} logs of {READ_LINES} lines, {len(events)} events"
-    say(f"diagnose: {what}", time.monotonic() - began, "s")
+    emit(f"diagnose: {what}", time.monotonic() - began, "s")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ SPEC = {
 }
 
 
-def say(metric: str, value: float | str, unit: str = "", peer: float | str | None = None) -> None:
+def emit(metric: str, value: float | str, unit: str = "", peer: float | str | None = None) -> None:
     both = isinstance(value, float | int) and isinstance(peer, float | int) and peer
     ratio = float(f"{value / peer:.3g}") if both else None  # type: ignore[operator]
     figures = {"metric": metric, "value": value, "unit": unit, "peer": peer, "ratio": ratio}
@@ -163,11 +163,11 @@ def main() -> None:
     parser.add_argument("--no-sdk", action="store_true", help="skip the SDK, which takes more than five minutes")
     arguments = parser.parse_args()
     if why := why_unsupported():
-        say("not measured", f"no real node: {why}")
+        emit("not measured", f"no real node: {why}")
         return
     if not arguments.no_sdk and not arguments.sdk.exists():
         raise SystemExit(f"{arguments.sdk} is missing: make .venv-sdk/stamp, or --no-sdk")
-    say("load average before", os.getloadavg()[0])
+    emit("load average before", os.getloadavg()[0])
     with Cluster(kueue=False, real_node=True) as cluster, cluster.namespace("real", real=True) as namespace:
         peer: subprocess.Popen[str] | None = None
         if not arguments.no_sdk:
@@ -180,12 +180,12 @@ def main() -> None:
         for number in range(arguments.runs):
             found.append(asyncio.run(once(cluster, namespace, number)))
             for metric, seconds in found[-1].items():
-                say(f"run {number + 1}: {metric}", round(seconds, 2), "s")
+                emit(f"run {number + 1}: {metric}", round(seconds, 2), "s")
         of_sdk: dict[str, float] = {}
-        said, lines = "", 0
+        sdk_error, lines = "", 0
         if peer is not None:
             out, _ = peer.communicate(timeout=1500)
-            at, _, said = out.strip().splitlines()[-1].partition("\t")
+            at, _, sdk_error = out.strip().splitlines()[-1].partition("\t")
             # The process logs its time a moment before its container's end, so both are measured from the API's times.
             of_sdk = {
                 "finishedAt of the container to raised error": float(at) - observer.finished,
@@ -195,12 +195,12 @@ def main() -> None:
         for metric in found[0]:
             values = [each[metric] for each in found]
             beside = of_sdk.get(metric)
-            say(f"{metric}, median", round(statistics.median(values), 2), "s", beside and round(beside, 1))
-            say(f"{metric}, longest of {len(values)}", round(max(values), 2), "s")
+            emit(f"{metric}, median", round(statistics.median(values), 2), "s", beside and round(beside, 1))
+            emit(f"{metric}, longest of {len(values)}", round(max(values), 2), "s")
         if peer is not None:
-            say("lines of the failing rank's log that the error shows or leaves", 2, "", lines)
-            say("what the error says", "rank, exit code, last lines, advice", "", said)
-        say("load average after", os.getloadavg()[0])
+            emit("lines of the failing rank's log that the error shows or leaves", 2, "", lines)
+            emit("what the error says", "rank, exit code, last lines, advice", "", sdk_error)
+        emit("load average after", os.getloadavg()[0])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def measure(python: str, imported: list[str], runs: int) -> list[float]:
     return [statistics.median(column) for column in zip(*answers, strict=True)]
 
 
-def say(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
+def emit(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
     short = round(value, 4) if isinstance(value, float) else value
     ratio = float(f"{value / peer:.3g}") if isinstance(value, float) and peer else None
     line = {"metric": metric, "value": short, "unit": unit, "peer": peer and round(peer, 4), "ratio": ratio}
@@ -85,15 +85,15 @@ def say(metric: str, value: float | str, unit: str = "", peer: float | None = No
 def main(runs: int = 7, peer: str = str(PEER)) -> None:
     if peer != "-" and not Path(peer).exists():
         raise SystemExit(f"{peer} is missing: make .venv-bench/stamp, or - for none")
-    say("load average before", os.getloadavg()[0])
+    emit("load average before", os.getloadavg()[0])
     for name, imported in CASES.items():
         base_seconds, base_bytes, seconds, size = measure(sys.executable, imported, runs)
-        say(f"{name}: time, beside import airflow.sdk", seconds, "s", base_seconds)
-        say(f"{name}: memory, beside import airflow.sdk", size / 1e6, "MB", base_bytes / 1e6)
+        emit(f"{name}: time, beside import airflow.sdk", seconds, "s", base_seconds)
+        emit(f"{name}: memory, beside import airflow.sdk", size / 1e6, "MB", base_bytes / 1e6)
         for other, its in PEERS.get(name, {}).items() if peer != "-" else ():
             _, _, its_seconds, its_size = measure(peer, its, runs)
-            say(f"{name}: time, beside {other}", seconds, "s", its_seconds)
-            say(f"{name}: memory, beside {other}", size / 1e6, "MB", its_size / 1e6)
+            emit(f"{name}: time, beside {other}", seconds, "s", its_seconds)
+            emit(f"{name}: memory, beside {other}", size / 1e6, "MB", its_size / 1e6)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from tests.testcluster.real_node import why_unsupported
 TOTAL = "container start to TrainJob created"
 
 
-def say(metric: str, value: float | str, unit: str = "") -> None:
+def emit(metric: str, value: float | str, unit: str = "") -> None:
     figures = {"metric": metric, "value": value, "unit": unit, "peer": None, "ratio": None}
     print(json.dumps({"bench": "kfp_step", **figures}), flush=True)
 
@@ -76,10 +76,10 @@ def when(steps: Steps, tried: Try, text: str) -> float:
 
 def main(number: int) -> None:
     if why := why_unsupported():
-        say("not measured", f"no real node: {why}")
+        emit("not measured", f"no real node: {why}")
         return
-    say("load average before", os.getloadavg()[0])
-    say("cores", os.cpu_count() or 0)
+    emit("load average before", os.getloadavg()[0])
+    emit("cores", os.cpu_count() or 0)
     with Cluster(kueue=False, real_node=True) as cluster:
         assert cluster.real_node
         archive = images.build(cluster.directory, image_store.step_layers())
@@ -94,12 +94,12 @@ def main(number: int) -> None:
                 found.append(once(steps, jobs))
                 time.sleep(3)  # until the last pod is gone
     first, *others = found
-    say(f"{TOTAL}, the first on the node", round(first[TOTAL], 3), "s")
+    emit(f"{TOTAL}, the first on the node", round(first[TOTAL], 3), "s")
     for metric in first:
         seconds = [each[metric] for each in others]
-        say(f"{metric}, median of {number}", round(statistics.median(seconds), 3), "s")
-    say(f"{TOTAL}, longest of {number}", round(max(each[TOTAL] for each in others), 3), "s")
-    say("load average after", os.getloadavg()[0])
+        emit(f"{metric}, median of {number}", round(statistics.median(seconds), 3), "s")
+    emit(f"{TOTAL}, longest of {number}", round(max(each[TOTAL] for each in others), 3), "s")
+    emit("load average after", os.getloadavg()[0])
 
 
 if __name__ == "__main__":

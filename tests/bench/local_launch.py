@@ -41,7 +41,7 @@ def launched(client: TrainJobClient, command: list[str], key: str) -> tuple[floa
     return (int(line.text) - began) / 1e9, (returned - began) / 1e9, (ended - int(line.text)) / 1e9
 
 
-def say(metric: str, value: float, beside: str | None = None, ratio: float | None = None) -> None:
+def emit(metric: str, value: float, beside: str | None = None, ratio: float | None = None) -> None:
     figures = {"metric": metric, "value": round(value, 4), "unit": "s", "peer": beside}
     print(json.dumps({"bench": "local_launch", **figures, "ratio": round(ratio, 2) if ratio is not None else None}))
 
@@ -59,9 +59,9 @@ def main(number: int) -> None:
                 ended.append(end)
             start = statistics.median(alone)
             first = statistics.median(begun)
-            say(f"launch to first line ({name}), less its own start", first - start, f"{name} alone", first / start)
-            say(f"launch returns ({name})", statistics.median(returned))
-            say(f"line to result ({name})", statistics.median(ended))
+            emit(f"launch to first line ({name}), less its own start", first - start, f"{name} alone", first / start)
+            emit(f"launch returns ({name})", statistics.median(returned))
+            emit(f"line to result ({name})", statistics.median(ended))
 
 
 if __name__ == "__main__":

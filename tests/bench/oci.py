@@ -41,7 +41,7 @@ FIGURES = {
 }
 
 
-def say(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
+def emit(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
     ratio = float(f"{value / peer:.3g}") if isinstance(value, float | int) and peer else None
     print(
         json.dumps({"bench": "oci", "metric": metric, "value": value, "unit": unit, "peer": peer, "ratio": ratio}),
@@ -83,14 +83,14 @@ def there_and_back(what: str, model: Path, clients: Mapping[str, Path], server: 
                 again.append(once(python, client, "push", model, name, server.pid))
         shutil.rmtree(server.folder / "data")
     for verb in ("push", "pull"):
-        for figure, (said, unit, scale) in FIGURES.items():
+        for figure, (label, unit, scale) in FIGURES.items():
             ours, oras = (
                 [each[figure] / scale for each in found.get((client, verb), [])] for client in ("ours", "oras")
             )
             peer = round(statistics.median(oras), 2) if oras else None
-            say(f"{verb} of {what}: {said}", round(statistics.median(ours), 2), unit, peer)
-    say(f"the same {what} pushed again: time", round(statistics.median(each["seconds"] for each in again), 2), "s")
-    say(f"the same {what} pushed again: bytes sent, requests and all", max(each["sent"] for each in again), "B")
+            emit(f"{verb} of {what}: {label}", round(statistics.median(ours), 2), unit, peer)
+    emit(f"the same {what} pushed again: time", round(statistics.median(each["seconds"] for each in again), 2), "s")
+    emit(f"the same {what} pushed again: bytes sent, requests and all", max(each["sent"] for each in again), "B")
 
 
 def main() -> None:
@@ -101,12 +101,12 @@ def main() -> None:
     parser.add_argument("--no-oras", action="store_true")
     arguments = parser.parse_args()
     if shutil.which(PROGRAM) is None:
-        say("not measured", f"{PROGRAM} is not installed")
+        emit("not measured", f"{PROGRAM} is not installed")
         return
     if not arguments.no_oras and not arguments.oras.exists():
         raise SystemExit(f"{arguments.oras} is missing: make .venv-oci/stamp, or --no-oras")
     clients = {"ours": Path(sys.executable)} | ({} if arguments.no_oras else {"oras": arguments.oras})
-    say("load average before", os.getloadavg()[0])
+    emit("load average before", os.getloadavg()[0])
     with (
         tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory,
         registry(Path(directory, "registry")) as server,
@@ -122,7 +122,7 @@ def main() -> None:
             (small / f"{number:05}.bin").write_bytes(os.urandom(KIBIBYTES * 1024))
         there_and_back(f"{arguments.mebibytes} MiB", large, clients, server, arguments.runs)
         there_and_back(f"{SMALL:,} files of {KIBIBYTES} KiB", small, clients, server, arguments.runs)
-    say("load average after", os.getloadavg()[0])
+    emit("load average after", os.getloadavg()[0])
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Post(BaseHTTPRequestHandler):
         pass
 
 
-def say(metric: str, value: float, unit: str, peer: float) -> None:
+def emit(metric: str, value: float, unit: str, peer: float) -> None:
     figures = {"metric": metric, "value": round(value, 6), "unit": unit, "peer": round(peer, 6)}
     ratio = float(f"{value / peer:.3g}") if peer else None
     print(json.dumps({"bench": "progress", **figures, "ratio": ratio}), flush=True)
@@ -106,7 +106,7 @@ def main(steps: int) -> None:
         for answer, what in ((200, "a busy server"), (503, "a server that refuses")):
             ours, theirs = (figures(client, steps, answer, home) for client in CLIENTS)
             for (metric, unit), value in ours.items():
-                say(f"{what}: {metric}", value, unit, theirs[metric, unit])
+                emit(f"{what}: {metric}", value, unit, theirs[metric, unit])
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ FIGURES = {
 Figures = dict[str, float]
 
 
-def say(metric: str, value: float | str, unit: str = "", client: str = "", ratio: float | None = None) -> None:
+def emit(metric: str, value: float | str, unit: str = "", client: str = "", ratio: float | None = None) -> None:
     line = {"metric": metric, "client": client, "value": value, "unit": unit, "peer": None, "ratio": ratio}
     print(json.dumps({"bench": "stores", **line}), flush=True)
 
@@ -121,7 +121,7 @@ def report(what: str, found: Mapping[str, list[Figures]]) -> None:
             # Ratios per round: the other load of the machine changes between rounds.
             ratios = [run[figure] / own[figure] for run, own in zip(runs, found["trainjob"], strict=True)]
             ratio = None if client == "trainjob" else float(f"{statistics.median(ratios):.3g}")
-            say(f"{what}: {label}", float(f"{statistics.median(values):.3g}"), unit, client, ratio)
+            emit(f"{what}: {label}", float(f"{statistics.median(values):.3g}"), unit, client, ratio)
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.stores.exists():
         raise SystemExit(f"{arguments.stores} is missing: make .venv-stores/stamp")
-    say("load average before", round(os.getloadavg()[0], 2))
+    emit("load average before", round(os.getloadavg()[0], 2))
     with tempfile.TemporaryDirectory(prefix="trainjob-bench-") as directory:
         kinds = make(Path(directory), arguments.mebibytes, arguments.files)
         with SeaweedFS(bucket="bench") as server, hub(kinds.values()) as (url, hub_pid):
@@ -162,7 +162,7 @@ def main() -> None:
                             check(folder, here)
             for title, by_client in found.items():
                 report(title, by_client)
-    say("load average after", round(os.getloadavg()[0], 2))
+    emit("load average after", round(os.getloadavg()[0], 2))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ NAME = re.compile(r"/(\d+)/\d+ \(ID \d+\)")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
-def say(metric: str, value: float | str, unit: str = "", peer: float | str | None = None) -> None:
+def emit(metric: str, value: float | str, unit: str = "", peer: float | str | None = None) -> None:
     both = isinstance(value, float | int) and isinstance(peer, float | int) and peer
     figures = {
         "metric": metric,
@@ -261,26 +261,26 @@ class Measure:
 
 def report(number: int, ours: Figures, peer: Figures | None) -> None:
     def each(metric: str, of: str, unit: str) -> None:
-        say(metric, getattr(ours, of), unit, getattr(peer, of) if peer else None)
+        emit(metric, getattr(ours, of), unit, getattr(peer, of) if peer else None)
 
     def p95(values: list[float]) -> float:
         return statistics.quantiles(values, n=20)[-1]
 
-    say("deferred jobs", number, "", number if peer else None)
+    emit("deferred jobs", number, "", number if peer else None)
     each("from the first row to the last running trigger", "seconds_to_wait", "s")
     each("API requests until all wait", "first_requests", "")
     each("API requests while nothing happens", "requests_per_second", "1/s")
     each("connections to the API server", "connections", "")
     each("CPU of the triggerer while nothing happens, of one core", "cpu", "%")
     each("memory above the idle triggerer, RSS", "above_idle", "MB")
-    say("warnings of a blocked loop", len(ours.blocked), "", len(peer.blocked) if peer else None)
+    emit("warnings of a blocked loop", len(ours.blocked), "", len(peer.blocked) if peer else None)
     if ours.blocked or (peer and peer.blocked):
         longest = max(peer.blocked, default=0.0) if peer else None
-        say("longest time for which it was blocked", max(ours.blocked, default=0.0), "s", longest)
+        emit("longest time for which it was blocked", max(ours.blocked, default=0.0), "s", longest)
     for what, of in (("completion", "after_answer"), ("sending of the completion", "after_sending")):
         for metric, take in (("median", statistics.median), ("p95", p95)):
             beside = take(getattr(peer, of)) if peer else None
-            say(f"{what} to trigger event, {metric}", take(getattr(ours, of)), "ms", beside)
+            emit(f"{what} to trigger event, {metric}", take(getattr(ours, of)), "ms", beside)
 
 
 def main() -> None:
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="skip the peer")
     arguments = parser.parse_args()
     if not PROGRAMS:
-        say("not measured", "PostgreSQL is not installed")
+        emit("not measured", "PostgreSQL is not installed")
         return
     if not arguments.no_peer and not arguments.peer.exists():
         raise SystemExit(f"{arguments.peer} is missing: make .venv-bench/stamp, or --no-peer")
@@ -306,7 +306,7 @@ def main() -> None:
         policy.write_text(yaml.safe_dump(POLICY))
         flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}")
         environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-        say("load average before", os.getloadavg()[0])
+        emit("load average before", os.getloadavg()[0])
         cluster = Cluster(kueue=False, controllers=False, api_server_flags=flags)
         with cluster, Database(directory / "airflow", directory / "dags", environment) as airflow:
             bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.idle_seconds)
@@ -314,7 +314,7 @@ def main() -> None:
             ours = measure.ours(arguments.jobs)
             peer = None if arguments.no_peer else measure.peer(arguments.jobs, arguments.peer)
         report(arguments.jobs, ours, peer)
-        say("load average after", os.getloadavg()[0])
+        emit("load average after", os.getloadavg()[0])
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ POLICY = {
 }
 
 
-def say(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
+def emit(metric: str, value: float | str, unit: str = "", peer: float | None = None) -> None:
     ratio = value / peer if isinstance(value, float | int) and peer and min(value, peer) >= 0 else None
     figures = {"metric": metric, "value": _short(value), "unit": unit, "peer": _short(peer), "ratio": _short(ratio)}
     print(json.dumps({"bench": "waiting", **figures}), flush=True)
@@ -265,7 +265,7 @@ class Bench:
         return figures
 
     def one(self) -> Figures:
-        """A process that waits for one job."""
+        """Measure a process that waits for one job."""
         figures = Figures()
         with self.waiting("ours", "one", self.create("one", 1)) as waiter:
             self.until_it_waits("ours", waiter)
@@ -273,7 +273,7 @@ class Bench:
         return figures
 
     def launch_requests(self) -> int:
-        """Requests of one launch."""
+        """Count the requests of one launch."""
         began = time.time()
         command = [str(Path(sys.executable).parent / "trainjob"), "--backend", "kubernetes", "-n", "default"]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
@@ -284,9 +284,9 @@ class Bench:
 
 def report(number: int, ours: Figures, one: Figures, peers: dict[str, Figures]) -> None:
     def each(metric: str, unit: str, value: float, of_peers: dict[str, float] | None = None) -> None:
-        say(f"{number} jobs: {metric}", value, unit)
+        emit(f"{number} jobs: {metric}", value, unit)
         for name, peer in (of_peers or {}).items():
-            say(f"{number} jobs: {metric}, beside {name}", value, unit, peer)
+            emit(f"{number} jobs: {metric}, beside {name}", value, unit, peer)
 
     def p95(values: list[float]) -> float:
         return statistics.quantiles(values, n=20)[-1]
@@ -334,12 +334,12 @@ def main() -> None:
         policy, audit_log = Path(temporary, "policy.yaml"), Path(temporary, "audit.log")
         policy.write_text(yaml.safe_dump(POLICY))
         flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}")
-        say("machine", machine())
-        say("load average before", os.getloadavg()[0])
+        emit("machine", machine())
+        emit("load average before", os.getloadavg()[0])
         with Cluster(kueue=False, controllers=False, api_server_flags=flags) as cluster:
-            say("API server", ", ".join(f"{name} {version}" for name, version in cluster.versions().items()))
+            emit("API server", ", ".join(f"{name} {version}" for name, version in cluster.versions().items()))
             bench = Bench(cluster, audit_log, arguments.quiet_seconds, arguments.idle_seconds)
-            say("requests of one launch", bench.launch_requests())
+            emit("requests of one launch", bench.launch_requests())
             one = bench.one()
             for number in arguments.jobs or (100, 1000, 10_000):
                 peers = {name: bench.run(name, number) for name in ("LIST+WATCH", "GET") if number <= PEER_JOBS}
