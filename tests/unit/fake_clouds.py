@@ -1,7 +1,7 @@
-"""The APIs of S3, Google Cloud Storage and Azure Blob Storage in this process: of each what obstore asks of it.
+"""The APIs of S3, Google Cloud Storage and Azure Blob Storage in this process: the parts that obstore uses.
 
-Neither has an emulator in the package index that obstore gets along with. These are as the vendors' references have
-them, and no signature is checked; what obstore itself refuses or misreads here, it would there.
+No package index has an emulator that works with obstore. These follow the vendors' references, without checks of
+signatures; obstore would fail in the same way with the real services.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 class Clouds(EndsConnections):
     """Buckets and containers by name; parts of uploads that are not finished.
 
-    ``fault`` is asked before every answer, with the request and its number: what it returns is done instead.
-    ``{"status": 503, "headers": {...}, "body": b""}`` answers so, ``{"cut": 100}`` ends a body after so many bytes,
-    ``{"stall": True}`` says nothing and hangs up in the end.
+    ``fault`` is called before every response, with the request and its number; its result replaces the response.
+    ``{"status": 503, "headers": {...}, "body": b""}`` sends that, ``{"cut": 100}`` ends a body after that many bytes,
+    ``{"stall": True}`` sends nothing and closes the connection later.
     """
 
     def __init__(self) -> None:
@@ -61,30 +61,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if bucket is None:
             code = "ContainerNotFound" if "x-ms-version" in self.headers else "NoSuchBucket"
-            self._say(404, f"<Error><Code>{code}</Code></Error>".encode())
+            self._send(404, f"<Error><Code>{code}</Code></Error>".encode())
         elif self.command == "GET" and not key:
             self._list(bucket, query)
         elif self.command in ("GET", "HEAD"):
             self._get(bucket, key)
         elif self.command == "DELETE":
             bucket.pop(key, None)
-            self._say(204)
+            self._send(204)
         elif query.get("comp") == "batch" or "delete" in query:
             self._delete(bucket, body.decode())
         elif self.command == "POST" and "uploads" in query:
-            self._say(200, b"<R><Bucket>b</Bucket><Key>k</Key><UploadId>up</UploadId></R>")
+            self._send(200, b"<R><Bucket>b</Bucket><Key>k</Key><UploadId>up</UploadId></R>")
         elif part := query.get("partNumber") or query.get("blockid"):
             self.server.parts[key, part] = body
-            self._say(201 if "blockid" in query else 200, b"", {"ETag": _tag(body)})
+            self._send(201 if "blockid" in query else 200, b"", {"ETag": _tag(body)})
         elif "uploadId" in query or query.get("comp") == "blocklist":
             text = body.decode()
             order = re.findall(r"<PartNumber>(\d+)", text) or re.findall(r"<(?:Uncommitted|Latest)>([^<]+)", text)
             bucket[key] = b"".join(self.server.parts.pop((key, unescape(part))) for part in order)
             done = f"<R><ETag>{escape(_tag(bucket[key]))}</ETag></R>".encode()
-            self._say(201 if "comp" in query else 200, done, {"ETag": _tag(bucket[key]), "Last-Modified": _DATE})
+            self._send(201 if "comp" in query else 200, done, {"ETag": _tag(bucket[key]), "Last-Modified": _DATE})
         else:
             bucket[key] = body
-            self._say(201, b"", {"ETag": _tag(body), "Last-Modified": _DATE})
+            self._send(201, b"", {"ETag": _tag(body), "Last-Modified": _DATE})
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _any  # noqa: N815 - names of http.server
 
@@ -105,25 +105,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 for key, data in found
             )
             text = f"<ListBucketResult>{contents}<IsTruncated>false</IsTruncated></ListBucketResult>"
-        self._say(200, text.encode())
+        self._send(200, text.encode())
 
     def _failed(self) -> bool:
-        """Whether something else is done than was asked for."""
+        """Apply the fault; return whether it replaced the response."""
         self.fault = self.server.fault(self.server.requests[-1], len(self.server.requests))
         if "stall" in self.fault:
             self.server.stalled.wait(20)
             self.close_connection = True
         elif "status" in self.fault:
-            self._say(self.fault["status"], self.fault.get("body", b""), self.fault.get("headers"))
+            self._send(self.fault["status"], self.fault.get("body", b""), self.fault.get("headers"))
         return "stall" in self.fault or "status" in self.fault
 
     def _delete(self, bucket: dict[str, bytes], body: str) -> None:
-        """Several at once: S3 by a list of keys, Azure by requests and answers as the parts of a body."""
+        """Delete several: S3 has a list of keys, Azure a multipart body of requests and responses."""
         if keys := re.findall(r"<Key>([^<]+)</Key>", body):
             for key in keys:
                 bucket.pop(unescape(key), None)
             gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
-            self._say(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+            self._send(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
             return
         parts = []
         for number, path in re.findall(r"Content-ID: *(\d+).*?DELETE +(\S+)", body, re.DOTALL | re.IGNORECASE):
@@ -135,22 +135,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 "Content-Length: 0\r\n\r\n"
             )
         form = {"Content-Type": "multipart/mixed; boundary=batch_1"}
-        self._say(202, f"{''.join(parts)}--batch_1--\r\n".encode(), form)
+        self._send(202, f"{''.join(parts)}--batch_1--\r\n".encode(), form)
 
     def _get(self, bucket: dict[str, bytes], key: str) -> None:
         if key not in bucket:
-            self._say(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         data, headers = bucket[key], {"ETag": _tag(bucket[key]), "Last-Modified": _DATE}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or self.headers.get("x-ms-range") or "")
         if span:
             start, end = int(span[1]), min(int(span[2] or len(data) - 1), len(data) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-            self._say(206, data[start : end + 1], headers)
+            self._send(206, data[start : end + 1], headers)
         else:
-            self._say(200, data, headers)
+            self._send(200, data, headers)
 
-    def _say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)

@@ -1,4 +1,4 @@
-"""Runs a few lines of Python in a process of their own, and says how much memory that took at most."""
+"""Runs a few lines of Python in a separate process and measures its peak memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-# VmHWM, since ru_maxrss of a new program is at least that of its parent.
-_TELL = "print(open('/proc/self/status').read())"
+# VmHWM, because ru_maxrss of a new program is at least that of its parent.
+_PRINT_STATUS = "print(open('/proc/self/status').read())"
 
 
 def peak(program: str, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> int:
-    """Bytes of memory; the lines find their arguments in ``sys.argv[1:]``."""
-    words = [sys.executable, "-c", f"import sys\n{program}\n{_TELL}", *map(str, arguments)]
+    """Peak memory in bytes; the program reads its arguments from ``sys.argv[1:]``."""
+    words = [sys.executable, "-c", f"import sys\n{program}\n{_PRINT_STATUS}", *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})})
     assert done.returncode == 0, done.stderr[-2000:]
     match = re.search(r"VmHWM:\s+(\d+) kB", done.stdout)

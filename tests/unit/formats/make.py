@@ -1,4 +1,4 @@
-"""Write the samples beside this file with the libraries that such files come from.
+"""Write the samples beside this file with the libraries that define the formats.
 
     uv venv forms
     uv pip install --python forms/bin/python catboost flax gguf lightgbm onnx orbax-checkpoint pyarrow sentencepiece \
@@ -10,7 +10,7 @@ Made with catboost 1.2.10, flax 0.12.8, gguf 0.19.0, lightgbm 4.7.0, onnx 1.23.2
 """
 
 # mypy: ignore-errors
-# The libraries are in no environment of this repository.
+# No environment of this repository has these libraries.
 
 import shutil
 import tempfile

@@ -12,7 +12,7 @@ from trainjob import retrying
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub, named by the environment; without pauses between tries, and without the protocol of Xet."""
+    """A Hub whose URL is in the environment, without pauses between retries and without the Xet protocol."""
     from huggingface_hub import close_session, constants
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

@@ -1,7 +1,7 @@
-"""A Hugging Face Hub in this process: of its API what the real client asks for when it reads and writes repositories.
+"""A Hugging Face Hub in this process: the parts of its API that the real client uses to read and write repositories.
 
-Every test speaks to it through huggingface-hub itself; `test_fake.py` compares what the client then says with what was
-put in. The Hub proper cannot be reached from a test.
+Every test uses it through huggingface-hub itself; `test_fake.py` compares the client's results with the content of the
+server. Tests cannot reach the real Hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote
 from tests.registry.settling import Settling
 
 LFS = (".bin", ".safetensors", ".gz")
-"""Suffixes that the repositories' .gitattributes names."""
+"""Suffixes in the repositories' .gitattributes."""
 _REPO = r"(?:(?P<kind>datasets|spaces)/)?(?P<repo>[^/]+/[^/]+)"
 _API = r"/api/(?P<kind>models|datasets|spaces)/(?P<repo>[^/]+/[^/]+)"
 
@@ -46,15 +46,16 @@ class Repo:
         return oid
 
     def at(self, revision: str) -> str | None:
-        """The commit of a branch, or of itself."""
+        """The commit of a branch; a commit id returns itself."""
         return self.branches.get(revision) or (revision if revision in self.commits else None)
 
 
 class Hub(Settling, http.server.HTTPServer):
-    """The server. ``fault`` is asked before every answer: what it returns is done instead.
+    """The server. ``fault`` is called before every response; its result replaces the response.
 
-    ``{"status": 503, "headers": {...}}`` answers so, ``{"cut": 100}`` ends a body after so many bytes,
-    ``{"lost": True}`` does what was asked and hangs up, ``{"stall": True}`` says nothing and hangs up in the end.
+    ``{"status": 503, "headers": {...}}`` sends that, ``{"cut": 100}`` ends a body after that many bytes,
+    ``{"lost": True}`` serves the request and closes the connection without a response, ``{"stall": True}`` sends
+    nothing and closes it later.
     """
 
     daemon_threads = False
@@ -69,7 +70,7 @@ class Hub(Settling, http.server.HTTPServer):
         self.counts: Counter[str] = Counter()
         self.tokens: list[str] = []
         self.needs_token = ""
-        # "localhost", another host than 127.0.0.1: a token must not follow.
+        # "localhost" is another host than 127.0.0.1: the client must not send the token there.
         self.cdn = f"http://localhost:{self.server_port}"
         self.part_size: int | None = None
         self.fault: Callable[[str, str, int], dict[str, Any]] = lambda method, path, count: {}
@@ -82,19 +83,19 @@ class Hub(Settling, http.server.HTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def repo(self, name: str, **files: bytes) -> Repo:
-        """A repository with one commit, of files whose names have no dots, or of none."""
+        """A repository with one commit of files whose names have no dots."""
         repo = self.repos[name] = Repo()
         repo.commit({".gitattributes": b"*.bin filter=lfs\n", **files})
         return repo
 
     def asked(self, pattern: str) -> int:
-        """How many requests match."""
+        """Count the requests that match."""
         return sum(re.search(pattern, each) is not None for each in self.requests)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # an answer is two packets; as real servers, it does not wait between them
+    disable_nagle_algorithm = True  # a response is two packets; like real servers, do not wait between them
     timeout = 5  # of an idle connection, so that no test hangs
     server: Hub
     fault: dict[str, Any]
@@ -116,7 +117,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if "status" in self.fault:
-            self._say(self.fault["status"], self.fault.get("body", b"{}"), self.fault.get("headers", {}))
+            self._send(self.fault["status"], self.fault.get("body", b"{}"), self.fault.get("headers", {}))
             return
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if hub.needs_token and not path.startswith(("/cdn/", "/put/")) and token != hub.needs_token:
@@ -141,7 +142,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return data
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def _say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         if self.fault.get("lost"):
             self.close_connection = True
             return
@@ -157,13 +158,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self._say(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
     def _error(self, status: int, code: str) -> None:
         self._json({"error": code}, status, {"X-Error-Code": code, "X-Error-Message": code} if code else {})
 
     def _found(self, at: dict[str, str]) -> tuple[Repo, str] | None:
-        """The repository and the commit; else the answer is given."""
+        """The repository and the commit; otherwise send an error and return None."""
         prefix = {"datasets": "datasets/", "spaces": "spaces/"}.get(at.get("kind") or "", "")
         repo = self.server.repos.get(prefix + at["repo"])
         if repo is None:
@@ -187,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         items = [_item(path, data) for path, data in sorted(found[0].commits[found[1]].items())]
         cursor = int(parse_qs(at["query"]).get("cursor", ["0"])[0])
         headers = {}
-        if cursor + 1000 < len(items):  # as many as the Hub gives at once
+        if cursor + 1000 < len(items):  # the Hub's page size
             link = f"{self.server.url}{self.path.partition('?')[0]}?recursive=True&cursor={cursor + 1000}"
             headers = {"Link": f'<{link}>; rel="next"'}
         self._json(items[cursor : cursor + 1000], headers=headers)
@@ -205,7 +206,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.blobs.setdefault(item["lfs"]["oid"], data)
             headers |= {"X-Linked-Etag": f'"{item["lfs"]["oid"]}"', "X-Linked-Size": str(len(data))}
             place = f"{self.server.cdn}/cdn/{item['lfs']['oid']}"
-            self._say(302, b"", {**headers, "Location": place})
+            self._send(302, b"", {**headers, "Location": place})
             return
         self._ranged(data, {**headers, "ETag": f'"{item["oid"]}"'})
 
@@ -216,14 +217,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if span is None:
             self.server.sent += len(data)
-            self._say(200, data, headers)
+            self._send(200, data, headers)
             return
         start, end = int(span[1]), min(int(span[2] or len(data) - 1), len(data) - 1)
         if start >= len(data):
-            self._say(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"})
+            self._send(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"})
             return
         self.server.sent += end + 1 - start
-        self._say(206, data[start : end + 1], {**headers, "Content-Range": f"bytes {start}-{end}/{len(data)}"})
+        self._send(206, data[start : end + 1], {**headers, "Content-Range": f"bytes {start}-{end}/{len(data)}"})
 
     # ------------------------------------------------------------ writing
 
@@ -270,7 +271,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _put(self, at: dict[str, str], body: bytes) -> None:
         if at["part"]:
             self.server.parts[at["oid"], int(at["part"])] = body
-            self._say(200, b"", {"ETag": hashlib.md5(body).hexdigest()})
+            self._send(200, b"", {"ETag": hashlib.md5(body).hexdigest()})
         else:
             self._keep(at["oid"], body)
 
@@ -280,10 +281,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _keep(self, oid: str, data: bytes) -> None:
         if hashlib.sha256(data).hexdigest() != oid:
-            self._say(400, b"{}")
+            self._send(400, b"{}")
             return
         self.server.blobs[oid] = data
-        self._say(200)
+        self._send(200)
 
     def _verify(self, at: dict[str, str], body: bytes) -> None:
         self._json({})

@@ -1,4 +1,4 @@
-"""What the real client makes of the answers of our Hub."""
+"""Checks the fake Hub with the real client."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tests.unit.huggingface.fake import Hub
 
-# Of the client itself, as it sends files.
+# The client raises this warning when it sends files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 BIG = bytes(range(256)) * 30_000
 
 
 @pytest.mark.parametrize("part_size", [None, 1_000_000])
-def test_what_the_client_uploads_it_downloads(hub: Hub, tmp_path: Path, part_size: int | None) -> None:
+def test_client_downloads_its_own_upload(hub: Hub, tmp_path: Path, part_size: int | None) -> None:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.hf_api import RepoFile
 
@@ -38,7 +38,7 @@ def test_what_the_client_uploads_it_downloads(hub: Hub, tmp_path: Path, part_siz
     assert (Path(down) / "config.json").read_bytes() == b"{}"
 
 
-def test_refusals_are_what_the_client_takes_them_for(hub: Hub) -> None:
+def test_client_maps_error_responses_to_its_exceptions(hub: Hub) -> None:
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -12,7 +12,7 @@ from trainjob.data.locations import parse_store
 from trainjob.data.stores.opening import open_store
 from trainjob.errors import ConfigurationError, CorruptData, DataError, SourceNotFound, StoreUnavailable, UnsafePath
 
-# Of the client, as it sends files.
+# The client raises this warning when it sends files.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 BIG = bytes(range(256)) * 48_000  # 12 MB: sent before the commit, and in parts
@@ -37,7 +37,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("repo", ["org/model", "datasets/org/data", "org/model@v2"])
-def test_there_and_back(hub: Hub, source: Path, tmp_path: Path, repo: str) -> None:
+def test_upload_and_download_preserve_content(hub: Hub, source: Path, tmp_path: Path, repo: str) -> None:
     there = copy(str(source), f"hf://{repo}")
     held = hub.repos[repo.partition("@")[0]]
     branch = repo.partition("@")[2] or "main"
@@ -51,7 +51,7 @@ def test_there_and_back(hub: Hub, source: Path, tmp_path: Path, repo: str) -> No
     assert _files(tmp_path / "back") == FILES
 
 
-def test_a_directory_and_a_file_of_a_repository(hub: Hub, tmp_path: Path) -> None:
+def test_copy_selects_a_directory_or_a_file(hub: Hub, tmp_path: Path) -> None:
     commit = hub.repo("org/model").commit({"a/1": b"1", "a/2.bin": b"two", "ab/3": b"3"})
     assert [file.path for file in copy("hf://org/model/a", str(tmp_path / "a")).files] == ["1", "2.bin"]
     assert [file.path for file in copy("hf://org/model/a/2.bin", str(tmp_path / "b")).files] == ["2.bin"]
@@ -65,16 +65,16 @@ def test_a_directory_and_a_file_of_a_repository(hub: Hub, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("by_ranges")
-def test_one_large_file(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_downloaded_by_ranges(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.data.ranges.PART", 3_000_000)
     hub.repo("org/model").commit({"a/w.bin": BIG, "other": b"x"})
     digest = hashlib.sha256(BIG).hexdigest()
     assert copy("hf://org/model/a/w.bin", str(tmp_path / "t"), digest=digest).size == len(BIG)
-    assert hub.asked("GET /cdn/") > 3, "by ranges"
+    assert hub.asked("GET /cdn/") > 3, "downloaded by ranges"
     assert hub.sent < len(BIG) + 100
 
 
-def test_one_commit_is_read_though_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
+def test_download_stays_on_one_commit_if_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
     repo = hub.repo("org/model")
     repo.commit({"a.bin": b"old" * 1000, "b": b"old"})
 
@@ -88,7 +88,7 @@ def test_one_commit_is_read_though_the_branch_moves(hub: Hub, tmp_path: Path) ->
     assert _files(tmp_path / "t") == {"a.bin": b"old" * 1000, "b": b"old"}
 
 
-def test_the_hash_of_the_hub_is_held_to(hub: Hub, tmp_path: Path) -> None:
+def test_download_verifies_the_hash_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"a.bin": BIG})
     copy("hf://org/model", str(tmp_path / "first"))
     hub.fault = lambda method, path, count: (
@@ -99,7 +99,7 @@ def test_the_hash_of_the_hub_is_held_to(hub: Hub, tmp_path: Path) -> None:
     assert read_manifest(str(tmp_path / "t")) is None
 
 
-def test_cuts_and_refusals_while_reading(hub: Hub, tmp_path: Path) -> None:
+def test_download_retries_cut_and_failed_responses(hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"a.bin": BIG, "b": b"x" * 100_000})
 
     def fault(method: str, path: str, count: int) -> dict[str, object]:
@@ -114,9 +114,7 @@ def test_cuts_and_refusals_while_reading(hub: Hub, tmp_path: Path) -> None:
     assert _files(tmp_path / "t") == {"a.bin": BIG, "b": b"x" * 100_000}
 
 
-def test_a_token_comes_from_the_environment_and_goes_to_the_hub_only(
-    hub: Hub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_is_sent_to_the_hub_only(hub: Hub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repo("org/model").commit({"a.bin": b"x"})
     hub.needs_token = "hf_hunter2"
     with pytest.raises(SourceNotFound, match="set HF_TOKEN"):
@@ -147,8 +145,8 @@ def test_a_token_comes_from_the_environment_and_goes_to_the_hub_only(
         (r"GET .*/tree/", {"cut": 20}),
     ],
 )
-def test_faults_of_an_upload(hub: Hub, source: Path, tmp_path: Path, pattern: str, fault: dict[str, object]) -> None:
-    """Each once: the copy gets over it, with one commit, whatever was lost."""
+def test_upload_retries_faults(hub: Hub, source: Path, tmp_path: Path, pattern: str, fault: dict[str, object]) -> None:
+    """Each fault happens once: the upload still succeeds, with one commit."""
     left = [fault]
     hub.fault = lambda method, path, count: left.pop() if left and re.match(pattern, f"{method} {path}") else {}
     hub.part_size = 4_000_000
@@ -159,7 +157,7 @@ def test_faults_of_an_upload(hub: Hub, source: Path, tmp_path: Path, pattern: st
     assert copy("hf://org/model", str(tmp_path / "back")).digest == there.digest
 
 
-def test_an_upload_that_fails_for_good_shows_nothing_and_is_taken_up_again(hub: Hub, source: Path) -> None:
+def test_failed_upload_commits_nothing_and_is_resumed(hub: Hub, source: Path) -> None:
     hub.fault = lambda method, path, count: {"status": 503} if "/commit/" in path else {}
     with pytest.raises(StoreUnavailable, match="503"):
         copy(str(source), "hf://org/model")
@@ -169,11 +167,11 @@ def test_an_upload_that_fails_for_good_shows_nothing_and_is_taken_up_again(hub: 
     puts = hub.asked("PUT /put/")
     hub.fault = lambda method, path, count: {}
     copy(str(source), "hf://org/model")
-    assert hub.asked("PUT /put/") == puts, "what the Hub has is not sent again"
+    assert hub.asked("PUT /put/") == puts, "stored files are not sent again"
     assert len(repo.commits) == 2
 
 
-def test_somebody_else_commits_in_between(hub: Hub, source: Path) -> None:
+def test_upload_rejects_a_concurrent_commit(hub: Hub, source: Path) -> None:
     repo = hub.repo("org/model")
 
     def other(method: str, path: str, count: int) -> dict[str, object]:
@@ -189,7 +187,7 @@ def test_somebody_else_commits_in_between(hub: Hub, source: Path) -> None:
     assert {*FILES, "other"} <= set(repo.commits[repo.branches["main"]])
 
 
-def test_a_changed_source_replaces_what_was_there(hub: Hub, source: Path, tmp_path: Path) -> None:
+def test_upload_replaces_changed_files(hub: Hub, source: Path, tmp_path: Path) -> None:
     copy(str(source), "hf://org/model")
     (source / "config.json").write_bytes(b"[]")
     (source / "empty").unlink()
@@ -200,14 +198,14 @@ def test_a_changed_source_replaces_what_was_there(hub: Hub, source: Path, tmp_pa
     assert (tmp_path / "t/config.json").read_bytes() == b"[]"
 
 
-def test_what_a_gitignore_would_leave_out_is_told(hub: Hub, source: Path) -> None:
+def test_upload_rejects_files_excluded_by_gitignore(hub: Hub, source: Path) -> None:
     hub.repo("org/model").ignored = ("config.json",)
     with pytest.raises(ConfigurationError, match=r"\.gitignore leaves out config\.json"):
         copy(str(source), "hf://org/model")
     assert len(hub.repos["org/model"].commits) == 1
 
 
-def test_what_cannot_be_written(hub: Hub, source: Path) -> None:
+def test_upload_rejects_commits_and_managed_files(hub: Hub, source: Path) -> None:
     commit = hub.repo("org/model").branches["main"]
     with pytest.raises(ConfigurationError, match="is a commit"):
         copy(str(source), f"hf://org/model@{commit}")
@@ -217,7 +215,7 @@ def test_what_cannot_be_written(hub: Hub, source: Path) -> None:
     copy(str(source), "hf://org/model/sub", exclude=[".gitattributes"])
 
 
-def test_a_truncated_file_is_not_sent(hub: Hub, source: Path) -> None:
+def test_upload_rejects_a_truncated_file(hub: Hub, source: Path) -> None:
     (source / "x.gz").write_bytes(b"no gzip")
     with pytest.raises(CorruptData, match="gzip"):
         copy(str(source), "hf://org/model")
@@ -225,7 +223,7 @@ def test_a_truncated_file_is_not_sent(hub: Hub, source: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "a//b", "a\\b", ".trainjob/x"])
-def test_hostile_names(hub: Hub, tmp_path: Path, name: str) -> None:
+def test_download_rejects_unsafe_names(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.repo("org/model").commit({name: b"x", "good": b"y"})
     with pytest.raises(DataError):
         copy("hf://org/model", str(tmp_path / "t"))
@@ -233,7 +231,7 @@ def test_hostile_names(hub: Hub, tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "evil").exists()
 
 
-def test_thousands_of_small_files(hub: Hub, tmp_path: Path) -> None:
+def test_upload_batches_thousands_of_small_files(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for number in range(1200):
@@ -243,7 +241,7 @@ def test_thousands_of_small_files(hub: Hub, tmp_path: Path) -> None:
     assert copy("hf://datasets/org/many", str(tmp_path / "back")).digest == there.digest
 
 
-def test_the_grammar_is_the_official_one(hub: Hub) -> None:
+def test_uris_follow_the_official_grammar(hub: Hub) -> None:
     from huggingface_hub import parse_hf_uri
 
     from trainjob.data.locations import hub_parts
@@ -262,7 +260,7 @@ def test_the_grammar_is_the_official_one(hub: Hub) -> None:
         assert ours.path == theirs.path_in_repo, uri
 
 
-def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_huggingface_hub_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -271,7 +269,7 @@ def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "10.1.2.3"])
-def test_a_file_that_leads_into_another_network(hub: Hub, tmp_path: Path, address: str) -> None:
+def test_download_rejects_a_redirect_outside_the_network(hub: Hub, tmp_path: Path, address: str) -> None:
     hub.repo("org/model").commit({"w.bin": b"weights"})
     hub.cdn = f"http://{address}"
     with pytest.raises(ConfigurationError, match=rf"w\.bin redirects to {re.escape(address)} .*outside the network"):

@@ -1,4 +1,4 @@
-"""A repository in memory, of what somebody else has pushed; the real registry is in tests/oci."""
+"""A repository in memory with images from other tools; tests/oci uses a real registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entry = tuple[tarfile.TarInfo, bytes]
 
 
 class MemoryRepository(Repository):
-    """Answers from dictionaries, and notes which bytes of blobs it was asked for."""
+    """Serves dictionaries, and records the requested bytes of blobs."""
 
     def __init__(self) -> None:
         super().__init__(Client("registry.example"), "team/model")
@@ -78,7 +78,7 @@ def image(
     *names: str,
     **fields: Any,
 ) -> str:
-    """Push a manifest over layers: tars, or blobs with media type and annotations; its digest."""
+    """Push a manifest of layers (tars, or blobs with media type and annotations); return its digest."""
     described = []
     for layer in layers:
         data, kind, annotations = layer if isinstance(layer, tuple) else (layer, IMAGE_LAYER, {})
@@ -90,7 +90,7 @@ def image(
 
 
 def load(repository: MemoryRepository, name: str) -> Image:
-    """The image, with all that its layers hold looked at."""
+    """The image, with all of its layers scanned."""
     loaded = Image.load(repository, name)
     assert loaded is not None
     assert loaded.files is not None

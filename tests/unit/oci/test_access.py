@@ -42,7 +42,7 @@ def _write(path: Path, **value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def test_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credential_files_are_searched_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find(HOST) is None
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "run"))
     _write(folder / "run/containers/auth.json", auths={HOST: _auth("podman", "1")})
@@ -61,13 +61,13 @@ def test_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("key", [HOST, f"https://{HOST}", f"http://{HOST}/v1/", f"https://{HOST}/v2/"])
-def test_keys_of_auths(folder: Path, key: str) -> None:
+def test_keys_of_auths_match_the_host(folder: Path, key: str) -> None:
     _write(folder / "config.json", auths={key: _auth("u", "p")})
     assert find(HOST, "a/b") == Credential("u", "p")
     assert find("other.example", "a/b") is None
 
 
-def test_the_longest_key_wins(folder: Path) -> None:
+def test_the_longest_matching_key_wins(folder: Path) -> None:
     _write(
         folder / "config.json",
         auths={HOST: _auth("host", "1"), f"{HOST}/team": _auth("team", "1"), f"{HOST}/te": _auth("te", "1")},
@@ -76,7 +76,7 @@ def test_the_longest_key_wins(folder: Path) -> None:
     assert find(HOST, "other/model") == Credential("host", "1")
 
 
-def test_forms_of_an_entry(folder: Path) -> None:
+def test_entries_may_have_tokens_or_passwords(folder: Path) -> None:
     for entry, expected in (
         ({"identitytoken": "t", "auth": ""}, Credential("", "", "t")),
         ({"username": "u", "password": "p"}, Credential("u", "p")),
@@ -86,13 +86,13 @@ def test_forms_of_an_entry(folder: Path) -> None:
         assert find(HOST) == expected
 
 
-def test_docker_hub(folder: Path) -> None:
+def test_docker_hub_credentials_are_found(folder: Path) -> None:
     _write(folder / "config.json", auths={"https://index.docker.io/v1/": _auth("u", "p")})
     assert find("docker.io", "library/x") == Credential("u", "p")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"auths"', "hunter2"])
-def test_files_that_cannot_be_read(folder: Path, text: str) -> None:
+def test_invalid_credential_files_are_rejected(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(ConfigurationError, match="is not a JSON object") as caught:
         find(HOST)
@@ -103,7 +103,7 @@ def test_files_that_cannot_be_read(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("auth", ["hunter2", base64.b64encode(b"hunter2").decode(), "!!!"])
-def test_a_broken_entry_is_not_repeated(folder: Path, auth: str) -> None:
+def test_errors_do_not_contain_an_invalid_entry(folder: Path, auth: str) -> None:
     _write(folder / "config.json", auths={HOST: {"auth": auth}})
     with pytest.raises(ConfigurationError, match="base64 of user:password") as caught:
         find(HOST)
@@ -130,7 +130,7 @@ def _helper(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: st
         ("cat >/dev/null; echo credentials not found in native keychain; exit 1", None),
     ],
 )
-def test_helpers(
+def test_credential_helpers_are_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], script: str, expected: Credential | None
 ) -> None:
     _helper(folder, monkeypatch, script)
@@ -146,7 +146,9 @@ def test_helpers(
         ("cat >/dev/null; echo hunter2", "no Username"),
     ],
 )
-def test_helpers_that_fail(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str) -> None:
+def test_failing_credential_helpers_are_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
     _helper(folder, monkeypatch, script)
     _write(folder / "config.json", credsStore="test")
     with pytest.raises(ConfigurationError, match=words) as caught:
@@ -155,14 +157,14 @@ def test_helpers_that_fail(folder: Path, monkeypatch: pytest.MonkeyPatch, script
 
 
 @pytest.mark.parametrize("name", ["missing", "../test", "a/b"])
-def test_helpers_that_are_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_missing_credential_helpers_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     _helper(folder, monkeypatch, "true")
     _write(folder / "config.json", credHelpers={HOST: name})
     with pytest.raises(ConfigurationError, match="is not on the PATH"):
         find(HOST)
 
 
-def test_secrets_are_in_no_text() -> None:
+def test_repr_contains_no_secrets() -> None:
     assert "hunter2" not in repr(Credential("u", "hunter2", "hunter2"))
 
 
@@ -192,12 +194,12 @@ def test_secrets_are_in_no_text() -> None:
         ('Bearer realm="unfinished', [Challenge("bearer")]),
     ],
 )
-def test_challenges(header: str, expected: list[Challenge]) -> None:
+def test_challenges_are_parsed(header: str, expected: list[Challenge]) -> None:
     assert challenges.parse(header)[: len(expected)] == expected
 
 
 @given(st.text())
-def test_no_header_is_an_error(header: str) -> None:
+def test_any_header_can_be_parsed(header: str) -> None:
     challenges.parse(header)
 
 
@@ -208,7 +210,7 @@ BEARER = 'Bearer realm="https://auth.example/token",service="reg"'
 
 
 class Server:
-    """A token server that notes what it is asked."""
+    """A token server that records its requests."""
 
     def __init__(self, **answer: Any) -> None:
         self.answer: Any = answer or {"token": "t0"}
@@ -225,12 +227,12 @@ def _access(server: Server) -> Access:
     return Access(HOST, server, lambda url: url.startswith("https://"))
 
 
-def test_nothing_is_sent_before_it_is_asked_for(folder: Path) -> None:
+def test_credentials_are_not_sent_before_a_challenge(folder: Path) -> None:
     _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
     assert _access(Server()).header(SCOPES) is None
 
 
-def test_basic(folder: Path) -> None:
+def test_basic_credentials_are_sent_after_a_challenge(folder: Path) -> None:
     _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
     access = _access(Server())
     access.challenged('Basic realm="x"', SCOPES, None)
@@ -241,7 +243,7 @@ def test_basic(folder: Path) -> None:
     assert access.scrub(f"{header} hunter2") == "Basic *** ***"
 
 
-def test_a_token_for_each_scope(folder: Path) -> None:
+def test_each_scope_gets_a_token(folder: Path) -> None:
     _write(folder / "config.json", auths={HOST: _auth("u", "p")})
     server = Server(token="t1", expires_in=300)
     access = _access(server)
@@ -266,7 +268,7 @@ def test_a_token_for_each_scope(folder: Path) -> None:
     assert access.scrub("token=t1;") == "token=***;"
 
 
-def test_without_a_credential_a_token_is_asked_for_all_the_same() -> None:
+def test_anonymous_clients_request_a_token() -> None:
     server = Server(access_token="anonymous")
     access = _access(server)
     access.challenged(BEARER, SCOPES, None)
@@ -290,7 +292,7 @@ def test_an_identity_token_is_exchanged(folder: Path) -> None:
     assert (server.asked[0]["query"], server.asked[0]["authorization"]) == ([], None)
 
 
-def test_tokens_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_tokens_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(token="t", expires_in=100)
     access = _access(server)
     access.challenged(BEARER, SCOPES, None)
@@ -307,7 +309,7 @@ def test_tokens_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(server.asked) == 3
 
 
-def test_what_ends_in_an_error(folder: Path) -> None:
+def test_unusable_challenges_and_tokens_are_rejected(folder: Path) -> None:
     _write(folder / "config.json", auths={HOST: _auth("u", "hunter2")})
     server = Server()
     access = _access(server)
@@ -340,7 +342,7 @@ def _fail(backoff: Backoff, times: int, *, progress: bool = False) -> None:
         pause(backoff, "it", Interrupted("cut"))
 
 
-def test_retries_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     backoff = retrying.OCI()
@@ -350,7 +352,7 @@ def test_retries_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(waits) <= backoff.longest_pause
 
 
-def test_retries_obey_the_server_and_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_obey_retry_after_and_a_total_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     backoff = retrying.OCI()

@@ -1,4 +1,4 @@
-"""What others have pushed, and what an enemy could."""
+"""Images from other tools, and hostile images."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def repository() -> MemoryRepository:
     return MemoryRepository()
 
 
-@pytest.fixture(params=["as it is", "large", "in many stretches"])
+@pytest.fixture(params=["small", "large", "many stretches"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small layers and files are read in a way of their own; here also as if they were large, or of many stretches."""
+    """Treat small layers and files also as large, or as divided into many stretches: each case has its own code."""
     if request.param == "large":
         monkeypatch.setattr(layers_module, "_READ_COMPLETELY", 0)
         monkeypatch.setattr(layers_module, "_SMALL", -1)
-    elif request.param == "in many stretches":
+    elif request.param == "many stretches":
         monkeypatch.setattr(layers_module, "_STRETCH", 1000)
 
 
 @pytest.mark.usefixtures("size")
-def test_an_image_that_somebody_else_built(repository: MemoryRepository) -> None:
+def test_images_of_other_tools_are_read(repository: MemoryRepository) -> None:
     base = packed(
         entry("bin", kind=tarfile.DIRTYPE),
         entry("bin/sh", b"#!"),
@@ -76,7 +76,7 @@ def test_an_image_that_somebody_else_built(repository: MemoryRepository) -> None
 
 
 @pytest.mark.usefixtures("size")
-def test_parts_of_files(repository: MemoryRepository) -> None:
+def test_ranges_of_files_are_read(repository: MemoryRepository) -> None:
     image(
         repository,
         [files(large=LARGE), files(a=LARGE[:300_000], b=b"xyz"), zipped(files(z=LARGE[:300_000], y=b"1"))],
@@ -96,7 +96,7 @@ def test_parts_of_files(repository: MemoryRepository) -> None:
             assert b"".join(loaded.read(path, start, length)) == want, (path, start, length)
 
 
-def test_a_large_archive_is_listed_by_its_headers(repository: MemoryRepository) -> None:
+def test_large_archives_are_listed_by_their_headers(repository: MemoryRepository) -> None:
     image(repository, [files(a=LARGE, b=LARGE)], "1")
     loaded = load(repository, "1")
     assert {path: placed.size for path, placed in loaded.files.items()} == {"a": len(LARGE), "b": len(LARGE)}
@@ -107,7 +107,7 @@ def test_a_large_archive_is_listed_by_its_headers(repository: MemoryRepository) 
 def test_many_small_files_are_read_together(
     repository: MemoryRepository, pack: Callable[[bytes], tuple[bytes, str, dict[str, str]]]
 ) -> None:
-    """By sixteen threads, as they are copied; each has a stretch of its own layer, or waits for that of another."""
+    """Sixteen threads read, as in a copy. Each reads a stretch of the layer, or waits for that of another thread."""
     there = {f"f{number:05}": b"%d" % number + LARGE[number : number + number % 3000] for number in range(4000)}
     image(repository, [pack(files(**there))], "1")
     loaded = load(repository, "1")
@@ -120,9 +120,7 @@ def test_many_small_files_are_read_together(
     assert repository.opened <= max(stretches, 4)
 
 
-def test_a_stretch_that_cannot_be_read_is_asked_for_again(
-    repository: MemoryRepository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_stretches_are_read_again(repository: MemoryRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers_module, "_READ_COMPLETELY", 0)
     monkeypatch.setattr(layers_module, "_STRETCH", 100_000)
     monkeypatch.setattr(layers_module, "_SMALL", 10_000)
@@ -142,13 +140,13 @@ def test_a_stretch_that_cannot_be_read_is_asked_for_again(
     assert b"".join(loaded.read("a", 0, None)) == LARGE[:5000]
 
 
-def test_a_single_file_is_read_once(repository: MemoryRepository) -> None:
+def test_single_files_are_downloaded_once(repository: MemoryRepository) -> None:
     image(repository, [files(large=LARGE)], "1")
     read_all(repository, "1")
     assert sum(length for _, length in repository.asked) < len(LARGE) + 300_000
 
 
-def test_later_layers_win_and_whiteouts_remove(repository: MemoryRepository) -> None:
+def test_later_layers_override_and_whiteouts_remove(repository: MemoryRepository) -> None:
     upper = packed(
         entry("models/a", b"new"),
         entry("models/sub/.wh.b", b""),
@@ -166,8 +164,8 @@ def test_later_layers_win_and_whiteouts_remove(repository: MemoryRepository) -> 
 
 
 @pytest.mark.parametrize("gone", [".wh.models", ".wh..wh..opq", "./.wh.models", "models/.wh..wh..opq"])
-def test_what_removes_the_whole_model(repository: MemoryRepository, gone: str) -> None:
-    """As `rm -rf /models` in a Dockerfile, and then another COPY."""
+def test_whiteouts_remove_the_complete_model(repository: MemoryRepository, gone: str) -> None:
+    """Like `rm -rf /models` in a Dockerfile, followed by another COPY."""
     lower, upper = packed(entry("models/a", b"old"), entry("models/sub/b", b"b")), packed(entry("models/c", b"c"))
     image(repository, [lower, packed(entry(gone)), upper], "1")
     assert read_all(repository, "1") == {"c": b"c"}
@@ -176,7 +174,7 @@ def test_what_removes_the_whole_model(repository: MemoryRepository, gone: str) -
     assert read_all(repository, "2") == {"a": b"old", "sub/b": b"b", "c": b"c"}
 
 
-def test_layers_of_all_media_types(repository: MemoryRepository) -> None:
+def test_layers_of_all_media_types_are_read(repository: MemoryRepository) -> None:
     kinds = (
         "application/vnd.oci.image.layer.v1.tar",
         "application/vnd.oci.image.layer.nondistributable.v1.tar",
@@ -199,7 +197,7 @@ def test_layers_of_all_media_types(repository: MemoryRepository) -> None:
     assert read_all(repository, "1") == {f"f{number}": kind.encode() for number, kind in enumerate(kinds)}
 
 
-def test_links_inside_are_followed(repository: MemoryRepository) -> None:
+def test_links_inside_the_model_are_followed(repository: MemoryRepository) -> None:
     image(
         repository,
         [
@@ -216,7 +214,7 @@ def test_links_inside_are_followed(repository: MemoryRepository) -> None:
     assert read_all(repository, "1") == dict.fromkeys(("blobs/1", "snap/a", "snap/b", "c", "d"), b"one")
 
 
-def test_model_packs_of_others(repository: MemoryRepository) -> None:
+def test_model_packs_of_other_tools_are_read(repository: MemoryRepository) -> None:
     name = "org.cncf.model.filepath"
     image(
         repository,
@@ -238,7 +236,7 @@ def test_model_packs_of_others(repository: MemoryRepository) -> None:
     }
 
 
-def test_of_an_index_the_image_of_this_platform_is_read(repository: MemoryRepository) -> None:
+def test_index_selects_the_image_of_this_platform(repository: MemoryRepository) -> None:
     def listed(*entries: tuple[str, str]) -> str:
         described = [
             {"digest": image(repository, [files(which=name.encode())]), "platform": {"os": os, "architecture": name}}
@@ -285,7 +283,7 @@ def test_of_an_index_the_image_of_this_platform_is_read(repository: MemoryReposi
     ],
 )
 @pytest.mark.parametrize("pack", [False, True])
-def test_hostile_archives(
+def test_unsafe_archives_are_rejected(
     repository: MemoryRepository, bad: tuple[tarfile.TarInfo, bytes], words: str, pack: bool
 ) -> None:
     layer = packed(entry("models/a", b"a"), bad)
@@ -295,7 +293,7 @@ def test_hostile_archives(
 
 
 @pytest.mark.parametrize("target", ["../x", "/x", "..", "a/../../x"])
-def test_links_out_of_a_model_pack(repository: MemoryRepository, target: str) -> None:
+def test_links_out_of_a_model_pack_are_rejected(repository: MemoryRepository, target: str) -> None:
     layer = packed(entry("a", b"a"), entry("b", kind=tarfile.SYMTYPE, target=target))
     image(repository, [(layer, MODEL_LAYER.format(kind="weight"), {})], "1", artifactType=MODEL)
     with pytest.raises(UnsafePath):
@@ -330,7 +328,7 @@ def test_a_raw_layer_needs_a_safe_name(repository: MemoryRepository) -> None:
         (packed(entry("models/a", b"x" * 600), entry("x", b"x" * 100))[:512] + b"7" * 512, CorruptData),
     ],
 )
-def test_broken_layers(
+def test_invalid_layers_are_rejected(
     repository: MemoryRepository, layer: bytes | tuple[bytes, str, dict[str, str]], error: type[DataError]
 ) -> None:
     image(repository, [layer], "1")
@@ -341,7 +339,9 @@ def test_broken_layers(
 @pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("more", [{}, {"b": b"b"}])
-def test_other_bytes_than_the_digest_says(repository: MemoryRepository, pack: bool, more: dict[str, bytes]) -> None:
+def test_layers_with_a_wrong_digest_are_rejected(
+    repository: MemoryRepository, pack: bool, more: dict[str, bytes]
+) -> None:
     layer = files(a=LARGE[:50_000], **more)
     wrong = files(a=LARGE[1:50_001], **more)
     image(repository, [zipped(layer) if pack else layer], "1")
@@ -353,7 +353,7 @@ def test_other_bytes_than_the_digest_says(repository: MemoryRepository, pack: bo
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_an_extended_header_does_not_fill_the_memory(kind: bytes) -> None:
+def test_size_of_extended_headers_is_limited(kind: bytes) -> None:
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, 10**12
 
@@ -376,13 +376,13 @@ def test_an_extended_header_does_not_fill_the_memory(kind: bytes) -> None:
         {"layers": [{"size": -1}]},
     ],
 )
-def test_what_is_no_image(repository: MemoryRepository, value: dict[str, object]) -> None:
+def test_invalid_manifests_are_rejected(repository: MemoryRepository, value: dict[str, object]) -> None:
     repository.put(value, "1")
     with pytest.raises(CorruptData):
         load(repository, "1")
 
 
-def test_nothing_there(repository: MemoryRepository) -> None:
+def test_missing_images_and_files_are_reported(repository: MemoryRepository) -> None:
     assert Image.load(repository, "none") is None
     image(repository, [files(a=b"x")], "1")
     loaded = load(repository, "1")
@@ -411,7 +411,7 @@ def test_archives_are_read_as_tarfile_reads_them(content: list[tuple[str, bytes]
 
 
 @given(st.lists(st.tuples(_names, st.binary(max_size=600)), min_size=1, max_size=4), st.integers(1, 700))
-def test_what_is_listed_stays_inside(content: list[tuple[str, bytes]], piece: int) -> None:
+def test_listed_paths_stay_inside_the_model(content: list[tuple[str, bytes]], piece: int) -> None:
     data = packed(*(entry(name, each) for name, each in content))
     pieces = (data[at : at + piece] for at in range(0, len(data), piece))
     try:
@@ -424,7 +424,7 @@ def test_what_is_listed_stays_inside(content: list[tuple[str, bytes]], piece: in
 
 
 @given(st.binary(max_size=3000))
-def test_no_input_is_more_than_a_data_error(data: bytes) -> None:
+def test_invalid_archives_raise_only_data_errors(data: bytes) -> None:
     for junk in (data, data.ljust(512, b"\0") + data):
         try:
             members: list[Member] = list(tars.members(Reader(iter((junk,)), "it")))
@@ -439,7 +439,7 @@ def test_no_input_is_more_than_a_data_error(data: bytes) -> None:
     st.lists(st.integers(0, 2000), max_size=4),
     st.binary(max_size=3).map(lambda x: bytes(len(x))),
 )
-def test_gzip_files_from_any_place(parts: list[bytes], piece: int, starts: list[int], tail: bytes) -> None:
+def test_gzip_files_are_read_from_any_offset(parts: list[bytes], piece: int, starts: list[int], tail: bytes) -> None:
     plain = b"".join(parts)
     data = b"".join(gzip.compress(part) for part in parts) + tail
 
@@ -453,7 +453,7 @@ def test_gzip_files_from_any_place(parts: list[bytes], piece: int, starts: list[
         assert b"".join(gunzip.read(start)) == plain[start:]
 
 
-def test_reading_inside_a_gzip_does_not_begin_at_its_beginning() -> None:
+def test_reads_inside_a_gzip_start_at_a_checkpoint() -> None:
     plain = LARGE * 8
     data = gzip.compress(plain, 1)
     asked: list[int] = []
@@ -469,7 +469,7 @@ def test_reading_inside_a_gzip_does_not_begin_at_its_beginning() -> None:
     assert len(gunzip._checkpoints) <= 64
 
 
-def test_highly_compressed_content_does_not_fill_the_memory() -> None:
+def test_decompressed_chunks_are_limited() -> None:
     packer = zlib.compressobj(9, wbits=31)
     data = packer.compress(bytes(100_000_000)) + packer.flush()
     sizes = [len(chunk) for chunk in Gunzip(lambda at: iter((data[at:],)), "it").read(0)]
@@ -477,8 +477,8 @@ def test_highly_compressed_content_does_not_fill_the_memory() -> None:
     assert hashlib.sha256(data).digest()
 
 
-def test_a_small_document_that_is_not_small_is_not_read_to_its_end() -> None:
-    """A manifest of 16 MiB and more: a registry could send without end."""
+def test_size_of_documents_is_limited() -> None:
+    """At most 16 MiB of a manifest are read: a registry could send an endless response."""
     sent: list[int] = []
 
     class Endless:
@@ -488,5 +488,5 @@ def test_a_small_document_that_is_not_small_is_not_read_to_its_end() -> None:
                 yield bytes(1 << 20)
 
     with pytest.raises(CorruptData, match="more than 16777216 bytes"):
-        Client("registry.example").read(Endless())  # type: ignore[arg-type]  # has all that is read of a reply
+        Client("registry.example").read(Endless())  # type: ignore[arg-type]  # only this method is used
     assert sum(sent) == 17 << 20

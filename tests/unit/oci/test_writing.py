@@ -27,18 +27,18 @@ from trainjob.errors import CorruptData, OutOfSpace, StoreUnavailable
 @pytest.mark.parametrize(
     ("path", "size", "digest"),
     [
-        # Written down once: images that were pushed by an earlier version are not pushed again by a later one.
+        # Recorded once: a later version must not push the images of an earlier one again.
         ("models/model.safetensors", 2_000_000, "41a2ccc754882fcc"),
         ("models/" + "long/" * 60 + "x", 5, "7caf182de1575af2"),
         ("models/ünï cödé", 5, "a6cc2c0e5b1d9cd1"),
         ("models/large", 20 * 2**30, "3f12a141484aa2ed"),
     ],
 )
-def test_headers_are_what_they_were(path: str, size: int, digest: str) -> None:
+def test_headers_match_recorded_digests(path: str, size: int, digest: str) -> None:
     assert hashlib.sha256(tars.header(path, size)).hexdigest()[:16] == digest
 
 
-def test_headers_say_nothing_of_this_machine() -> None:
+def test_headers_do_not_depend_on_this_machine() -> None:
     archive = tars.archive([("models/a", Data(b"abc")), ("models/b", Data(b"x" * 512))])
     data = b"".join(archive.open(0, archive.size))
     with tarfile.open(fileobj=io.BytesIO(data)) as read:
@@ -56,7 +56,7 @@ LAYERS = [
 ]
 
 
-def test_documents() -> None:
+def test_documents_describe_images_and_a_model_pack() -> None:
     made = documents(LAYERS, "sha256:" + "c" * 64, ["sub/model.safetensors", "config.json"])
     index = json.loads(made.index.data)
     assert [entry["platform"] for entry in index["manifests"]] == [
@@ -92,7 +92,7 @@ def test_documents() -> None:
     assert documents(LAYERS, "sha256:" + "c" * 64, ["sub/model.safetensors", "config.json"]) == made
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_images_can_be_read() -> None:
     repository = MemoryRepository()
     content = {"sub/model.safetensors": b"m" * 5000}
     layers = []
@@ -107,7 +107,7 @@ def test_what_is_written_is_read() -> None:
     for document in (*made.manifests, made.index):
         image = Image.load(repository, document.digest)
         assert image is not None
-        assert repository.asked == []  # the annotations say it
+        assert repository.asked == []  # the annotations list the files
         assert dict(image.layers) == {layer.path: layer for layer in layers}
     assert image is not None
     assert b"".join(image.read("sub/model.safetensors", 0, None)) == content["sub/model.safetensors"]
@@ -115,7 +115,7 @@ def test_what_is_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("lie", [{"size": 4}, {"size": 6}, {"name": "other"}, {"more": True}, {"nothing": True}])
-def test_a_layer_that_is_not_what_its_annotations_say(lie: dict[str, object]) -> None:
+def test_layers_that_contradict_their_annotations_are_rejected(lie: dict[str, object]) -> None:
     repository = MemoryRepository()
     inside = [(f"models/{lie.get('name', 'a')}", Data(b"12345")), ("models/b", Data(b"b"))]
     inside = inside[: 2 if lie.get("more") else 0 if lie.get("nothing") else 1]
@@ -131,7 +131,7 @@ def test_a_layer_that_is_not_what_its_annotations_say(lie: dict[str, object]) ->
         list(image.read("a", 0, None))
 
 
-def test_attachments() -> None:
+def test_attachments_refer_to_their_subject() -> None:
     subject = {"mediaType": INDEX, "digest": "sha256:" + "1" * 64, "size": 5}
     layer = {"mediaType": "application/vnd.in-toto+json", "digest": "sha256:" + "2" * 64, "size": 7}
     document = attachment(subject, "application/vnd.in-toto+json", layer, "provenance.json")
@@ -159,7 +159,7 @@ def test_attachments() -> None:
         ("modeling_x.py", "code"),
     ],
 )
-def test_kinds(path: str, kind: str) -> None:
+def test_layer_kind_depends_on_the_path(path: str, kind: str) -> None:
     assert kind_of(path) == kind
     assert kind in manifests.KINDS
 
@@ -214,8 +214,10 @@ def _payload(kind: str, data: bytes, store: ReadableStore) -> Payload:
     data=st.binary(min_size=1, max_size=120),
     cuts=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), max_size=6),
 )
-def test_any_part_of_a_payload(kind: str, data: bytes, cuts: list[tuple[int, int]], store: ReadableStore) -> None:
-    """As an upload asks: from what the registry has, which is never more than was sent."""
+def test_payloads_can_be_reread_from_any_offset(
+    kind: str, data: bytes, cuts: list[tuple[int, int]], store: ReadableStore
+) -> None:
+    """Like an upload, which continues at the registry's offset: never beyond the bytes that were sent."""
     payload = Hashing(_payload(kind, data, store))
     sent = 0
     assert payload.size == len(data)
@@ -228,7 +230,7 @@ def test_any_part_of_a_payload(kind: str, data: bytes, cuts: list[tuple[int, int
     assert payload.digest == sha256(data) == digest_of([data])
 
 
-def test_what_a_source_gives_is_counted() -> None:
+def test_sources_of_another_size_are_rejected() -> None:
     for size in (4, 6):
         once = Once([b"12", b"345"], size, "it")
         with pytest.raises(CorruptData, match="it has"):
@@ -241,14 +243,14 @@ def _take_all(once: Once) -> None:
     once.finish()
 
 
-def test_a_stream_that_cannot_be_read_again() -> None:
+def test_rereading_a_stream_is_an_error() -> None:
     once = Once(iter([b"123"]), 3, "it")
     assert list(once.open(0, 2)) == [b"12"]
     with pytest.raises(StoreUnavailable, match="cannot be reread"):
         list(once.open(0, 2))
 
 
-def test_small_files_are_replaced_and_forgotten() -> None:
+def test_small_files_can_be_replaced_and_removed() -> None:
     small = Small()
     for data in (b"one", b"three"):
         small.add("a", data)
@@ -259,7 +261,7 @@ def test_small_files_are_replaced_and_forgotten() -> None:
     assert "a" not in small
 
 
-def test_no_room_for_many_small_files(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_for_small_files_is_reported(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(small_disk))
     small = Small()
 

@@ -1,4 +1,4 @@
-"""Schemas of a TrainJob's spec as API servers with Trainer 2.1.0, 2.2.1 and 2.3.0 serve them, cut to their fields.
+"""Schemas of a TrainJob's spec from API servers with Trainer 2.1.0, 2.2.1 and 2.3.0, reduced to their fields.
 
 `tests/cluster/test_trainer_versions.py` compares them with the real ones.
 """
