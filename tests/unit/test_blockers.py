@@ -25,7 +25,7 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
 
 
 @pytest.mark.parametrize(
-    ("given", "blocker"),
+    ("resource", "blocker"),
     [
         (workload(), None),
         (workload(RESERVED), None),
@@ -66,15 +66,15 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
         ),
     ],
 )
-def test_workloads(given: dict[str, Any], blocker: Blocker | None) -> None:
-    assert in_workload(given) == blocker
+def test_workload_conditions_become_blockers(resource: dict[str, Any], blocker: Blocker | None) -> None:
+    assert in_workload(resource) == blocker
 
 
-def test_a_job_that_kueue_admitted_and_cannot_start() -> None:
+def test_an_admitted_but_suspended_job_is_blocked() -> None:
     found = in_workload(workload(RESERVED, ("Admitted", "True", "Admitted", "")))
     assert found is not None
     assert found.reason == "AdmittedButSuspended"
-    assert not found.permanent, "true for a moment of every job"
+    assert not found.permanent, "every job has this state briefly"
 
 
 def event(
@@ -83,7 +83,7 @@ def event(
     return {"reason": reason, "message": f"TrainJob resources reconciliation failed: {message}", "eventTime": time}
 
 
-def test_the_latest_event_counts() -> None:
+def test_the_latest_event_is_the_blocker() -> None:
     refused = 'admission webhook "vjobset.kb.io" denied the request: too long'
     events = [
         event(refused, "2026-11-21T10:00:09.5Z"),
@@ -97,15 +97,15 @@ def test_the_latest_event_counts() -> None:
 
 def test_an_outdated_webhook_cache_is_not_permanent() -> None:
     """Recorded from JobSet with a busy Kueue 0.18."""
-    said = (
+    message = (
         'job "a-node-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
         'JobSet.jobset.x-k8s.io "a" not found'
     )
-    found = in_events([{**event("", reason="JobCreationFailed"), "message": said}])
-    assert found == Blocker("JobCreationFailed", said, permanent=False)
+    found = in_events([{**event("", reason="JobCreationFailed"), "message": message}])
+    assert found == Blocker("JobCreationFailed", message, permanent=False)
 
 
-def test_the_time_of_an_event() -> None:
+def test_event_time_prefers_the_latest_field() -> None:
     assert event_time({"eventTime": "b", "series": {"lastObservedTime": "c"}}) == "c"
     assert event_time({"firstTimestamp": None, "lastTimestamp": None, "eventTime": "b"}) == "b"
     assert event_time({"firstTimestamp": "a", "lastTimestamp": "b"}) == "b"
@@ -128,16 +128,16 @@ def pod(reason: str, message: str = "m", kind: str = "containerStatuses") -> dic
         ("CreateContainerConfigError", 'secret "token" not found', True),
     ],
 )
-def test_pods_that_wait(reason: str, message: str, permanent: bool) -> None:
+def test_waiting_containers_become_blockers(reason: str, message: str, permanent: bool) -> None:
     for kind in ("containerStatuses", "initContainerStatuses"):
         assert in_pods([pod(reason, message, kind)]) == Blocker(reason, f"pod p: {reason}: {message}", permanent)
 
 
-def test_normal_states_of_a_pod_are_no_blocker() -> None:
+def test_normal_waiting_states_are_not_blockers() -> None:
     assert in_pods([pod("ContainerCreating"), pod("PodInitializing"), pod("CrashLoopBackOff")]) is None
 
 
-def test_a_permanent_blocker_comes_first() -> None:
+def test_permanent_blockers_come_first() -> None:
     scheduling = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     pending = {"metadata": {"name": "q"}, "status": {"conditions": [scheduling]}}
     assert in_pods([pending]) == Blocker("Unschedulable", "pod q is not scheduled: 0/3 nodes")
@@ -146,7 +146,7 @@ def test_a_permanent_blocker_comes_first() -> None:
     assert found.reason == "InvalidImageName"
 
 
-# --- what becomes of it
+# --- effect on the phase
 
 BLOCKER = Blocker("Pending", "no GPUs", permanent=True, advice="ask for fewer GPUs")
 

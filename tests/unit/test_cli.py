@@ -1,4 +1,4 @@
-"""What the command line makes of its words; nothing is started here."""
+"""Parsing, texts and exit codes of the command line, without jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.delenv("TRAINJOB_NAMESPACE", raising=False)
 
 
-def trainjob(*words: str, input: str | None = None) -> str:  # noqa: A002 - as CliRunner has it
+def trainjob(*words: str, input: str | None = None) -> str:  # noqa: A002 - the name of CliRunner's parameter
     result = CliRunner().invoke(program, words, input=input, standalone_mode=False, catch_exceptions=False)
     return result.stdout
 
@@ -75,17 +75,17 @@ def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("0.5s", 0.5), ("1d1h1m1s", 90061)],
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert duration(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 minutes", "m", "1m1h", "inf"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a duration such as"):
         duration(text)
 
 
-def test_pairs_and_names() -> None:
+def test_pairs_and_job_names_are_parsed() -> None:
     assert pair("A=b=c") == ("A", "b=c")
     assert pair("A=") == ("A", "")
     assert job_name("train-1") == ("", "train-1")
@@ -123,7 +123,7 @@ def test_options_alone_make_a_spec() -> None:
     }
 
 
-def test_options_add_to_a_file_or_replace_what_it_says() -> None:
+def test_options_extend_or_replace_fields_of_a_file() -> None:
     text = """
         runtime: torch-distributed
         numNodes: 8
@@ -142,7 +142,7 @@ def test_options_add_to_a_file_or_replace_what_it_says() -> None:
     assert spec.env == {"A": "a", "B": "b"}
 
 
-def test_a_whole_manifest_takes_no_options() -> None:
+def test_a_complete_manifest_rejects_options() -> None:
     text = b"{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, spec: {runtimeRef: {name: r}}}"
     assert parse_spec(io.BytesIO(text), {}).manifest is not None
     with pytest.raises(InvalidSpec, match="image: cannot be combined with a whole manifest"):
@@ -150,7 +150,7 @@ def test_a_whole_manifest_takes_no_options() -> None:
 
 
 @pytest.mark.parametrize("text", [b"a: [", b"- a", b"", b"\xff\xfe\x00", b"runtime: r\nimagee: x"])
-def test_what_is_no_spec(text: bytes) -> None:
+def test_invalid_specs_are_rejected(text: bytes) -> None:
     with pytest.raises(InvalidSpec):
         parse_spec(io.BytesIO(text), {})
 
@@ -163,7 +163,7 @@ def test_render_reads_standard_input_and_writes_json() -> None:
     assert yaml.safe_load(trainjob("render", "-", "--key", "nightly/train", "-n", "ml", input=spec)) == manifest
 
 
-def test_slugs() -> None:
+def test_slug_comes_from_the_file_or_the_command() -> None:
     named = io.BytesIO()
     named.name = "jobs/nightly.yaml"
     assert slug_of(named, ["python", "train.py"]) == "nightly"
@@ -202,14 +202,14 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], words: lis
     assert message in error["message"]
 
 
-def test_problems_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_error_lists_all_problems(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = exit_of(capsys, "run", "--json", "--runtime", "r", "--label", "a b=c", "--input", "d=nothing")
     error = json.loads(out)["error"]
     assert error["type"] == "InvalidSpec"
     assert [problem["path"] for problem in error["problems"]] == ["labels.a b", "inputs.d"]
 
 
-def test_json_behind_the_dashes_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_after_the_dashes_belongs_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = exit_of(capsys, "run", "--runtime", "no-such-runtime", "--", "x", "--json")
     assert (code, out) == (2, "")
 
@@ -241,13 +241,11 @@ def failed(category: Category, retry: RetryVerdict) -> TrainJobFailed:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, TrainJobError) else str(value),
 )
-def test_exit_codes(error: TrainJobError, code: int) -> None:
+def test_errors_have_exit_codes(error: TrainJobError, code: int) -> None:
     assert exit_code(error) == code
 
 
-def test_our_own_bugs_are_not_taken_for_failed_trainings(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_errors_exit_with_70(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> NoReturn:
         raise RuntimeError("oops")
 
@@ -257,7 +255,7 @@ def test_our_own_bugs_are_not_taken_for_failed_trainings(
     assert (code, "RuntimeError: oops" in err) == (70, True)
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of(capsys, "--version")[:2] == (0, f"trainjob, version {__version__}\n")
     for command in ("run", "wait"):
         code, out, _ = exit_of(capsys, command, "-h")
@@ -270,8 +268,8 @@ def test_help_imports_neither_pydantic_nor_rich() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_ctrl_c_is_not_lost_in_an_import() -> None:
-    """Pydantic makes a RuntimeError of it, others catch everything; then a job would be launched all the same."""
+def test_ctrl_c_during_an_import_ends_the_program() -> None:
+    """Pydantic turns it into a RuntimeError, others catch all exceptions; a job would then still be launched."""
     script = """
 import os, signal, sys
 class Swallowing:
@@ -296,7 +294,7 @@ main(["render", "--runtime", "trainjob-step", "--", "true"])
     ("seconds", "text"),
     [(-1, "0.0s"), (0.96, "0.9s"), (1, "1s"), (59.9, "59s"), (80, "1m20s"), (7500, "2h05m"), (273600, "3d04h")],
 )
-def test_short_durations(seconds: float, text: str) -> None:
+def test_durations_are_shortened(seconds: float, text: str) -> None:
     assert short(seconds) == text
 
 
@@ -312,11 +310,11 @@ def test_short_durations(seconds: float, text: str) -> None:
         (True, "true"),
     ],
 )
-def test_numbers(value: float | str, text: str) -> None:
+def test_numbers_are_rounded(value: float | str, text: str) -> None:
     assert rounded(value) == text
 
 
-def test_metrics_that_can_be_compared() -> None:
+def test_numeric_metrics_are_selected() -> None:
     assert numeric({"a": 0.5, "b": 7, "c": True, "d": "x", "e": float("nan")}) == {"a": 0.5, "b": 7}
 
 
@@ -324,7 +322,7 @@ def test_json_has_no_nan() -> None:
     assert json.loads(as_json({"a": [float("nan"), float("inf"), 1.5]})) == {"a": ["nan", "inf", 1.5]}
 
 
-def test_a_table_is_as_wide_as_its_names() -> None:
+def test_table_columns_fit_their_names() -> None:
     job = {"phase": "Running", "attempt": 1, "seconds": {"age": 80.0}, "progress": 41.7, "key": "k" * 90}
     lines = table([{**job, "name": "a"}, {**job, "name": "b" * 33, "progress": None}]).splitlines()
     assert lines[0].split() == ["NAME", "PHASE", "ATTEMPT", "AGE", "DURATION", "PROGRESS", "KEY"]
@@ -335,7 +333,7 @@ def test_a_table_is_as_wide_as_its_names() -> None:
 # --- the live view, frame by frame
 
 
-def test_a_timeline_knows_what_was_before_it_was_looked_at() -> None:
+def test_timeline_includes_phases_before_the_first_observation() -> None:
     timeline = Timeline()
     running = Observation(Phase.RUNNING, created=NOON, admitted=NOON + timedelta(minutes=5))
     timeline.add(running, NOON + timedelta(minutes=6))
@@ -347,7 +345,7 @@ def test_a_timeline_knows_what_was_before_it_was_looked_at() -> None:
     assert timeline.total(later) == 450
 
 
-def test_a_timeline_of_a_job_that_is_over() -> None:
+def test_timeline_of_a_finished_job_has_its_duration() -> None:
     timeline = Timeline()
     end = NOON + timedelta(seconds=90)
     timeline.add(Observation(Phase.COMPLETE, created=NOON, admitted=NOON, finished=end), NOON + timedelta(days=1))
@@ -373,7 +371,9 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LiveView, Calla
     return make
 
 
-def test_a_frame(live: Callable[..., tuple[LiveView, Callable[[], str]]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_frame_shows_phase_progress_metrics_and_logs(
+    live: Callable[..., tuple[LiveView, Callable[[], str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
     view, frame = live(80, 24)
     now = datetime.now(UTC)
     queued = Observation(
@@ -420,7 +420,7 @@ def test_log_lines_cannot_move_the_cursor(
     assert f"[node-0] {text}\n" in re.sub(r" +", " ", frame())
 
 
-def test_a_progress_bar_moves_in_place(live: Callable[..., tuple[LiveView, Callable[[], str]]]) -> None:
+def test_a_progress_bar_is_updated_in_place(live: Callable[..., tuple[LiveView, Callable[[], str]]]) -> None:
     view, frame = live(80, 24)
     view.log(LogLine("t", "node-0", "before"))
     for percent in (10, 20, 30):
@@ -441,7 +441,7 @@ def test_a_progress_bar_moves_in_place(live: Callable[..., tuple[LiveView, Calla
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 10), (20, 5), (250, 80)])
-def test_frames_fit_into_any_terminal(
+def test_frames_fit_any_terminal(
     live: Callable[..., tuple[LiveView, Callable[[], str]]], width: int, height: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     view, frame = live(width, height)

@@ -1,4 +1,4 @@
-"""`cancel` where it deletes the job, as on a cluster: what would be lost is printed."""
+"""`cancel` on a backend that deletes the job, such as a cluster: prints the last state, which would be lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
 
 @pytest.fixture
 def job(backend: MemoryBackend) -> JobRef:
-    """One that runs and has reported a metric."""
+    """A running job that has reported a metric."""
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     ref = asyncio.run(flow.launch(backend, spec, "key", namespace="default"))
     backend.running(ref)
@@ -46,7 +46,9 @@ def job(backend: MemoryBackend) -> JobRef:
     return ref
 
 
-def test_the_last_lines_of_rank_0(backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_prints_the_last_lines_of_rank_0(
+    backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
+) -> None:
     backend.terminated[job.uid] = [pod(1), pod(0)]
     code, out, _ = exit_of(capsys, "cancel", job.name)
     assert code == 0
@@ -57,7 +59,7 @@ def test_the_last_lines_of_rank_0(backend: MemoryBackend, job: JobRef, capsys: p
     assert backend.jobs == {}
 
 
-def test_those_of_ranks_that_have_failed(
+def test_cancel_prints_the_last_lines_of_failed_ranks(
     backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend.terminated[job.uid] = [pod(0), pod(1, 3), pod(2, 1)]
@@ -69,7 +71,7 @@ def test_those_of_ranks_that_have_failed(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_cannot_be_read_does_not_hold_up_the_cancel(
+def test_cancel_does_not_wait_for_missing_evidence(
     backend: MemoryBackend,
     job: JobRef,
     capsys: pytest.CaptureFixture[str],
@@ -93,10 +95,10 @@ def test_what_cannot_be_read_does_not_hold_up_the_cancel(
     assert code == 0
     assert "last" not in json.loads(out)
     assert backend.jobs == {}
-    assert left == [], "it was deleted while this was read"
+    assert left == [], "the job was deleted during the read"
 
 
-def test_an_interrupt_prints_them_as_well(
+def test_an_interrupt_prints_the_last_lines(
     backend: MemoryBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.lines = [LogLine("", "node-0", "epoch 7")]
@@ -115,5 +117,5 @@ def test_an_interrupt_prints_them_as_well(
     assert backend.jobs == {}
 
 
-def test_suspend_prints_nothing_more(backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suspend_prints_no_last_lines(backend: MemoryBackend, job: JobRef, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of(capsys, "cancel", "--suspend", job.name)[1] == f"suspended {job}\n"

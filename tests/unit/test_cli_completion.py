@@ -1,4 +1,4 @@
-"""What a shell completes, and that it waits for nothing and prints nothing where there is no cluster."""
+"""Shell completion. Without a cluster it returns at once and prints nothing."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def local_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(completion, "SECONDS", 30.0)  # the machine may be busy
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     monkeypatch.setenv("TRAINJOB_HOME", str(tmp_path / "home"))
 
 
 def completed(*words: str) -> list[str]:
-    """What the last of the words can become."""
+    """Completions of the last word."""
     *before, incomplete = words
     shell = ShellComplete(program, {}, "trainjob", completion.VARIABLE)
     return [item.value for item in shell.get_completions(before, incomplete)]
 
 
-def test_commands_options_and_choices() -> None:
+def test_commands_options_and_choices_are_completed() -> None:
     assert completed("st") == ["status"]
     assert "--runtime" in completed("run", "--r")
     assert completed("list", "--phase", "run") == ["running"]
     assert completed("run", "--on-crash", "s") == ["suspend"]
 
 
-def test_runtimes_of_this_machine() -> None:
+def test_local_runtimes_are_completed() -> None:
     for words in (("run",), ("render",), ("doctor",)):
         assert completed(*words, "--runtime", "") == [*FRAMEWORKS]
         assert completed(*words, "--runtime", "torch-") == ["torch-distributed", "torch-resilient"]
 
 
-def test_jobs_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_and_keys_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend()
     monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: backend)
     assert completed("status", "") == []
@@ -82,7 +82,7 @@ def test_jobs_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """As bash asks for the word behind `words`."""
+    """Request completions of the word after `words`, like bash."""
     given = {"COMP_WORDS": " ".join(["trainjob", *words, ""]), "COMP_CWORD": str(len(words) + 1)}
     return subprocess.run(
         [sys.executable, "-c", "from trainjob.cli import main; main()"],
@@ -105,8 +105,8 @@ def kubeconfig(path: Path, server: str, **user: Any) -> Path:
     return path
 
 
-def test_without_an_answer_there_is_nothing_and_no_message(tmp_path: Path) -> None:
-    """No cluster, one that never answers, credentials that ask for a password and never end, wrong settings."""
+def test_completion_without_a_cluster_is_empty_and_silent(tmp_path: Path) -> None:
+    """No cluster, one that never responds, a credential plugin that asks for a password and hangs, invalid settings."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = f"https://127.0.0.1:{silent.getsockname()[1]}"
         asking = {"command": "sh", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "IfAvailable"}
@@ -119,13 +119,13 @@ def test_without_an_answer_there_is_nothing_and_no_message(tmp_path: Path) -> No
         ):
             answer = ask(environment, "status")
             assert (answer.returncode, answer.stdout.strip(), answer.stderr) == (0, "", "")
-    if (tmp_path / "pid").exists():  # else the second was over before the plugin began
+    if (tmp_path / "pid").exists():  # otherwise the time limit passed before the plugin started
         plugin_pid = int((tmp_path / "pid").read_text())
         eventually(lambda: not psutil.pid_exists(plugin_pid))
 
 
 class _Runtimes(BaseHTTPRequestHandler):
-    """An API server that knows two runtimes."""
+    """An API server with two runtimes."""
 
     def do_GET(self) -> None:
         assert self.path.startswith("/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes?")
@@ -136,11 +136,11 @@ class _Runtimes(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as it is called there
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         pass
 
 
-def test_runtimes_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtimes_of_a_cluster_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Runtimes)) as server:
         credentials = Credentials(host=f"http://127.0.0.1:{server.server_port}", token="t")
         monkeypatch.setattr("trainjob.cli.commands.connect", lambda *_, **__: KubernetesBackend(credentials))
@@ -149,7 +149,7 @@ def test_runtimes_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_gets_its_script(shell: str) -> None:
+def test_each_shell_has_a_script(shell: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from trainjob.cli import main; main()"],
         env={**os.environ, completion.VARIABLE: f"{shell}_source"},
@@ -163,7 +163,7 @@ def test_a_shell_gets_its_script(shell: str) -> None:
 
 
 def test_bash_completes() -> None:
-    """By the line of docs/how-to/command-line.md."""
+    """With the line of docs/how-to/command-line.md."""
     page = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
     line = 'eval "$(_TRAINJOB_COMPLETE=bash_source trainjob)"'
     assert line in page.read_text()

@@ -1,4 +1,4 @@
-"""The command line where ranks crash, and where a job is diagnosed: words, exit codes, what becomes of the job."""
+"""The command line with crashed ranks and for diagnoses: messages, exit codes, final state of the job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
 
 @pytest.fixture
 def job(backend: MemoryBackend) -> JobRef:
-    """One that runs."""
+    """A running job."""
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     ref = asyncio.run(flow.launch(backend, spec, "key", namespace="default"))
     backend.running(ref)
@@ -66,17 +66,17 @@ def test_wait_fails_at_the_first_crash(
     options: list[str],
     outcome: tuple[Phase | None, str],
 ) -> None:
-    phase, told = outcome
+    phase, text = outcome
     code, _, err = exit_of(capsys, "wait", crashing.name, "--fail-on-first-crash", *options)
     assert code == 1
-    assert f"{crashing} {told}" in err
+    assert f"{crashing} {text}" in err
     assert "node-1 exited with code 3" in err
     assert "  | ValueError: no" in err
     left = list(backend.jobs.values())
     assert [observe(job).phase for job in left] == ([phase] if phase else [])
 
 
-def test_run_suspends_what_it_has_launched(
+def test_run_suspends_its_crashed_job(
     capsys: pytest.CaptureFixture[str], backend: MemoryBackend, crashing: JobRef
 ) -> None:
     words = ["--runtime", "torch-distributed", "--key", "key", "--fail-on-first-crash", "--", "train"]
@@ -87,10 +87,10 @@ def test_run_suspends_what_it_has_launched(
     assert (code, "ValueError: no" in out) == (1, True)
 
 
-def test_a_crash_is_shown_at_once_with_its_last_lines(
+def test_a_crash_is_printed_with_its_last_lines(
     capsys: pytest.CaptureFixture[str], backend: MemoryBackend, crashing: JobRef
 ) -> None:
-    def end(request: str) -> None:  # once it was looked at some times
+    def end(request: str) -> None:  # after some watch events
         if request == "look" and backend.requests.count("watch") and next(looks) > 20:
             backend.end(crashing)
 
@@ -102,7 +102,7 @@ def test_a_crash_is_shown_at_once_with_its_last_lines(
     assert "last lines of node-1:\n  | loading\n  | ValueError: no" in err
 
 
-def test_a_crash_is_an_event_for_programs(
+def test_json_output_has_a_crash_event(
     capsys: pytest.CaptureFixture[str], backend: MemoryBackend, crashing: JobRef
 ) -> None:
     looks = iter(range(10**6))
@@ -121,7 +121,7 @@ def test_a_crash_is_an_event_for_programs(
         (["wait", "x", "--fail-on-first-crash", "--on-crash", "delete"], "delete"),
     ],
 )
-def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_invalid_crash_options_are_rejected(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     code, _, err = exit_of(capsys, *words)
     assert (code, message in err) == (2, True), err
 
@@ -173,14 +173,14 @@ def unknown(backend: MemoryBackend, job: JobRef) -> Evidence:
     ],
     ids=lambda case: case[0].__name__,
 )
-def test_the_exit_code_of_diagnose(
+def test_diagnose_exit_code_depends_on_the_job(
     capsys: pytest.CaptureFixture[str],
     backend: MemoryBackend,
     job: JobRef,
     tmp_path: Path,
     case: tuple[Callable[[MemoryBackend, JobRef], Evidence], int, str],
 ) -> None:
-    make, exit_code, said = case
+    make, exit_code, text = case
     found = make(backend, job)
 
     async def evidence(_: JobRef) -> Evidence:
@@ -189,7 +189,7 @@ def test_the_exit_code_of_diagnose(
     backend.evidence = evidence  # type: ignore[assignment,method-assign]
     page = tmp_path / "report.html"
     code, out, _ = exit_of(capsys, "diagnose", job.name, "--html", str(page))
-    assert (code, said in out) == (exit_code, True), out
+    assert (code, text in out) == (exit_code, True), out
     assert page.exists() == (make is not unknown)
     code, out, _ = exit_of(capsys, "diagnose", job.name, "--json")
     answer: dict[str, Any] = json.loads(out)
@@ -197,11 +197,11 @@ def test_the_exit_code_of_diagnose(
     if make is not unknown:
         status = json.loads(exit_of(capsys, "status", job.name, "--json")[1])
         seconds = [each.pop("seconds") for each in (answer, status)]
-        assert status == {name: answer[name] for name in status}, "they do not say two different things"
+        assert status == {name: answer[name] for name in status}, "status and diagnose agree"
         assert seconds[0].keys() == seconds[1].keys()
 
 
-def test_a_page_that_cannot_be_written(
+def test_html_in_a_missing_directory_is_rejected(
     capsys: pytest.CaptureFixture[str], backend: MemoryBackend, job: JobRef, tmp_path: Path
 ) -> None:
     code, _, err = exit_of(capsys, "diagnose", job.name, "--html", str(tmp_path / "no" / "such" / "directory.html"))

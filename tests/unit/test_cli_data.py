@@ -31,18 +31,18 @@ def _run(*arguments: str) -> int:
     return ended.value.code
 
 
-def test_copy(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_prints_digest_and_target(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(str(source), str(tmp_path / "t")) == 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     manifest = read_manifest(str(tmp_path / "t"))
     assert manifest is not None
-    assert said.out == f"{manifest.digest}  {(tmp_path / 't').as_uri()}\n"
-    assert "copied 100 %" in said.err
+    assert printed.out == f"{manifest.digest}  {(tmp_path / 't').as_uri()}\n"
+    assert "copied 100 %" in printed.err
     assert _run(str(tmp_path / "t"), str(tmp_path / "t2"), "--digest", manifest.digest, "-q") == 0
     assert capsys.readouterr().err == ""
 
 
-def test_part_of_it_as_json(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_with_patterns_prints_json(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         _run("--json", str(source), str(tmp_path / "t"), "--include", "*.csv", "--include", "b*", "--exclude", "sub/*")
         == 0
@@ -64,7 +64,7 @@ def test_part_of_it_as_json(source: Path, tmp_path: Path, capsys: pytest.Capture
         (("{}/source",), 2, "Missing argument"),
     ],
 )
-def test_errors(
+def test_copy_errors_have_exit_codes(
     arguments: tuple[str, ...], code: int, words: str, *, source: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -73,8 +73,8 @@ def test_errors(
     assert words in capsys.readouterr().err
 
 
-def test_a_bar_on_a_terminal(source: Path, tmp_path: Path) -> None:
-    """What a person sees: drawn on stderr, gone at the end; stdout has the result only."""
+def test_copy_shows_a_progress_bar_on_a_terminal(source: Path, tmp_path: Path) -> None:
+    """The bar is drawn on stderr and removed at the end; stdout has only the result."""
     with (source / "big").open("wb") as file:
         file.truncate(300_000_000)
     ours, theirs = pty.openpty()

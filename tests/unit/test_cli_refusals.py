@@ -1,4 +1,4 @@
-"""What a person gets wrong at first: blank keys, paths, settings, filters. Each message names what to change."""
+"""Common mistakes: blank keys, invalid paths, settings and filters. Each message names the fix."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def exit_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 
 @pytest.mark.parametrize("key", ["", " ", "\t\n"])
 @pytest.mark.parametrize("words", [("run", *STEP), ("render", *STEP), ("list",)])
-def test_a_blank_key_is_refused(
+def test_a_blank_key_is_rejected(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], key: str
 ) -> None:
     code, out, err = exit_of(capsys, *words, "--key", key, *(("--", "true") if words[1:] else ()))
@@ -59,14 +59,14 @@ def test_a_blank_key_is_refused(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_blank_key_is_refused_by_every_way_to_launch(tmp_path: Path) -> None:
+def test_every_launch_function_rejects_a_blank_key(tmp_path: Path) -> None:
     backend = MemoryBackend()
     with TrainJobClient(LocalBackend(tmp_path)) as client:
         calls: list[Callable[[], object]] = [
             lambda: client.launch(SPEC, ""),
             lambda: client.launch(SPEC, " ", first_attempt=2),
             lambda: client.dry_run(SPEC, ""),
-            lambda: client.launch(SPEC, None),  # type: ignore[arg-type]  # as a program may pass it on
+            lambda: client.launch(SPEC, None),  # type: ignore[arg-type]  # a caller may pass None
             lambda: anyio.run(lambda: launch(backend, SPEC, "", namespace="default")),
             lambda: anyio.run(lambda: dry_run(backend, SPEC, " ", namespace="default")),
             lambda: render(SPEC, "", 1, "default"),
@@ -79,7 +79,7 @@ def test_a_blank_key_is_refused_by_every_way_to_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " "])
-def test_a_blank_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_blank_name_is_rejected(tmp_path: Path, name: str) -> None:
     with TrainJobClient(LocalBackend(tmp_path)) as client:
         for call in (client.find, client.diagnose):
             with pytest.raises(InvalidSpec, match="name: is blank"):
@@ -95,7 +95,7 @@ FORM = '{"torch-distributed": "/path/of/a/virtual/environment"}'
 @pytest.mark.parametrize(
     "value", ["{", "[1]", "5", "torch=/venv", '{"torch-distributed": 5}', '{"torch-distributed": " "}', '{"": "/x"}']
 )
-def test_environments_of_the_wrong_form(
+def test_invalid_local_environments_are_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", value)
@@ -110,15 +110,15 @@ def test_environments_of_the_wrong_form(
     assert "TRAINJOB_LOCAL_ENVIRONMENTS" in out
 
 
-def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BACKEND", "NAMESPACE", "HOME", "LOCAL_ENVIRONMENTS", "REGISTRY"):
         monkeypatch.setenv(f"TRAINJOB_{name}", "")
     settings = Settings()
     assert (settings.backend, settings.namespace, settings.registry) == ("kubernetes", None, None)
-    assert settings.home == Path.home() / ".trainjob", "and not the working directory"
+    assert settings.home == Path.home() / ".trainjob", "not the working directory"
 
 
-def test_a_backend_that_does_not_exist_names_the_variable(
+def test_error_of_an_unknown_backend_names_the_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "lokal")
@@ -129,7 +129,7 @@ def test_a_backend_that_does_not_exist_names_the_variable(
     )
 
 
-def test_an_environment_without_python_starts_no_other_python(
+def test_an_environment_without_python_is_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", json.dumps({"trainjob-step": str(tmp_path / "gone")}))
@@ -143,7 +143,7 @@ def test_an_environment_without_python_starts_no_other_python(
 # ---------------------------------------------------------------- paths
 
 
-def test_a_home_in_which_nothing_can_be_kept(
+def test_an_unusable_home_is_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -155,7 +155,7 @@ def test_a_home_in_which_nothing_can_be_kept(
         assert "set TRAINJOB_HOME to another directory" in err
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_the_job_is_looked_at(
+def test_an_unwritable_html_path_is_rejected_before_the_job_is_read(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -182,7 +182,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_job_is_looked_at(
         (ConnectionResetError(104, "Connection reset by peer"), 3),
     ],
 )
-def test_only_what_a_retry_may_not_find_again_is_worth_one(
+def test_exit_code_of_os_errors_depends_on_whether_a_retry_may_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError, code: int
 ) -> None:
     async def fails(*_: object) -> int:
@@ -219,7 +219,7 @@ def test_a_list_without_a_match_names_its_filters(capsys: pytest.CaptureFixture[
     )
 
 
-def test_a_rank_that_a_job_has_not_is_refused(
+def test_an_unknown_rank_is_rejected(
     capsys: pytest.CaptureFixture[str], backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = anyio.run(lambda: launch(backend, SPEC, "a", namespace="default"))
@@ -256,26 +256,26 @@ def on_a_terminal(tmp_path: Path, words: list[str], **variables: str) -> tuple[i
     try:
         while data := os.read(main_side, 65536):
             shown += data
-    except OSError:  # how Linux ends a terminal whose other side is closed
+    except OSError:  # Linux raises this after the other side of the terminal is closed
         pass
     os.close(main_side)
     return process.wait(60), shown.decode()
 
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
-def test_no_colour_and_no_cursor_where_nobody_wants_them(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_dumb_terminals_and_no_color_get_plain_text(tmp_path: Path, variables: dict[str, str]) -> None:
     script = "from trainjob.progress import report; report(progress=50); raise SystemExit(3)"
     run = ["run", *STEP, "--", sys.executable, "-c", script]
     if "NO_COLOR" in variables:
         code, coloured = on_a_terminal(tmp_path, run)
-        assert (code, "\x1b[" in coloured) == (1, True), "they are there otherwise"
+        assert (code, "\x1b[" in coloured) == (1, True), "escape sequences are the default"
     for words, expected in {tuple(run): 1, ("doctor",): 0}.items():
         code, plain = on_a_terminal(tmp_path, [*words], **variables)
         assert code == expected, plain
         assert "\x1b" not in plain, words
 
 
-def test_long_lines_are_wrapped_under_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_are_wrapped_with_indentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     quoted = "  | " + "word " * 40
@@ -288,12 +288,12 @@ def test_long_lines_are_wrapped_under_their_beginning(monkeypatch: pytest.Monkey
         assert max(map(len, fitted(line).split("\n"))) <= 60
         assert "".join(fitted(line).split()).replace("|", "") == "".join(line.split()).replace("|", "")
     for line in ("  " + "x" * 300, "what to do: trainjob logs " + "word " * 40):
-        assert fitted(line) == line, "what can be copied is not broken"
+        assert fitted(line) == line, "text to be copied is not wrapped"
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert fitted(quoted) == quoted, "for a file or another program"
+    assert fitted(quoted) == quoted, "files and pipes get unwrapped lines"
 
 
-def test_a_line_that_is_cut_says_where_all_of_it_is() -> None:
+def test_a_cut_line_names_the_command_for_the_complete_log() -> None:
     pod = {
         "metadata": {
             "name": "pod-1",

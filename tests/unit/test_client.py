@@ -1,4 +1,4 @@
-"""The synchronous client's own part: an event loop in a thread."""
+"""The event loop thread of the synchronous client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainjob import TrainJobClient
 THREADS = 8
 
 
-def test_threads_that_use_it_first_at_the_same_time_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two loops one was closed by the garbage collector, and the client with it."""
+def test_concurrent_first_calls_share_one_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two loops, the garbage collector closed one of them, and with it the client."""
 
     def slowly() -> AbstractContextManager[BlockingPortal]:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A TrainJob of Trainer 2.3 as the recorded schemas of 2.1, 2.2 and 2.3 have it, or why they have not."""
+"""TrainJobs of Trainer 2.3 adapted to the recorded schemas of 2.1, 2.2 and 2.3, or the reasons why that fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainjob import TrainJobSpec
 from trainjob.backends.kubernetes.compat import SchemaCompatibility, adapt, release_of
 from trainjob.manifest import render
 
-SERVED = {release: SchemaCompatibility(recorded(release)) for release in ("2.1", "2.2", "2.3")}
+SCHEMAS = {release: SchemaCompatibility(recorded(release)) for release in ("2.1", "2.2", "2.3")}
 SIDECAR = {"name": "sidecar", "env": [{"name": "A", "value": "1"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
 POD = {
     "serviceAccountName": "trainer",
@@ -25,8 +25,8 @@ POD = {
 
 
 def job(spec: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
-    whole = {"runtimeRef": {"name": "torch-distributed"}, **(spec or {})}
-    return {"metadata": {"name": "job", "namespace": "ns", **metadata}, "spec": whole}
+    fields = {"runtimeRef": {"name": "torch-distributed"}, **(spec or {})}
+    return {"metadata": {"name": "job", "namespace": "ns", **metadata}, "spec": fields}
 
 
 def patched(*replicated_jobs: dict[str, Any], **template: Any) -> dict[str, Any]:
@@ -40,25 +40,25 @@ def replicated(name: str, **pod_template: Any) -> dict[str, Any]:
 
 def adapted(release: str, trainjob: dict[str, Any]) -> dict[str, Any]:
     before = copy.deepcopy(trainjob)
-    result, problems = adapt(trainjob, SERVED[release])
+    result, problems = adapt(trainjob, SCHEMAS[release])
     assert [str(each) for each in problems] == []
-    assert trainjob == before, "what was given is not changed"
-    assert result["metadata"] == trainjob["metadata"], "identity stays that of the author's spec"
+    assert trainjob == before, "the argument is not changed"
+    assert result["metadata"] == trainjob["metadata"], "metadata are not adapted"
     return dict(result["spec"])
 
 
 def paths(release: str, trainjob: dict[str, Any]) -> list[str]:
-    return [each.path for each in adapt(trainjob, SERVED[release])[1]]
+    return [each.path for each in adapt(trainjob, SCHEMAS[release])[1]]
 
 
 @pytest.mark.parametrize("release", ["2.1", "2.2", "2.3"])
-def test_a_release_is_known_by_its_schema(release: str) -> None:
+def test_release_is_recognized_by_its_schema(release: str) -> None:
     assert release_of(recorded(release)) == release
     assert release_of({"properties": {"podSpecOverrides": {}}}) == "", "2.0"
 
 
 @pytest.mark.parametrize("release", ["2.2", "2.3"])
-def test_nothing_changes_where_everything_is_served(release: str) -> None:
+def test_supported_specs_are_not_changed(release: str) -> None:
     patches = [patched(replicated("node", spec=POD), metadata={"labels": {"team": "a"}})]
     trainjob = job({"trainer": {"numNodes": 2}, "runtimePatches": patches, "activeDeadlineSeconds": 5})
     assert adapted(release, trainjob) == trainjob["spec"]
@@ -113,7 +113,7 @@ def test_patches_become_overrides_in_2_1(patches: list[Any], wanted: dict[str, A
     assert adapted("2.1", job({**trainer, "runtimePatches": patches})) == {**job()["spec"], **trainer, **wanted}
 
 
-def test_what_the_author_wrote_for_2_1_comes_first() -> None:
+def test_explicit_2_1_overrides_come_before_patches() -> None:
     own = {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "1"}}}
     patches = [patched(replicated("node", spec={"nodeSelector": {"a": "2"}}), metadata={"labels": {"b": "2"}})]
     spec = adapted(
@@ -169,22 +169,22 @@ SECURITY = job(
         ),
     ],
 )
-def test_what_has_no_place_is_named_by_its_path(release: str, trainjob: dict[str, Any], wanted: list[str]) -> None:
+def test_unsupported_fields_are_reported_by_path(release: str, trainjob: dict[str, Any], wanted: list[str]) -> None:
     assert paths(release, trainjob) == wanted
 
 
-def test_a_problem_says_what_is_served_and_what_to_do() -> None:
-    problems = {each.path.rpartition(".")[2]: str(each) for each in adapt(GRACE, SERVED["2.1"])[1]}
+def test_problem_lists_supported_fields_and_an_alternative() -> None:
+    problems = {each.path.rpartition(".")[2]: str(each) for each in adapt(GRACE, SCHEMAS["2.1"])[1]}
     text = problems["terminationGracePeriodSeconds"]
     assert "fields here are: affinity, containers, imagePullSecrets, initContainers, nodeSelector," in text
     assert "set it in a separate training runtime" in text
-    (deadline,) = adapt(job({"activeDeadlineSeconds": 5}), SERVED["2.1"])[1]
+    (deadline,) = adapt(job({"activeDeadlineSeconds": 5}), SCHEMAS["2.1"])[1]
     assert "fields here are: annotations, initializer, labels, managedBy, podTemplateOverrides," in str(deadline)
     assert deadline.instead == "leave it out and wait with run_timeout, or upgrade Kubeflow Trainer"
 
 
-def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
-    """So that no author of a spec (not of a whole manifest) can meet a problem there."""
+def test_2_3_supports_every_field_of_a_spec() -> None:
+    """A spec without a `manifest` never causes a problem on 2.3."""
     pod = {
         **POD,
         "initContainers": [SIDECAR],
@@ -226,12 +226,12 @@ def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
         "func_args",
         "packages_to_install",
         "pip_index_urls",
-        "torchtune",  # makes command and args
+        "torchtune",  # becomes command and args
         "labels",
         "annotations",
-        "owner_reference",  # of the metadata, as are labels and annotations
+        "owner_reference",  # metadata, like labels and annotations
         "manifest",
-        "unattended",  # of the metadata, too
+        "unattended",  # metadata, too
         "unattended_after",
     }
     trainjob = render(spec, "key", 1, "ns")
@@ -247,8 +247,10 @@ def test_everything_that_a_spec_can_ask_for_is_served_by_2_3() -> None:
         ("2.2", True, {"kueue.x-k8s.io/queue-name": "gpus"}, False),
     ],
 )
-def test_a_queue_that_never_ends(release: str, kueue_patches: bool, labels: dict[str, str], refused: bool) -> None:
-    """Kueue 0.17 and newer starts a job by a runtimePatch: where there are none, it stays suspended."""
+def test_a_queue_without_runtime_patches_is_rejected(
+    release: str, kueue_patches: bool, labels: dict[str, str], refused: bool
+) -> None:
+    """Kueue 0.17 and newer start a job with a runtimePatch: without that field, it stays suspended."""
     _, problems = adapt(
         job({"runtimePatches": []}, labels=labels), SchemaCompatibility(recorded(release), kueue_patches)
     )
