@@ -1,4 +1,4 @@
-"""What is refused before a step's job is launched."""
+"""Options of a step that are rejected before its job is launched."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ RULE = {"mode": "max", "min_improvement": 0.0}
         ("export", {"metric": "a", "min_improvement": -1}, "min_improvement must be a number of at least 0"),
     ],
 )
-def test_what_is_certain_to_fail_is_refused(step: Step, options: dict[str, Any], words: str) -> None:
+def test_invalid_step_options_are_rejected(step: Step, options: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainJobError, match=words):
         check_options(step, (EXPORT | RULE if step == "export" else INITIALIZE) | options)
 
 
-def test_what_is_not_known_yet_is_not_checked() -> None:
+def test_missing_options_are_not_checked() -> None:
     check_options("export", {"alias": "champion", "metric": "accuracy"})
     check_options("export", {"metrics": {"a": 1}, "metric": "a"})
     check_options("export", {"metrics": {"a": 1}, "min_improvement": 0.1})
@@ -53,7 +53,7 @@ def test_what_is_not_known_yet_is_not_checked() -> None:
     check_options("initialize-model", {"source": "models:/m@champion", "target": "/w", "if_missing": "fresh"})
 
 
-def test_a_secret_in_a_location_is_not_shown() -> None:
+def test_errors_do_not_contain_secrets_of_a_location() -> None:
     with pytest.raises(ConfigurationError) as raised:
         check_options("initialize-dataset", {"source": "https://user:hunter2@host/d"})
     assert "hunter2" not in str(raised.value)

@@ -1,6 +1,6 @@
-"""Google Cloud Storage and Azure as far as they can be tested here: which requests are made, and what errors say.
+"""Google Cloud Storage and Azure, as far as tests can cover them: requests and error messages.
 
-What is written and read goes to a server of our own (`tests.unit.fake_clouds`), not to either of them.
+Reads and writes go to a fake server (`tests.unit.fake_clouds`), not to the real services.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trainjob.data.stores import clouds
 from trainjob.data.stores.opening import open_store, open_writable
 from trainjob.errors import ConfigurationError, OutOfSpace, SourceNotFound, StoreUnavailable, UnsafePath
 
-BIG = bytes(range(256)) * 50_000  # 12.8 MB: more than a part
+BIG = bytes(range(256)) * 50_000  # 12.8 MB: larger than one part
 AZURE = {"AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_STORAGE_ENDPOINT": "{}", "AZURE_ALLOW_HTTP": "true"}
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     for name in list(os.environ):
@@ -37,7 +37,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, failures=1))
 
 
-def test_plain_http_of_google_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_of_google_requires_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
     with pytest.raises(ConfigurationError, match="GOOGLE_ALLOW_HTTP"):
@@ -57,7 +57,7 @@ def clouds_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[C
 
 
 @pytest.mark.parametrize("scheme", ["gs", "az", "abfss"])
-def test_there_and_back(scheme: str, clouds_server: Clouds, tmp_path: Path) -> None:
+def test_upload_and_download_preserve_content(scheme: str, clouds_server: Clouds, tmp_path: Path) -> None:
     files = {"a.txt": b"one", "sub/big": BIG, "sub/empty": b"", "sp ace/%20?#é+": b"x"}
     for name, data in files.items():
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,9 @@ def test_there_and_back(scheme: str, clouds_server: Clouds, tmp_path: Path) -> N
     held = dict(clouds_server.buckets["models"])
     assert held.pop(f"x/y/{content.NAME}") == there.to_json()
     assert held == {f"x/y/{name}": data for name, data in files.items()}
-    assert any("partNumber" in each or "blockid" in each for each in clouds_server.requests), "big goes in parts"
+    assert any("partNumber" in each or "blockid" in each for each in clouds_server.requests), (
+        "large files are uploaded in parts"
+    )
     assert copy(str(tmp_path / "source"), f"{bucket}/x/y/") == there
     clouds_server.buckets["models"]["x/yz/other"] = b"of another prefix"
     back = copy(f"{bucket}/x/y", str(tmp_path / "back"), digest=there.digest)
@@ -79,13 +81,13 @@ def test_there_and_back(scheme: str, clouds_server: Clouds, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("scheme", "what"), [("gs", "bucket"), ("az", "container")])
-def test_no_such_bucket(scheme: str, what: str, clouds_server: Clouds, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_reported(scheme: str, what: str, clouds_server: Clouds, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match=f"{what} 'nobucket' does not exist"):
         copy(f"{scheme}://nobucket/x/", str(tmp_path / "t"))
 
 
 class _Cloud(http.server.BaseHTTPRequestHandler):
-    """Takes every request for an empty file, and hands out tokens."""
+    """Serves an empty file for every path, and issues tokens."""
 
     protocol_version = "HTTP/1.1"
     timeout = 5  # of an idle connection, so that no test hangs
@@ -163,7 +165,7 @@ GOOGLE = {"GOOGLE_BASE_URL": "{}", "GOOGLE_ALLOW_HTTP": "1"}
     ],
     ids=lambda value: "-".join(sorted(value)) if isinstance(value, dict) else None,
 )
-def test_credentials_and_endpoints_of_the_environment(
+def test_credentials_and_endpoints_come_from_the_environment(
     uri: str, settings: dict[str, str], asked: str, *, cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("projected")
@@ -180,7 +182,9 @@ def test_credentials_and_endpoints_of_the_environment(
         ("gs://b/x", "GOOGLE_SERVICE_ACCOUNT", "/nonexistent"),
     ],
 )
-def test_credentials_that_cannot_be_read(uri: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_credentials_are_reported_without_secrets(
+    uri: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match="cannot be opened") as caught:
@@ -188,12 +192,12 @@ def test_credentials_that_cannot_be_read(uri: str, name: str, value: str, monkey
     assert "hunter2" not in str(caught.value)
 
 
-def test_azure_without_an_account(tmp_path: Path) -> None:
+def test_azure_requires_an_account_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="AZURE_STORAGE_ACCOUNT_NAME"):
         copy("az://c/x", str(tmp_path))
 
 
-def test_no_key_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_do_not_contain_the_account_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVudGVyMmh1bnRlcjI=")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:1/aHVudGVyMmh1bnRlcjI=")
@@ -205,36 +209,36 @@ def test_no_key_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Error performing token request: http://169.254.169.254/latest/api/token",
         "Error performing GET http://metadata.google.internal/computeMetadata/v1/instance after 0 retries",
     ],
 )
-def test_no_credentials_at_all(scheme: str, said: str) -> None:
+def test_missing_credentials_are_reported(scheme: str, message: str) -> None:
     from obstore.exceptions import GenericError
 
     with (
         pytest.raises(ConfigurationError, match="no credentials found for"),
         clouds.errors(parse_store(f"{scheme}://b/x"), ""),
     ):
-        raise GenericError(said)
+        raise GenericError(message)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["error: invalid peer certificate: UnknownIssuer", "Custom { error: InvalidCertificate(\n  BadSignature,\n)"],
 )
-def test_an_unknown_certificate(said: str) -> None:
+def test_an_untrusted_certificate_is_reported(message: str) -> None:
     from obstore.exceptions import GenericError
 
     with pytest.raises(ConfigurationError, match="SSL_CERT_FILE"), clouds.errors(parse_store("s3://b/x"), ""):
-        raise GenericError(said)
+        raise GenericError(message)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 @pytest.mark.parametrize(
-    ("said", "error", "words"),
+    ("message", "error", "words"),
     [
         ("Error performing list request: … 403 Forbidden", ConfigurationError, "was denied; check"),
         ("Error performing list request: … 401 Unauthorized", ConfigurationError, "was denied; check"),
@@ -250,13 +254,13 @@ def test_an_unknown_certificate(said: str) -> None:
         ("Error performing POST REDACTED … 503 Service Unavailable", StoreUnavailable, "503"),
     ],
 )
-def test_answers_that_obstore_leaves_to_us(scheme: str, said: str, error: type[Exception], words: str) -> None:
+def test_unclassified_obstore_errors_are_mapped(scheme: str, message: str, error: type[Exception], words: str) -> None:
     from obstore.exceptions import GenericError
 
     with pytest.raises(error, match=words), clouds.errors(parse_store(f"{scheme}://b/x"), ""):
-        raise GenericError(said.replace("…", "Server returned non-2xx status code:"))
+        raise GenericError(message.replace("…", "Server returned non-2xx status code:"))
 
 
-def test_signed_blob_urls_are_refused() -> None:
+def test_credentials_in_azure_uris_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="credentials"):
         parse_store("az://user:key@container/x")

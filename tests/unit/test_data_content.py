@@ -27,7 +27,7 @@ _paths = st.sets(_path, max_size=8).filter(_no_conflict)
 
 
 @given(_paths, st.binary(max_size=4))
-def test_a_manifest_reads_back_and_is_canonical(paths: set[str], data: bytes) -> None:
+def test_manifest_is_canonical_and_can_be_parsed(paths: set[str], data: bytes) -> None:
     one = content.build([_file(path, data) for path in sorted(paths)], "origin")
     two = content.build([_file(path, data) for path in sorted(paths, reverse=True)], "origin")
     assert one.to_json() == two.to_json()
@@ -36,7 +36,7 @@ def test_a_manifest_reads_back_and_is_canonical(paths: set[str], data: bytes) ->
 
 
 @given(_paths)
-def test_the_digest_is_that_of_model_signing(paths: set[str]) -> None:
+def test_digest_equals_that_of_model_signing(paths: set[str]) -> None:
     # model-signing sorts PurePosixPath objects, that is, segment by segment: "a/b" comes before "a.b".
     files = [_file(path, path.encode()) for path in paths]
     total = hashlib.sha256()
@@ -45,7 +45,7 @@ def test_the_digest_is_that_of_model_signing(paths: set[str]) -> None:
     assert content.build(files).digest == f"sha256:{total.hexdigest()}"
 
 
-def test_the_digest_of_a_known_tree() -> None:
+def test_digest_of_a_recorded_tree() -> None:
     # Subject digest of the statement that model-signing 1.1.1 signs over files a/b = "1" and a.b = "2".
     manifest = content.build([_file("a.b", b"2"), _file("a/b", b"1")])
     assert [file.path for file in manifest.files] == ["a/b", "a.b"]
@@ -53,7 +53,7 @@ def test_the_digest_of_a_known_tree() -> None:
 
 
 @given(_paths.filter(bool), st.data())
-def test_any_change_of_a_manifest_is_noticed(paths: set[str], data: st.DataObject) -> None:
+def test_any_change_of_a_manifest_is_detected(paths: set[str], data: st.DataObject) -> None:
     value = json.loads(content.build([_file(path) for path in paths]).to_json())
     file = data.draw(st.sampled_from(value["files"]))
     change = data.draw(st.sampled_from(["sha256", "size", "drop", "double"]))
@@ -82,22 +82,22 @@ def test_any_change_of_a_manifest_is_noticed(paths: set[str], data: st.DataObjec
         b'{"format":1,"files":{"a":1}}',
     ],
 )
-def test_what_is_no_manifest(data: bytes) -> None:
+def test_invalid_manifests_are_rejected(data: bytes) -> None:
     with pytest.raises(CorruptData):
         content.parse(data, "here")
 
 
-def test_a_hostile_manifest() -> None:
+def test_unsafe_paths_in_a_manifest_are_rejected() -> None:
     manifest = ContentManifest((_file("../../etc/cron.d/x"),))
     with pytest.raises(UnsafePath):
         content.parse(manifest.to_json(), "here")
 
 
 @pytest.mark.parametrize("paths", [["MANIFEST.json"], [".trainjob/lock"], ["a", "a/b"], ["a/b/c", "a"]])
-def test_paths_that_cannot_be_beside_each_other(paths: list[str]) -> None:
+def test_reserved_and_conflicting_paths_are_rejected(paths: list[str]) -> None:
     with pytest.raises(UnsafePath):
         content.check_paths(paths)
 
 
-def test_our_names_are_free_below_the_root() -> None:
+def test_reserved_names_are_allowed_below_the_root() -> None:
     content.check_paths(["a/MANIFEST.json", "a/.trainjob/x"])

@@ -1,4 +1,4 @@
-"""An initializer that is given a digest, or a registered model that has one, brings that and nothing else."""
+"""An initializer with a digest, given or registered with the model, downloads only content with that digest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _digest(folder: Path) -> str:
 
 
 def _files(folder: Path) -> set[str]:
-    """Files that training would find."""
+    """Files that a training can read."""
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -49,7 +49,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-def test_a_directory(source: Path, tmp_path: Path) -> None:
+def test_digest_of_a_directory_is_verified(source: Path, tmp_path: Path) -> None:
     right, target = _digest(source), tmp_path / "in"
     for wrong in (_WRONG, hashlib.sha256((source / "config.json").read_bytes()).hexdigest()):
         with pytest.raises(ChecksumMismatch):
@@ -58,7 +58,7 @@ def test_a_directory(source: Path, tmp_path: Path) -> None:
     for given in (right, right.removeprefix("sha256:"), f" {right.upper()} ".replace("SHA256", "sha256")):
         assert initialize(str(source), str(target), digest=given).digest == right
     assert _files(target) == {"MANIFEST.json", "config.json", "sub/more.txt"}
-    # What is there already does not excuse what is asked for.
+    # A complete target does not replace the check.
     with pytest.raises(ChecksumMismatch):
         initialize(str(source), str(target), digest=_WRONG)
     manifest = read_manifest(str(target))
@@ -83,13 +83,15 @@ def _renamed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_more, _fewer, _other, _renamed])
-def test_a_directory_that_changed(source: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_changed_directories_do_not_match_the_digest(
+    source: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     right, target = _digest(source), tmp_path / "in"
     change(source)
     with pytest.raises((ChecksumMismatch, CorruptData)):
         initialize(str(source), str(target), digest=right)
     assert read_manifest(str(target)) is None
-    # Somebody who can change files can change a manifest, too.
+    # An attacker who can change files can also change the manifest.
     (source / content.NAME).unlink(missing_ok=True)
     copy(str(source), str(tmp_path / "again"))
     with pytest.raises(ChecksumMismatch):
@@ -97,7 +99,7 @@ def test_a_directory_that_changed(source: Path, tmp_path: Path, change: Callable
     assert read_manifest(str(target)) is None
 
 
-def test_a_single_file(tmp_path: Path) -> None:
+def test_digest_of_a_single_file_is_verified(tmp_path: Path) -> None:
     file = _tree(tmp_path / "source") / "config.json"
     own = hashlib.sha256(file.read_bytes())
     root = hashlib.sha256(own.digest()).hexdigest()
@@ -109,10 +111,12 @@ def test_a_single_file(tmp_path: Path) -> None:
         with pytest.raises(ChecksumMismatch):
             initialize(str(file), str(tmp_path / "wrong"), digest=right)
         assert not _files(tmp_path / "wrong")
-        assert initialize(str(file), str(tmp_path / "in0"), digest=right).digest == f"sha256:{root}", "it is there"
+        assert initialize(str(file), str(tmp_path / "in0"), digest=right).digest == f"sha256:{root}", (
+            "the target is complete"
+        )
 
 
-def test_a_choice_of_files(source: Path, tmp_path: Path) -> None:
+def test_digest_of_selected_files_is_verified(source: Path, tmp_path: Path) -> None:
     own = hashlib.sha256((source / "config.json").read_bytes()).hexdigest()
     assert initialize(str(source), str(tmp_path / "in"), include=["*.json"], digest=own).files == 1
     with pytest.raises(ChecksumMismatch):
@@ -120,7 +124,7 @@ def test_a_choice_of_files(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digest", ["sha256:", "md5:" + "0" * 32, "0" * 63, "g" * 64, "sha512:" + "0" * 128])
-def test_what_is_no_digest(tmp_path: Path, digest: str) -> None:
+def test_invalid_digests_are_rejected(tmp_path: Path, digest: str) -> None:
     with pytest.raises(ConfigurationError, match="digest"):
         initialize(str(_tree(tmp_path / "source")), str(tmp_path / "in"), digest=digest)
 
@@ -132,12 +136,12 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
         yield connect()
 
 
-def test_a_registered_version(registry: Registry, tmp_path: Path) -> None:
+def test_digest_of_a_registered_version_is_verified(registry: Registry, tmp_path: Path) -> None:
     done = export(str(_tree(tmp_path / "out")), str(tmp_path / "models"), name="m", export_id="a")
     place = Path(done.uri.removeprefix("file://"))
     assert initialize("models:/m/1", str(tmp_path / "in"), digest=done.digest).digest == done.digest
 
-    def refused() -> None:
+    def assert_rejected() -> None:
         for more in ({}, {"digest": done.digest}, {"include": ["*.txt"]}):
             with pytest.raises(TrainJobError) as raised:
                 initialize("models:/m/1", str(tmp_path / "no"), **more)
@@ -147,20 +151,20 @@ def test_a_registered_version(registry: Registry, tmp_path: Path) -> None:
     with pytest.raises(ChecksumMismatch):
         initialize("models:/m/1", str(tmp_path / "no"), digest=_WRONG)
     (place / "sub/more.txt").write_text("y")
-    refused()
+    assert_rejected()
     (place / content.NAME).unlink()
-    refused()
+    assert_rejected()
     shutil.rmtree(place)
     copy(str(_tree(tmp_path / "other", "y")), str(place))
-    refused()
+    assert_rejected()
     shutil.rmtree(place)
     shutil.copytree(tmp_path / "out", place)
-    assert initialize("models:/m/1", str(tmp_path / "back")).digest == done.digest, "the same files are the same model"
-    with pytest.raises(ChecksumMismatch):  # nothing vouches for a part of it
+    assert initialize("models:/m/1", str(tmp_path / "back")).digest == done.digest, "equal files are the same model"
+    with pytest.raises(ChecksumMismatch):  # the registered digest does not cover a part
         initialize("models:/m/1", str(tmp_path / "part"), include=["*.txt"])
 
 
-def test_a_version_that_someone_else_registered(registry: Registry, tmp_path: Path) -> None:
+def test_digest_of_a_version_without_a_registered_digest_is_verified(registry: Registry, tmp_path: Path) -> None:
     folder = _tree(tmp_path / "source")
     registry.register("m", str(folder.as_uri()), export_id="x", digest="", metrics={}, tags={})
     assert initialize("models:/m/1", str(tmp_path / "in")).digest == _digest(folder)

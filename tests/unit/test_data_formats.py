@@ -36,7 +36,7 @@ _PNG = bytes.fromhex(
 
 
 class _MakesDirectory:
-    """Loading its pickle makes a directory."""
+    """Loading its pickle creates a directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +86,7 @@ Form = tuple[str, bytes, Callable[[bytes], object]]
 
 
 def _pickles(evil: object) -> Iterator[Form]:
-    """Files whose loading makes the directory of ``evil``: name, content, how it is loaded."""
+    """Files that create the directory of ``evil`` when loaded: name, content, loader."""
     for protocol in range(6):
         yield f"protocol-{protocol}", pickle.dumps(evil, protocol), pickle.loads
     text, binary = pickle.dumps(evil, 0), pickle.dumps(evil)
@@ -98,7 +98,7 @@ def _pickles(evil: object) -> Iterator[Form]:
     yield "LICENSE", text, pickle.loads
     yield ".gitattributes", text, pickle.loads
     yield "tokenizer.model.v3", text, pickle.loads
-    # Instructions that pickletools does not read, harmless ones first, and text behind the last one.
+    # Instructions that pickletools cannot read, harmless ones first, and text after the last one.
     yield "hexadecimal.txt", b"I0x1\n0" + text, pickle.loads
     yield "long.txt", b"L0b1L\n0" + text, pickle.loads
     yield "words.txt", b"S'a harmless text'\n0Vanother\n0(I1\nI2\nl0" + text, pickle.loads
@@ -141,22 +141,22 @@ def _pickles(evil: object) -> Iterator[Form]:
 
 
 def _from_tar(data: bytes, mode: str) -> object:
-    with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as archive:  # type: ignore[call-overload]  # likewise
+    with tarfile.open(fileobj=io.BytesIO(data), mode=mode) as archive:  # type: ignore[call-overload]  # the mode is a parameter
         return pickle.load(archive.extractfile("model_weights.ckpt"))
 
 
 def _to_the_error(data: bytes) -> None:
-    with pytest.raises(Exception):  # noqa: B017, PT011 - which one does not matter: the code has run by then
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any error will do: the code has run by then
         pickle.loads(data)
 
 
-def test_every_form_of_a_pickle_runs_its_code_and_is_refused(tmp_path: Path) -> None:
+def test_every_form_of_a_pickle_is_rejected(tmp_path: Path) -> None:
     made, folder = tmp_path / "made", tmp_path / "model"
     folder.mkdir()
     names = []
     for name, data, load in _pickles(_MakesDirectory(made)):
         load(data)
-        made.rmdir()  # it was made: loading has run code
+        made.rmdir()  # fails unless loading ran the code
         (folder / name).write_bytes(data)
         names.append(name)
     assert len(names) == len(set(names)) > 60
@@ -232,7 +232,7 @@ def test_every_form_of_a_pickle_runs_its_code_and_is_refused(tmp_path: Path) -> 
         ("d/0123456789abcdef0123456789abcdef", b"\x80\4.", "text"),
     ],
 )  # fmt: skip
-def test_other_files_that_are_refused(tmp_path: Path, name: str, content: object, reason: str) -> None:
+def test_unsafe_files_are_rejected(tmp_path: Path, name: str, content: object, reason: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     data = content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content))
     (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -245,12 +245,12 @@ def test_other_files_that_are_refused(tmp_path: Path, name: str, content: object
     "suffix",
     ["bin", "ckpt", "dill", "joblib", "pickle", "pkl", "PT", "pth", "pyc", "ipynb", "tar", "tgz", "zip", "zst", "pmml"],
 )
-def test_names_that_are_refused_whatever_is_in_them(tmp_path: Path, suffix: str) -> None:
+def test_unsafe_suffixes_are_rejected(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_text("text")
     assert list(_refused(tmp_path)) == [f"a.{suffix}"]
 
 
-def test_samples_that_the_libraries_wrote() -> None:
+def test_samples_of_the_libraries_are_classified() -> None:
     good = SAMPLES / "good"
     assert _refused(good) == {}
     assert len([path for path in good.rglob("*") if path.is_file()]) > 30
@@ -258,8 +258,8 @@ def test_samples_that_the_libraries_wrote() -> None:
     assert sorted(_refused(pickled)) == sorted(path.name for path in pickled.iterdir())
 
 
-def test_truncated_samples_are_refused(tmp_path: Path) -> None:
-    """Each is cut in its header or at its end, so that a check which reads nothing would accept it."""
+def test_truncated_samples_are_rejected(tmp_path: Path) -> None:
+    """Each is cut in its header or at its end; a check of names only would accept it."""
     names = ["flax_model.msgpack", "model.gguf", "small.onnx", "stream.arrow", "table.feather", "table.parquet"]
     for name in (*names, "tokenizer.model", "xgboost.json"):
         data = (SAMPLES / "good" / name).read_bytes()
@@ -271,7 +271,7 @@ def test_truncated_samples_are_refused(tmp_path: Path) -> None:
     assert {f"cut-{name}" for name in names} - {"cut-model.gguf", "cut-stream.arrow"} <= set(refused)
 
 
-def test_external_data_is_that_which_a_model_names(tmp_path: Path) -> None:
+def test_external_data_must_be_named_by_a_model(tmp_path: Path) -> None:
     model = (SAMPLES / "good/large.onnx").read_bytes()
     (tmp_path / "model").mkdir()
     (tmp_path / "model/a.onnx").write_bytes(model)
@@ -284,15 +284,15 @@ def test_external_data_is_that_which_a_model_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["large.onnx.json", "largest.one.npy", "large.data.yaml", "large.model.pth"])
-def test_a_file_of_a_form_is_checked_also_where_a_model_names_it(tmp_path: Path, name: str) -> None:
+def test_external_data_with_a_known_suffix_is_checked(tmp_path: Path, name: str) -> None:
     model = (SAMPLES / "good/large.onnx").read_bytes()
     (tmp_path / "a.onnx").write_bytes(model.replace(b"large.onnx.data", name.encode()))
     (tmp_path / name).write_bytes(pickle.dumps([1]))
     assert list(_refused(tmp_path)) == [name]
 
 
-def test_a_repository_of_the_hub(tmp_path: Path) -> None:
-    """The files that `transformers` and the Hub itself write, with what is in them."""
+def test_common_files_of_hub_repositories_are_accepted(tmp_path: Path) -> None:
+    """Files that `transformers` and the Hub itself write, with realistic content."""
     (tmp_path / "assets").mkdir()
     (tmp_path / "1_Pooling").mkdir()
     save_file({"w": numpy.zeros((2, 3), "float16")}, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -374,7 +374,7 @@ def test_a_repository_of_the_hub(tmp_path: Path) -> None:
         "label,score\n",
     ],
 )
-def test_text_that_starts_with_instructions_of_a_pickle(tmp_path: Path, text: str) -> None:
+def test_text_that_starts_like_a_pickle_is_accepted(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.txt").write_text(text)
     assert _refused(tmp_path) == {}
 
@@ -395,7 +395,7 @@ class _Texts:
 
 
 class _Broken(_Texts):
-    """A store that gives no more than the first range."""
+    """A store that serves only the first range."""
 
     def read(self, path: str, *, start: int = 0, length: int | None = None, etag: str = "") -> list[bytes]:
         if start:
@@ -403,7 +403,7 @@ class _Broken(_Texts):
         return super().read(path, start=start, length=length, etag=etag)
 
 
-def test_what_cannot_be_read_is_not_accepted() -> None:
+def test_unreadable_files_are_not_accepted() -> None:
     store: Any = _Broken(b"S'" + b"a" * 100_000 + b"'\n.")
     with pytest.raises(CorruptData, match="it changed"):
         allowed.refusals(store, [Entry("labels.txt", len(store.data))], single=True)
@@ -414,7 +414,7 @@ _WORDS = st.lists(st.from_regex(r"[a-zA-Z][a-z]{1,6}", fullmatch=True), max_size
 
 @settings(max_examples=200)
 @given(_WORDS, st.sampled_from(["\n", " ", ",", "\t"]))
-def test_words_are_no_pickle(words: list[str], separator: str) -> None:
+def test_words_are_not_detected_as_a_pickle(words: list[str], separator: str) -> None:
     data = separator.join(words).encode()
     store: Any = _Texts(data)
     assert allowed.refusals(store, [Entry("labels.txt", len(data))], single=True) == {}
@@ -422,7 +422,7 @@ def test_words_are_no_pickle(words: list[str], separator: str) -> None:
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200), st.sampled_from(sorted(set(allowed.FORMS) - {"", ".safetensors"})))
-def test_noise_never_crashes(noise: bytes, suffix: str) -> None:
+def test_invalid_files_never_crash_the_check(noise: bytes, suffix: str) -> None:
     good = next((path for path in sorted((SAMPLES / "good").rglob(f"*{suffix}")) if path.is_file()), None)
     data = good.read_bytes() if good is not None else b""
     at = noise[0] % (len(data) + 1) if noise else 0
@@ -431,7 +431,7 @@ def test_noise_never_crashes(noise: bytes, suffix: str) -> None:
     assert set(allowed.refusals(store, [Entry(f"a{suffix}", len(data))], single=True)) <= {f"a{suffix}"}
 
 
-def test_of_large_files_only_ends_and_headers_are_read(tmp_path: Path) -> None:
+def test_only_headers_and_ends_of_large_files_are_read(tmp_path: Path) -> None:
     gguf = (SAMPLES / "good/model.gguf").read_bytes()
     store: Any = _Texts(gguf + bytes(50_000_000))
     assert allowed.refusals(store, [Entry("model.gguf", len(store.data))], single=True) == {}
@@ -441,7 +441,7 @@ def test_of_large_files_only_ends_and_headers_are_read(tmp_path: Path) -> None:
     assert text.read_bytes < len(text.data) + 300_000
 
 
-def test_the_documentation_names_every_form() -> None:
+def test_documentation_lists_every_format() -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/provenance-and-signatures.md").read_text()
     table = page.partition("## Files that an export accepts")[2].partition("\n## ")[0]
     suffixes = " ".join(line.split("|")[2] for line in table.splitlines() if line.startswith("|"))

@@ -40,7 +40,7 @@ _path = st.lists(_segment, min_size=1, max_size=4).map("/".join)
         ("Model-Registry://digits/3", ModelRef("digits", version="3")),
     ],
 )
-def test_parse(text: str, expected: Location | ModelRef) -> None:
+def test_locations_are_parsed(text: str, expected: Location | ModelRef) -> None:
     assert parse(text) == expected
 
 
@@ -78,7 +78,7 @@ def test_a_plain_path_is_relative_to_the_working_directory(tmp_path: Path, monke
         ("http://[::1/x", "not a valid"),
     ],
 )
-def test_what_is_no_location_is_told_what_would_be(text: str, words: str) -> None:
+def test_errors_of_invalid_locations_name_the_valid_form(text: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         parse(text)
 
@@ -96,7 +96,7 @@ def test_what_is_no_location_is_told_what_would_be(text: str, words: str) -> Non
         "https://host/x?access_token=hunter2",
     ],
 )
-def test_credentials_in_a_location_are_refused_and_not_repeated(text: str) -> None:
+def test_credentials_in_a_location_are_rejected_and_not_printed(text: str) -> None:
     with pytest.raises(ConfigurationError, match="credentials") as caught:
         parse(text)
     assert "hunter2" not in str(caught.value)
@@ -105,7 +105,7 @@ def test_credentials_in_a_location_are_refused_and_not_repeated(text: str) -> No
 @pytest.mark.parametrize(
     "text", ["s3://b/a/../c", "file:///a/../../c", "https://h/%2e%2e/c", "s3://b/a//c", "s3://b/a\nb"]
 )
-def test_a_uri_does_not_climb(text: str) -> None:
+def test_uris_with_unsafe_segments_are_rejected(text: str) -> None:
     with pytest.raises(UnsafePath):
         parse(text)
 
@@ -113,25 +113,25 @@ def test_a_uri_does_not_climb(text: str) -> None:
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "..", "a/../b", "a/./b", "a//b", "a/", "a\0b", "a\nb", "a\\b", "\udcff", "..\\x"]
 )
-def test_unsafe_paths(path: str) -> None:
+def test_unsafe_paths_are_rejected(path: str) -> None:
     with pytest.raises(UnsafePath):
         safe_path(path)
 
 
 @given(st.sampled_from(["s3", "gs", "az", "file", "https"]), _path, st.booleans())
-def test_a_location_reads_back_as_it_was_written(scheme: str, path: str, directory: bool) -> None:
+def test_uri_of_a_location_parses_to_the_same_location(scheme: str, path: str, directory: bool) -> None:
     location = Location(scheme, "" if scheme == "file" else "host", path, directory=directory)
     assert parse(location.uri) == location
 
 
 @given(_path, _path)
-def test_what_is_joined_stays_below(base: str, path: str) -> None:
+def test_joined_paths_stay_below_the_base(base: str, path: str) -> None:
     joined = parse_store(join(f"s3://bucket/{base}", path))
     assert joined.path == f"{base}/{path}"
 
 
 @given(st.text(max_size=30))
-def test_any_relative_path_is_refused_or_stays_below(path: str) -> None:
+def test_safe_paths_stay_below_the_root(path: str) -> None:
     root = Path("/srv/root")
     try:
         safe_path(path)
@@ -141,7 +141,7 @@ def test_any_relative_path_is_refused_or_stays_below(path: str) -> None:
     assert root in resolved.parents
 
 
-def test_join_keeps_the_slash() -> None:
+def test_join_keeps_the_final_slash() -> None:
     assert join("s3://b", "a", "c/") == "s3://b/a/c/"
     assert join("s3://b/x/", "a") == "s3://b/x/a"
     with pytest.raises(UnsafePath):
