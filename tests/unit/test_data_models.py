@@ -38,7 +38,7 @@ def _check(folder: Path, **options: Any) -> ModelFacts:
     return check_model(store, list(store.list()), **options)
 
 
-def test_a_real_file_of_the_library(tmp_path: Path) -> None:
+def test_a_file_of_the_library_is_read(tmp_path: Path) -> None:
     save_file(
         {"a": numpy.zeros((3, 4), "float16"), "b": numpy.zeros((), "float64"), "c": numpy.zeros((0, 5), "int8")},
         tmp_path / "model.safetensors",
@@ -47,34 +47,34 @@ def test_a_real_file_of_the_library(tmp_path: Path) -> None:
     assert _check(tmp_path) == ModelFacts(13, (".safetensors",))
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_sharded_models_are_checked_against_their_index(tmp_path: Path) -> None:
     (tmp_path / "model-1.safetensors").write_bytes(_safetensors({"a": 2, "b": 3}))
     (tmp_path / "model-2.safetensors").write_bytes(_safetensors({"c": 5}))
     index = tmp_path / "model.safetensors.index.json"
-    whole = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
-    index.write_text(json.dumps({"metadata": {}, "weight_map": whole}))
+    weights = {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
     assert _check(tmp_path).parameters == 10
-    index.write_text(json.dumps({"weight_map": whole | {"d": "model-3.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": weights | {"d": "model-3.safetensors"}}))
     with pytest.raises(CorruptData, match=r"model-3.*does not exist"):
         _check(tmp_path)
-    index.write_text(json.dumps({"weight_map": whole | {"d": "model-2.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": weights | {"d": "model-2.safetensors"}}))
     with pytest.raises(CorruptData, match="does not contain it"):
         _check(tmp_path)
     for wrong in ("{", "[]", '{"weight_map": []}', '{"metadata": 1, "weight_map": {}}', '{"weight_map": {"a": []}}'):
         index.write_text(wrong)
         with pytest.raises(CorruptData):
             _check(tmp_path)
-    for total in (40, 40.0, 0, 32):  # less: tensors that were views of one storage are counted once
-        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": whole}))
+    for total in (40, 40.0, 0, 32):  # lower totals are valid: tensors that share one storage are counted once
+        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weights}))
         assert _check(tmp_path).parameters == 10
     for wrong in ("41", '"40"', "null"):
-        index.write_text(f'{{"metadata": {{"total_size": {wrong}}}, "weight_map": {json.dumps(whole)}}}')
+        index.write_text(f'{{"metadata": {{"total_size": {wrong}}}, "weight_map": {json.dumps(weights)}}}')
         with pytest.raises(CorruptData, match="total_size"):
             _check(tmp_path)
     index.write_text('{"weight_map": {"a": "model-1.safetensors", "a": "model-1.safetensors"}}')
     with pytest.raises(CorruptData, match="twice"):
         _check(tmp_path)
-    os.truncate(index, 100_000_001)  # not read as a whole: it could fill the memory
+    os.truncate(index, 100_000_001)  # not read completely: the index could exhaust memory
     with pytest.raises(CorruptData, match="100000001 bytes"):
         _check(tmp_path)
 
@@ -99,7 +99,7 @@ def test_shards(tmp_path: Path) -> None:
         _safetensors({"a": 2}, dtype="F16"),
     ],
 )
-def test_damaged_files(tmp_path: Path, data: bytes) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(CorruptData):
         _check(tmp_path)
@@ -120,7 +120,7 @@ def _parameters(data: bytes) -> int:
 
 
 @given(st.binary(max_size=40), st.integers(0, 60))
-def test_noise_is_refused_and_never_crashes(noise: bytes, at: int) -> None:
+def test_invalid_bytes_are_rejected_without_a_crash(noise: bytes, at: int) -> None:
     data = _safetensors({"a": 2})[:at] + noise
     try:
         parameters = _parameters(data)
@@ -167,7 +167,7 @@ _HEADERS = st.lists(_ITEMS, max_size=3).map(lambda items: "{" + ",".join(f"{k}:{
 
 @st.composite
 def _mutated(draw: st.DrawFn) -> bytes:
-    """A file that is sound, or wrong in one way or several: in its header's meaning, or in any of its bytes."""
+    """A valid file, or one with errors in the meaning of its header or in any of its bytes."""
     text = draw(_HEADERS).encode()
     if draw(st.booleans()):
         text = draw(st.sampled_from([b"", b" ", b"\xef\xbb\xbf"])) + text + draw(st.sampled_from([b" ", b"\0", b"x"]))
@@ -178,7 +178,7 @@ def _mutated(draw: st.DrawFn) -> bytes:
 
 
 def _agree(data: bytes) -> None:
-    """Our verdict is the library's, or stricter in what is named here."""
+    """Check that our result equals the library's, or is stricter in one of the cases listed here."""
     ours, theirs = "", ""
     parameters, tensors = 0, {}
     try:
@@ -190,18 +190,18 @@ def _agree(data: bytes) -> None:
     except safetensors.SafetensorError as error:
         theirs = str(error)
     if ours and not theirs:
-        # The library takes the last of equal names, which the format forbids, and a type or a tensor in other JSON
-        # than that of the format.
+        # The library accepts duplicate names (the last one wins), which the format forbids, and types or tensors in
+        # JSON forms that the format does not define.
         assert "occurs twice" in ours or "dtype, shape or data_offsets" in ours, ours
     elif theirs and not ours:
-        assert "unknown variant" in theirs, theirs  # a type of a newer version, for all that we know
+        assert "unknown variant" in theirs, theirs  # possibly a type of a newer version
     elif not ours:
         assert parameters == sum(math.prod(tensor["shape"]) for tensor in tensors.values())
 
 
 @settings(max_examples=600)
 @given(_mutated())
-def test_the_verdict_is_the_librarys(data: bytes) -> None:
+def test_check_agrees_with_the_library(data: bytes) -> None:
     _agree(data)
 
 
@@ -227,7 +227,7 @@ def test_the_verdict_is_the_librarys(data: bytes) -> None:
         (f'{{"\\ud800":{_U8}}}', False),
     ],
 )  # fmt: skip
-def test_what_the_format_says(header: str | bytes, sound: bool) -> None:
+def test_headers_are_checked_as_the_format_specifies(header: str | bytes, sound: bool) -> None:
     data = _header(header)
     if sound:
         assert _parameters(data) == 4
@@ -237,7 +237,7 @@ def test_what_the_format_says(header: str | bytes, sound: bool) -> None:
     _agree(data)
 
 
-def test_the_types_are_those_of_the_library() -> None:
+def test_tensor_types_equal_those_of_the_library() -> None:
     with pytest.raises(safetensors.SafetensorError, match="unknown variant") as raised:
         deserialize(_header('{"a":{"dtype":"?","shape":[4],"data_offsets":[0,4]}}'))
     known = re.findall(r"`([A-Z0-9_]+)`", str(raised.value))
@@ -251,7 +251,7 @@ def test_the_types_are_those_of_the_library() -> None:
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "a/model.PT", "x.pkl", "x.pth", "x.ckpt", "x.joblib", "x.pickle"]
 )
-def test_pickles_are_refused_unless_allowed(tmp_path: Path, name: str) -> None:
+def test_pickles_are_rejected_unless_allowed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"\x80\x04.")
     with pytest.raises(CorruptData, match="--allow-pickle"):

@@ -1,4 +1,4 @@
-"""What S3 is asked for, and what is refused before it is."""
+"""Requests to S3, and locations and settings that are rejected before them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainjob.errors import ConfigurationError, StoreUnavailable, UnsafePath
 
 @pytest.fixture(autouse=True)
 def s3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of a server that nobody has started."""
+    """Settings of a server that does not run."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
         "AWS_SECRET_ACCESS_KEY": "hunter2hunter2",
@@ -26,7 +26,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("key", ["evil/../../etc/x", "evil//x", "evil/a\\b", "evil/./x"])
-def test_hostile_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str) -> None:
+def test_unsafe_keys_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str) -> None:
     with serving(Clouds()) as server:
         server.buckets["models"][key] = b"x"
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
@@ -35,20 +35,20 @@ def test_hostile_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str)
     assert not (tmp_path / "t").exists()
 
 
-def test_plain_http_has_to_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_requires_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     with pytest.raises(ConfigurationError, match="AWS_ALLOW_HTTP"):
         copy("s3://models/x", str(tmp_path / "t"))
 
 
-def test_an_image_without_certificates_is_told_from_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_certificates_are_distinguished_from_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.setenv(name, "/nonexistent")
     with pytest.raises(ConfigurationError, match="ca-certificates"):
         transfer.scan("s3://models/x")
 
 
-def test_errors_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_contain_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1/hunter2hunter2")
     monkeypatch.setattr("trainjob.data.stores.clouds.RETRY", {"max_retries": 0})
     with pytest.raises(StoreUnavailable) as caught:
@@ -57,7 +57,7 @@ def test_errors_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "\n" not in str(caught.value)
 
 
-def test_without_obstore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_obstore_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(ConfigurationError, match=r"trainjob\[storage\]"):
         copy("s3://models/x", str(tmp_path / "t"))

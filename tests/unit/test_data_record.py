@@ -34,7 +34,7 @@ def _record(given: Any, files: tuple[str, ...] = ("a|b", "c"), **more: Any) -> R
     return Record(**values, uri="s3://models/digits/1", manifest=manifest, facts=facts, provenance=public(given))
 
 
-def test_the_statement() -> None:
+def test_statement_has_dependencies_and_parameters() -> None:
     value = json.loads(statement(_record(_GIVEN)))
     built = value["predicate"]["buildDefinition"]
     assert built["resolvedDependencies"] == [
@@ -74,7 +74,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9:/?#\[\]@!$&'()*+,;=._~
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*_GIVEN, "other"], st.one_of(_ORIGINS, st.lists(_ORIGINS)))))
-def test_the_statement_is_what_in_toto_and_slsa_specify(given: dict[str, Any]) -> None:
+def test_statement_follows_in_toto_and_slsa(given: dict[str, Any]) -> None:
     from google.protobuf import json_format
     from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
     from in_toto_attestation.v1 import statement_pb2
@@ -83,7 +83,7 @@ def test_the_statement_is_what_in_toto_and_slsa_specify(given: dict[str, Any]) -
 
     value = json.loads(statement(_record(given)))
     predicate = value["predicate"]
-    # Both refuse fields that they do not know.
+    # Both reject unknown fields.
     read = json_format.ParseDict(value, statement_pb2.Statement())
     Statement.copy_from_pb(read).validate()
     built = json_format.ParseDict(predicate, provenance_pb2.Provenance())
@@ -91,7 +91,7 @@ def test_the_statement_is_what_in_toto_and_slsa_specify(given: dict[str, Any]) -
         ResourceDescriptor.copy_from_pb(dependency).validate()
         assert not dependency.uri or _URI.fullmatch(dependency.uri)
         assert all(algorithm and digits for algorithm, digits in dependency.digest.items())
-    # Types that protocol buffers do not have: TypeURI.
+    # TypeURI is not a type of protocol buffers, so it is checked here.
     for uri in (
         value["_type"],
         value["predicateType"],
@@ -103,7 +103,7 @@ def test_the_statement_is_what_in_toto_and_slsa_specify(given: dict[str, Any]) -
     assert card(_record(given))
 
 
-def test_who_made_it_and_when() -> None:
+def test_statement_has_builder_invocation_and_times() -> None:
     run = json.loads(statement(_record(_GIVEN)))["predicate"]["runDetails"]
     assert run["builder"]["id"] == "https://trainjob.dev/builders/export@v1"
     assert run["metadata"] == {"invocationId": "kfp/0b1e"}
@@ -141,14 +141,14 @@ def test_who_made_it_and_when() -> None:
         ("code", {"revision": "main"}, {"name": "code @main"}),
     ],
 )
-def test_dependencies(field: str, given: Any, described: dict[str, Any]) -> None:
+def test_origins_become_dependencies(field: str, given: Any, described: dict[str, Any]) -> None:
     value = json.loads(statement(_record({field: given})))
     (found,) = value["predicate"]["buildDefinition"]["resolvedDependencies"]
     kind = {"images": "image", "datasets": "dataset", "code": "code"}[field]
     assert found == {"name": kind} | described
 
 
-def test_the_card() -> None:
+def test_card_has_all_sections() -> None:
     text = card(_record(_GIVEN | {"note": "<b>`x`</b> | y"}, metrics={"acc|uracy": 0.97})).decode()
     _, matter, body = text.split("---\n", 2)
     assert yaml.safe_load(matter) == {"model_name": "digits", "tags": ["trainjob"], "datasets": ["org/digits"]}
@@ -173,18 +173,18 @@ def test_the_card() -> None:
         assert line in body.splitlines()
 
 
-def test_a_card_of_little() -> None:
+def test_card_omits_empty_sections() -> None:
     text = card(_record({}, tuple(f"{i:03}" for i in range(101)), metrics={})).decode()
     assert "… and 1 more, in `MANIFEST.json`." in text
     assert "## Metrics" not in text
     assert "## How" not in text
-    # What someone calls a model or a run makes no heading, no table and no front matter of its own.
+    # Names of models and runs cannot add headings, tables or front matter.
     text = card(_record({"run": "a\n---\n# b | c"}, name="x\n# y", export_id="-\n---\n")).decode()
     assert text.count("\n---\n") == 1
     assert "\n# b" not in text
 
 
-def test_nothing_secret_is_written() -> None:
+def test_secrets_are_removed() -> None:
     secret = "hunter2-hunter2"
     given = {
         "datasets": [f"https://me:{secret}@host/a?X-Amz-Signature={secret}", {"uri": f"https://host/b?sig={secret}#c"}],
@@ -205,7 +205,7 @@ def test_nothing_secret_is_written() -> None:
     assert public({"uri": "s3://bucket/a?b#c", "gap": float("nan")}) == {"uri": "s3://bucket/a?b#c", "gap": "nan"}
 
 
-def test_what_is_no_json() -> None:
+def test_values_that_are_not_json_are_rejected() -> None:
     loop: list[Any] = []
     loop.append(loop)
     for wrong in (object(), b"x", {1, 2}, loop):
@@ -224,10 +224,10 @@ def test_what_is_no_json() -> None:
         "model-registry://digits@champion",
     ],
 )
-def test_places_stay_as_they_are(uri: str) -> None:
+def test_locations_are_not_changed(uri: str) -> None:
     assert public({"datasets": [uri]}) == {"datasets": [uri]}
 
 
-def test_an_account_with_a_key_is_no_account() -> None:
+def test_account_keys_are_removed_from_locations() -> None:
     (kept,) = public({"datasets": ["abfss://me:hunter2-hunter2@account.dfs.core.windows.net/data"]})["datasets"]
     assert kept == "abfss://account.dfs.core.windows.net/data"

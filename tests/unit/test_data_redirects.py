@@ -1,6 +1,6 @@
-"""Redirects, from real servers. Names and addresses of an internet lead to this machine.
+"""Redirects of real servers. All names and addresses lead to this machine.
 
-What is replaced is what lies under our code: the system's resolver, and the routes of the network.
+Only the layer below trainjob is replaced: the system's resolver, and the connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUBLIC, OTHER, PRIVATE = "93.184.215.14", "23.192.228.80", "10.20.30.40"
 
 
 class _Server(EndsConnections):
-    """Answers for every host: redirects, or what a metadata server would answer."""
+    """Responds for every host: with redirects, or like a metadata server."""
 
     daemon_threads = False
 
@@ -49,7 +49,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host, path = self.headers["Host"].partition(":")[0], self.path
-        if path.startswith("http://"):  # asked as a proxy
+        if path.startswith("http://"):  # a request to a proxy
             host, _, path = path.removeprefix("http://").partition("/")
             path = f"/{path}"
         self.server.asked.append((host, path, dict(self.headers)))
@@ -67,7 +67,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @dataclass
 class Internet:
-    """Addresses that lead to the server, and names of them. An answer of the resolver is used up if there are more."""
+    """Addresses that lead to the server, and their names. The resolver returns its answers in turn."""
 
     server: _Server
     names: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Internet]:
         def getaddrinfo(host: Any, port: Any, family: int = 0, kind: int = 0, proto: int = 0, flags: int = 0) -> Any:
             made.lookups.append(host)
             if host not in made.names:
-                # The answer for a number, in all of its spellings; names are those above.
+                # Resolve numeric addresses in all of their spellings; unknown names fail.
                 return resolve(host, port, family, kind, proto, socket.AI_NUMERICHOST)
             answers = made.names[host]
             found = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -104,7 +104,7 @@ def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Internet]:
         def create_connection(address: tuple[str, int], *args: Any, **options: Any) -> Any:
             made.connected.append(address[0])
             if address[0].startswith("198.18."):
-                raise ConnectionRefusedError("nobody is there")
+                raise ConnectionRefusedError("no server at this address")
             return connect(("127.0.0.1", server.server_port), *args, **options)
 
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
@@ -161,7 +161,9 @@ def _read(url: str, **headers: str) -> bytes:
         ("//10.1.2.3/without-a-scheme", "private"),
     ],
 )
-def test_a_public_source_does_not_lead_inside(internet: Internet, target: str, kind: str) -> None:
+def test_redirects_of_a_public_source_to_internal_addresses_are_rejected(
+    internet: Internet, target: str, kind: str
+) -> None:
     internet.name("files.example", PUBLIC)
     internet.name("inside.example", [PRIVATE, METADATA])
     internet.name("mapped.example", f"::ffff:{METADATA}")
@@ -172,7 +174,7 @@ def test_a_public_source_does_not_lead_inside(internet: Internet, target: str, k
     assert [host for host, _, _ in internet.server.asked] == ["files.example"]
 
 
-def test_nothing_is_stored_of_it(internet: Internet, tmp_path: Path) -> None:
+def test_rejected_redirects_store_nothing(internet: Internet, tmp_path: Path) -> None:
     internet.name("files.example", PUBLIC)
     internet.redirect("http://files.example/a.csv", f"http://{METADATA}/latest/meta-data/iam/security-credentials/role")
     with pytest.raises(ConfigurationError, match=METADATA):
@@ -205,12 +207,12 @@ def test_nothing_is_stored_of_it(internet: Internet, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("named", [False, True])
-def test_a_source_leads_to_its_own_network_and_outside(
+def test_redirects_may_stay_in_a_network_or_leave_it(
     internet: Internet, home: str, target: str, allowed: bool, named: bool
 ) -> None:
     internet.name("source.example", home)
     internet.name("target.example", target)
-    # A link-local source is named by its address only.
+    # A link-local source must be given by its address.
     source = home if home == METADATA else "source.example"
     address = f"[{target}]" if ":" in target else target
     internet.redirect(f"http://{source}/a", f"http://{'target.example' if named else address}/b")
@@ -223,17 +225,17 @@ def test_a_source_leads_to_its_own_network_and_outside(
         assert internet.connected == [home]
 
 
-def test_a_name_does_not_lead_to_a_metadata_server_without_a_redirect(internet: Internet) -> None:
+def test_a_name_that_resolves_to_a_metadata_server_is_rejected(internet: Internet) -> None:
     internet.name("files.example", METADATA)
     with pytest.raises(
         ConfigurationError, match=r"files\.example/a resolves to files\.example \(169\.254.*write the address"
     ):
         _read("http://files.example/a")
     assert internet.connected == []
-    assert _read(f"http://{METADATA}/a") == SECRET  # what an author asks for in as many words
+    assert _read(f"http://{METADATA}/a") == SECRET  # an explicit address is allowed
 
 
-def test_the_last_of_several_redirects_counts_from_the_first_source(internet: Internet) -> None:
+def test_every_redirect_is_checked_against_the_first_source(internet: Internet) -> None:
     internet.name("files.example", PUBLIC)
     internet.name("cdn.example", OTHER)
     internet.redirect("http://files.example/a", "http://cdn.example/b")
@@ -244,7 +246,7 @@ def test_the_last_of_several_redirects_counts_from_the_first_source(internet: In
         _read("http://files.example/a")
 
 
-def test_redirects_are_counted(internet: Internet) -> None:
+def test_number_of_redirects_is_limited(internet: Internet) -> None:
     internet.name("files.example", PUBLIC)
     for number in range(10):
         internet.redirect(f"http://files.example/{number}", f"/{number + 1}")
@@ -257,15 +259,15 @@ def test_redirects_are_counted(internet: Internet) -> None:
 @pytest.mark.parametrize(
     "target", ["ftp://files.example/a", "file:///etc/passwd", "gopher://files.example/", "http://0251.0376.0251.0376/"]
 )
-def test_other_schemes_and_broken_addresses_are_refused(internet: Internet, target: str) -> None:
+def test_redirects_to_other_schemes_and_invalid_addresses_are_rejected(internet: Internet, target: str) -> None:
     internet.name("files.example", PUBLIC)
     internet.redirect("http://files.example/a", target)
     with pytest.raises(ConfigurationError, match=r"only http and https|an invalid URL"):
         _read("http://files.example/a")
 
 
-def test_the_address_that_was_checked_is_connected_to(internet: Internet) -> None:
-    """A resolver that answers otherwise the next time (DNS rebinding) is asked once for each connection."""
+def test_connections_use_the_checked_address(internet: Internet) -> None:
+    """DNS rebinding: the name is resolved only once for each connection."""
     internet.name("files.example", PUBLIC)
     internet.name("moving.example", OTHER, METADATA)
     internet.redirect("http://files.example/a", "http://moving.example/b")
@@ -276,7 +278,7 @@ def test_the_address_that_was_checked_is_connected_to(internet: Internet) -> Non
         _read("http://files.example/a")
 
 
-def test_a_source_that_moves_inside_is_refused(internet: Internet) -> None:
+def test_a_source_that_later_resolves_to_loopback_is_rejected(internet: Internet) -> None:
     internet.name("files.example", PUBLIC, "127.0.0.1")
     internet.redirect("http://files.example/a", "http://files.example:9000/b")
     with pytest.raises(ConfigurationError, match=r"resolves to files\.example \(127\.0\.0\.1, a loopback address"):
@@ -284,7 +286,7 @@ def test_a_source_that_moves_inside_is_refused(internet: Internet) -> None:
     assert internet.connected == [PUBLIC]
 
 
-def test_of_several_addresses_those_that_are_allowed_are_tried(internet: Internet) -> None:
+def test_only_allowed_addresses_of_a_name_are_tried(internet: Internet) -> None:
     internet.name("files.example", PUBLIC)
     internet.name("many.example", [METADATA, "198.18.0.1", OTHER, PRIVATE])
     internet.redirect("http://files.example/a", "http://many.example/b")
@@ -292,7 +294,7 @@ def test_of_several_addresses_those_that_are_allowed_are_tried(internet: Interne
     assert internet.connected == [PUBLIC, OTHER]
 
 
-def test_a_server_that_is_not_there(internet: Internet) -> None:
+def test_unreachable_servers_are_reported(internet: Internet) -> None:
     internet.name("files.example", ["198.18.0.1", "198.18.0.2"])
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         _read("http://files.example/a")
@@ -301,7 +303,7 @@ def test_a_server_that_is_not_there(internet: Internet) -> None:
         _read("http://nosuch.example/a")
 
 
-def test_credentials_stay_with_their_server(internet: Internet) -> None:
+def test_credentials_are_not_sent_to_another_host(internet: Internet) -> None:
     internet.name("files.example", PUBLIC)
     internet.name("cdn.example", OTHER)
     internet.redirect("http://files.example/a", "http://files.example/b")
@@ -312,10 +314,10 @@ def test_credentials_stay_with_their_server(internet: Internet) -> None:
     assert "hunter2" not in str(sent["/c"])
 
 
-def test_https_stays_https_and_keeps_its_name(
+def test_https_checks_the_name_and_is_not_downgraded(
     internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate is that of the name, not of the address that is connected to."""
+    """The certificate is checked for the name, not for the address."""
     authority = Authority(tmp_path / "ca")
     pair = authority.issue("files", addresses=["files.example"])
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
@@ -337,7 +339,7 @@ def test_https_stays_https_and_keeps_its_name(
 def test_behind_a_proxy_addresses_and_known_names_are_checked(
     internet: Internet, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    """The proxy resolves the other names."""
+    """The proxy resolves all other names."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:3128")
     internet.redirect("http://files.example/a", "http://cdn.example/b")
     assert _read("http://files.example/a") == SECRET
@@ -376,7 +378,9 @@ def _blob(registry: Client) -> bytes:
         return registry.read(response)
 
 
-def test_a_registry_leads_to_a_public_store_only(internet: Internet, registry: Client) -> None:
+def test_redirects_of_a_public_registry_to_internal_addresses_are_rejected(
+    internet: Internet, registry: Client
+) -> None:
     blob = "http://registry.example/v2/team/model/blobs/sha256:1"
     internet.redirect(blob, "http://cdn.example/blob")
     assert _blob(registry) == SECRET
@@ -388,7 +392,7 @@ def test_a_registry_leads_to_a_public_store_only(internet: Internet, registry: C
     assert set(internet.connected) == {PUBLIC, OTHER}
 
 
-def test_a_registry_does_not_name_a_token_server_inside(internet: Internet, registry: Client) -> None:
+def test_internal_token_servers_of_a_public_registry_are_rejected(internet: Internet, registry: Client) -> None:
     for realm in (f"http://{METADATA}/token", "http://inside.example/token", "ftp://cdn.example/token"):
         internet.name("inside.example", PRIVATE)
         internet.server.challenge = f'Bearer realm="{realm}",service="registry.example"'

@@ -53,7 +53,7 @@ def _export(source: str, target: Path, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def official() -> Iterator[Warm]:
-    """The command line of model-signing, as anyone runs it who knows nothing of trainjob."""
+    """The command line of model-signing, independent of trainjob."""
     with Warm({"model-signing": "model_signing._cli:main"}, ["model_signing._cli"]) as running:
         yield running
 
@@ -71,16 +71,16 @@ def _verified(official: Warm, folder: Path, public: str, *options: object) -> bo
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
-def test_the_official_tool_verifies_what_was_exported(official: Warm, tmp_path: Path, curve: ec.EllipticCurve) -> None:
+def test_model_signing_verifies_an_export(official: Warm, tmp_path: Path, curve: ec.EllipticCurve) -> None:
     private, public = key_pair(tmp_path, "signer", curve)
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private)
     assert _verified(official, folder, public)
     assert not _verified(official, folder, key_pair(tmp_path, "other", curve)[1])
     statement = json.loads(base64.b64decode(json.loads((folder / "model.sig").read_bytes())["dsseEnvelope"]["payload"]))
-    whole = copy(str(folder), str(tmp_path / "all"), exclude=[content.NAME, content.SIGNATURE])
-    assert [each["name"] for each in statement["predicate"]["resources"]] == [file.path for file in whole.files]
-    assert {content.PROVENANCE, content.CARD} <= {file.path for file in whole.files}
-    assert statement["subject"] == [{"name": "m", "digest": {"sha256": whole.digest.removeprefix("sha256:")}}]
+    complete = copy(str(folder), str(tmp_path / "all"), exclude=[content.NAME, content.SIGNATURE])
+    assert [each["name"] for each in statement["predicate"]["resources"]] == [file.path for file in complete.files]
+    assert {content.PROVENANCE, content.CARD} <= {file.path for file in complete.files}
+    assert statement["subject"] == [{"name": "m", "digest": {"sha256": complete.digest.removeprefix("sha256:")}}]
     for name in ("config.json", content.PROVENANCE, content.CARD):
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(before + b" ")
@@ -90,8 +90,8 @@ def test_the_official_tool_verifies_what_was_exported(official: Warm, tmp_path: 
     assert b"PRIVATE" not in b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_digest_is_that_of_the_official_tool(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
-    # Without our own files beside it, and with the names whose order is not that of their letters.
+def test_digest_equals_that_of_model_signing(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
+    # Without trainjob's files, and with names whose order is not that of their characters.
     folder = Path(_model(tmp_path / "out", more={"a/b/c": b"3", "a-b": b"4", "B": b"5", "\U0001f600": b"6"}))
     signed = _official(official, "sign", "key", "--private_key", keys[0], "--signature", tmp_path / "sig", folder)
     assert signed.returncode == 0, signed.stderr
@@ -101,7 +101,7 @@ def test_the_digest_is_that_of_the_official_tool(official: Warm, tmp_path: Path,
     assert [file.path for file in manifest.files] == [each["name"] for each in statement["predicate"]["resources"]]
 
 
-def test_what_was_signed_comes_back_and_nothing_else(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_only_signed_content_is_downloaded(tmp_path: Path, keys: tuple[str, str]) -> None:
     private, public = keys
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=private, alias="champion")
     got = initialize("models:/m@champion", str(tmp_path / "in"), verify_key=public)
@@ -110,7 +110,7 @@ def test_what_was_signed_comes_back_and_nothing_else(tmp_path: Path, keys: tuple
     assert part.files == 1
     with pytest.raises(ChecksumMismatch, match="signature"):
         initialize("models:/m@champion", str(tmp_path / "in3"), verify_key=key_pair(tmp_path, "other")[1])
-    # Another model in its place, with a manifest that fits: whoever can write to the store can do that.
+    # An attacker who can write to the store replaces the model and its manifest.
     beside = {name: (folder / name).read_bytes() for name in content.SIDECARS}
     shutil.rmtree(folder)
     copy(_model(tmp_path / "evil", 7), str(folder))
@@ -142,14 +142,14 @@ def test_provenance_and_card_are_signed(tmp_path: Path, keys: tuple[str, str], n
     choices: list[dict[str, Any]] = [{}, {"include": ["*.json"]}, {"exclude": [name]}]
     for options in choices:
         with pytest.raises(ChecksumMismatch, match=re.escape(name)):
-            initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], **options)  # what is there already
+            initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], **options)  # the target is complete
         with pytest.raises(ChecksumMismatch, match=re.escape(name)):
             initialize(str(folder), str(tmp_path / "in2"), verify_key=keys[1], **options)
     assert not (tmp_path / "in2").exists()
     initialize("models:/m/1", str(tmp_path / "in3"))
 
 
-def test_a_card_of_the_authors_own_is_signed_as_a_file(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_a_card_of_the_author_is_signed_as_a_file(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
     source = _model(tmp_path / "out", more={content.CARD: b"mine"})
     folder = _export(source, tmp_path / "models", sign=keys[0])
     assert _verified(official, folder, keys[1])
@@ -159,10 +159,10 @@ def test_a_card_of_the_authors_own_is_signed_as_a_file(official: Warm, tmp_path:
         initialize(str(folder), str(tmp_path / "in2"), verify_key=keys[1])
 
 
-def test_an_export_that_is_killed_leaves_no_signature_of_something_else(
+def test_a_killed_export_leaves_no_signature_of_other_content(
     tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before each of the small files; the last one, the manifest, makes the model whole."""
+    """Killed before each of the small files; the last one, the manifest, completes the model."""
     source, target = _model(tmp_path / "out"), tmp_path / "models"
     write = FileStore.write_small
     written: list[str] = []
@@ -173,7 +173,7 @@ def test_an_export_that_is_killed_leaves_no_signature_of_something_else(
         written.append(path)
         write(store, path, data)
 
-    # The mark, provenance, card, signature if there is one, manifest.
+    # The mark, provenance, card, signature (if signed), manifest.
     for instant, signed in [
         *((instant, True) for instant in range(1, 5)),
         *((instant, False) for instant in range(1, 4)),
@@ -186,7 +186,7 @@ def test_an_export_that_is_killed_leaves_no_signature_of_something_else(
                 _export(source, target, name=name, sign=keys[0] if signed else None)
         (place,) = (target / name).iterdir()
         assert read_manifest(str(place)) is None
-        # The next try has another provenance, and signs or does not.
+        # The retry has another provenance, and signs if the first did not.
         again = _export(source, target, name=name, sign=keys[0] if not signed else None, provenance={"seed": instant})
         assert again == place
         assert (place / content.SIGNATURE).exists() is not signed
@@ -195,8 +195,8 @@ def test_an_export_that_is_killed_leaves_no_signature_of_something_else(
     assert written == [content.MARK, content.PROVENANCE, content.CARD]
 
 
-def test_a_signature_of_the_files_alone_still_holds_and_says_so(tmp_path: Path, keys: tuple[str, str]) -> None:
-    """As trainjob made them before the provenance was signed."""
+def test_a_signature_without_provenance_is_accepted_and_reported(tmp_path: Path, keys: tuple[str, str]) -> None:
+    """Earlier versions of trainjob did not sign the provenance."""
     folder = _export(_model(tmp_path / "out"), tmp_path / "models")
     manifest = read_manifest(str(folder))
     assert manifest is not None
@@ -204,33 +204,35 @@ def test_a_signature_of_the_files_alone_still_holds_and_says_so(tmp_path: Path, 
     (folder / content.PROVENANCE).write_bytes(b"{}")
     lines: list[str] = []
     initialize("models:/m/1", str(tmp_path / "in"), verify_key=keys[1], progress=lines.append)
-    (said,) = [line for line in lines if "not covered" in line]
-    assert f"covers its 4 files; not covered: {content.CARD}, {content.PROVENANCE}" in said
+    (message,) = [line for line in lines if "not covered" in line]
+    assert f"covers its 4 files; not covered: {content.CARD}, {content.PROVENANCE}" in message
     (folder / "config.json").write_text("[]")
     with pytest.raises(ChecksumMismatch):
         initialize("models:/m/1", str(tmp_path / "in2"), verify_key=keys[1])
 
 
-def test_what_others_have_signed(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_signatures_of_other_tools_are_verified(official: Warm, tmp_path: Path, keys: tuple[str, str]) -> None:
     private, public = keys
     folder = Path(_model(tmp_path / "hub", more={".gitattributes": b"*"}))
     signed = _official(official, "sign", "key", "--private_key", private, "--signature", folder / "model.sig", folder)
     assert signed.returncode == 0, signed.stderr
-    # The tool ignores git's files; what is not signed is not taken.
+    # model-signing ignores git's files; unsigned files are rejected.
     with pytest.raises(ChecksumMismatch, match="gitattributes"):
         initialize(str(folder), str(tmp_path / "in"), verify_key=public)
     assert not [path for path in (tmp_path / "in").rglob("*") if path.is_file() and content.WORK not in path.parts]
     target = tmp_path / "in"
     assert initialize(str(folder), str(target), exclude=[".git*"], verify_key=public).files == 5
-    assert _verified(official, target, public, "--ignore-paths", target / content.NAME), "the signature comes with it"
-    # Brought before, without a key: it is not taken for verified.
+    assert _verified(official, target, public, "--ignore-paths", target / content.NAME), (
+        "the signature is downloaded, too"
+    )
+    # A target from a download without a key does not count as verified.
     (folder / "config.json").write_text("[]")
     initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"])
     with pytest.raises(ChecksumMismatch, match=r"config\.json"):
         initialize(str(folder), str(tmp_path / "in2"), exclude=[".git*"], verify_key=public)
     with pytest.raises(ChecksumMismatch, match=r"config\.json"):
         initialize(str(folder), str(target), exclude=[".git*"], verify_key=public)
-    # A file that is signed and not there is missed, unless it was not asked for.
+    # A missing signed file is an error unless it is excluded.
     (folder / "config.json").unlink()
     for left in ([".git*"], [".git*", "*.npy"]):
         with pytest.raises(ChecksumMismatch, match=r"Missing.*config\.json"):
@@ -252,14 +254,14 @@ def test_what_others_have_signed(official: Warm, tmp_path: Path, keys: tuple[str
         b'{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial": {}}',
     ],
 )
-def test_what_is_no_signature(tmp_path: Path, keys: tuple[str, str], data: bytes) -> None:
+def test_invalid_signatures_are_rejected(tmp_path: Path, keys: tuple[str, str], data: bytes) -> None:
     folder = Path(_model(tmp_path / "hub"))
     (folder / "model.sig").write_bytes(data)
     with pytest.raises(ChecksumMismatch, match="signature"):
         initialize(str(folder), str(tmp_path / "in"), verify_key=keys[1])
 
 
-def test_no_byte_of_a_signature_can_be_changed_to_mean_something_else(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_a_changed_payload_invalidates_the_signature(tmp_path: Path, keys: tuple[str, str]) -> None:
     folder = _export(_model(tmp_path / "out"), tmp_path / "models", sign=keys[0])
     bundle = json.loads((folder / "model.sig").read_bytes())
     payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
@@ -278,7 +280,7 @@ def test_no_byte_of_a_signature_can_be_changed_to_mean_something_else(tmp_path: 
         initialize(str(tmp_path / "evil"), str(tmp_path / "in"), verify_key=keys[1])
 
 
-def test_single_files_are_not_signed(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_verification_rejects_a_single_file(tmp_path: Path, keys: tuple[str, str]) -> None:
     _model(tmp_path / "out")
     with pytest.raises(ChecksumMismatch, match="not signed"):
         initialize(str(tmp_path / "out/config.json"), str(tmp_path / "in"), verify_key=keys[1])
@@ -299,7 +301,7 @@ def test_an_export_is_signed_once(tmp_path: Path, keys: tuple[str, str]) -> None
     assert (_export(source, tmp_path / "models", export_id="c") / "model.sig").read_bytes() == b"{}"
 
 
-def test_keys_are_given_by_path(
+def test_keys_must_be_paths_of_valid_keys(
     official: Warm,
     tmp_path: Path,
     keys: tuple[str, str],
@@ -323,7 +325,7 @@ def test_keys_are_given_by_path(
         with pytest.raises(ConfigurationError) as raised:
             _export(source, tmp_path / "models", sign=wrong)
         assert "BEGIN" not in str(raised.value)
-        assert not (tmp_path / "models").exists(), "found before anything is copied"
+        assert not (tmp_path / "models").exists(), "keys are checked before anything is copied"
     for wrong in (Path(keys[1]).read_text(), str(tmp_path / "none"), keys[0]):
         with pytest.raises(ConfigurationError):
             initialize(source, str(tmp_path / "in"), verify_key=wrong)

@@ -1,4 +1,4 @@
-"""Errors of the initializer and export programs; what they do with registries is in `tests/registry`."""
+"""Errors of the initializer and export programs; `tests/registry` tests them with registries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
         (("export", "--source", "{}", "--target", "{}/t", "--name", "m", "--export-id", "a"), 2, "TRAINJOB_REGISTRY"),
     ],
 )
-def test_errors_of_the_programs(
+def test_program_errors_have_exit_codes(
     arguments: tuple[str, ...], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([argument.format(tmp_path) for argument in arguments]) == code

@@ -19,7 +19,7 @@ MODEL_POD = {"HOSTNAME": "train-x-model-initializer-0-0"}
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*trainer._SETTINGS, *trainer._SETTINGS.values(), "STORAGE_URI", "IGNORE_PATTERNS", "HOSTNAME"):
-        monkeypatch.setenv(name, "x")  # so that what `task` sets is undone
+        monkeypatch.setenv(name, "x")  # registers the variable, so that changes by `task` are undone
         monkeypatch.delenv(name)
 
 
@@ -46,11 +46,11 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_is_to_be_brought(environment: dict[str, str], expected: Task) -> None:
+def test_task_is_read_from_the_environment(environment: dict[str, str], expected: Task) -> None:
     assert task(dict(environment)) == expected
 
 
-def test_credentials_come_to_where_the_stores_look() -> None:
+def test_credentials_get_the_variable_names_of_the_stores() -> None:
     environment = POD | {
         "STORAGE_URI": "s3://b/x",
         "ACCESS_TOKEN": "hf",
@@ -68,7 +68,7 @@ def test_credentials_come_to_where_the_stores_look() -> None:
     assert environment["AWS_REGION"] == "us-east-1"
 
 
-def test_a_token_of_other_keys_is_not_sent_with_these() -> None:
+def test_session_token_of_other_keys_is_removed() -> None:
     environment = POD | {"STORAGE_URI": "s3://b/x", "AWS_ACCESS_KEY_ID": "steps", "AWS_SESSION_TOKEN": "of-steps"}
     task(environment)
     assert environment["AWS_SESSION_TOKEN"] == "of-steps"
@@ -78,7 +78,7 @@ def test_a_token_of_other_keys_is_not_sent_with_these() -> None:
     assert "AWS_SESSION_TOKEN" not in environment
 
 
-def test_a_role_needs_a_web_identity() -> None:
+def test_a_role_requires_a_web_identity() -> None:
     environment = POD | {"STORAGE_URI": "s3://b/x", "ROLE_ARN": "arn:aws:iam::1:role/x"}
     with pytest.raises(ConfigurationError, match="AWS_WEB_IDENTITY_TOKEN_FILE"):
         task(environment)
@@ -96,13 +96,15 @@ def test_a_role_needs_a_web_identity() -> None:
         (POD | {"STORAGE_URI": "ftp://b/x"}, "not a supported scheme"),
     ],
 )
-def test_what_cannot_be_done(environment: dict[str, str], words: str) -> None:
+def test_invalid_environments_are_rejected(environment: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         task(environment)
 
 
-def test_nothing_is_to_be_brought(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("STORAGE_URI", "")  # of the runtime, where a job says nothing else
+def test_an_empty_storage_uri_downloads_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STORAGE_URI", "")  # the runtime's default if the job sets nothing
     assert main([]) == 0
     assert capsys.readouterr() == ("STORAGE_URI is empty: nothing to download\n", "")
     assert main(["initialize-dataset"]) == 2
@@ -111,7 +113,7 @@ def test_nothing_is_to_be_brought(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         main([])
 
 
-def test_the_program_without_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_without_arguments_reads_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/a.csv").write_bytes(b"1")
     (tmp_path / "source/b.log").write_bytes(b"2")

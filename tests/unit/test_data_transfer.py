@@ -40,7 +40,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def test_a_directory(source: Path, target: Path) -> None:
+def test_copy_of_a_directory_has_all_files_and_a_manifest(source: Path, target: Path) -> None:
     lines: list[str] = []
     manifest = copy(str(source), target.as_uri(), progress=lines.append)
     assert files(target) == FILES
@@ -53,7 +53,7 @@ def test_a_directory(source: Path, target: Path) -> None:
     assert scan(str(source)).digest == manifest.digest
 
 
-def test_a_single_file(source: Path, target: Path) -> None:
+def test_copy_of_a_single_file_verifies_its_digest(source: Path, target: Path) -> None:
     manifest = copy(str(source / "a.txt"), str(target), digest=hashlib.sha256(b"one").hexdigest())
     assert files(target) == {"a.txt": b"one"}
     assert copy(str(source / "a.txt"), str(target), digest=manifest.digest) == manifest
@@ -62,7 +62,7 @@ def test_a_single_file(source: Path, target: Path) -> None:
 def test_the_manifest_is_written_after_the_files_are_on_the_disk(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest says that all is there, also after the machine lost its power."""
+    """A manifest marks a complete copy, also after a power failure."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -85,10 +85,8 @@ def test_the_manifest_is_written_after_the_files_are_on_the_disk(
     assert {Path(name).name for name in FILES} <= set(synced[:before])
 
 
-def test_a_copy_that_is_being_replaced_is_not_complete(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the old content nor the new one is: the old manifest goes first."""
+def test_a_copy_in_replacement_is_incomplete(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the old nor the new content is complete: the old manifest is removed first."""
     copy(str(source), str(target))
     (source / "a.txt").write_bytes(b"two")
 
@@ -101,7 +99,7 @@ def test_a_copy_that_is_being_replaced_is_not_complete(
     assert read_manifest(str(target)) is None
 
 
-def test_what_was_written_about_other_content_goes_with_it(source: Path, target: Path) -> None:
+def test_sidecars_are_removed_with_their_content(source: Path, target: Path) -> None:
     transfer.copy(str(source), str(target), sidecars=lambda _: {content.CARD: b"about one"})
     assert (target / content.CARD).read_bytes() == b"about one"
     (source / "a.txt").write_bytes(b"two")
@@ -109,13 +107,13 @@ def test_what_was_written_about_other_content_goes_with_it(source: Path, target:
     assert not (target / content.CARD).exists()
 
 
-def test_a_file_of_the_source_that_is_called_like_a_sidecar_is_content(source: Path, target: Path) -> None:
+def test_a_source_file_with_the_name_of_a_sidecar_is_content(source: Path, target: Path) -> None:
     (source / content.CARD).write_bytes(b"of the author")
     copy(str(source), str(target))
     assert (target / content.CARD).read_bytes() == b"of the author"
 
 
-def test_what_is_moved_adds_up(source: Path, target: Path) -> None:
+def test_reported_bytes_add_up_to_the_size(source: Path, target: Path) -> None:
     seen: list[tuple[int, int]] = []
     transfer.copy(str(source), str(target), moved=lambda done, total: seen.append((done, total)))
     size = sum(map(len, FILES.values()))
@@ -123,24 +121,22 @@ def test_what_is_moved_adds_up(source: Path, target: Path) -> None:
     assert all(done <= total == size for done, total in seen)
 
 
-def test_a_copy_of_a_copy_sends_only_what_is_missing(source: Path, target: Path, tmp_path: Path) -> None:
+def test_copy_writes_only_missing_files(source: Path, target: Path, tmp_path: Path) -> None:
     first = tmp_path / "first"
     copy(str(source), str(first))
     copy(str(first), str(target))
     kept = {name: (target / name).stat().st_ino for name in (*FILES, content.NAME)}
     copy(str(first), str(target))
-    assert {name: (target / name).stat().st_ino for name in kept} == kept, "it holds what is meant"
-    (target / "a.txt").write_bytes(b"longer")  # the first of them
+    assert {name: (target / name).stat().st_ino for name in kept} == kept, "the target is complete"
+    (target / "a.txt").write_bytes(b"longer")  # the first file
     (target / content.NAME).unlink()
     copy(str(first), str(target))
     assert files(target) == FILES
     del kept["a.txt"], kept[content.NAME]
-    assert {name: (target / name).stat().st_ino for name in kept} == kept, "the others were right"
+    assert {name: (target / name).stat().st_ino for name in kept} == kept, "the other files are correct"
 
 
-def test_what_a_source_promises_is_checked_before_anything_is_written(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_manifest_of_the_source_is_checked_before_writing(source: Path, target: Path, tmp_path: Path) -> None:
     copy(str(source), str(tmp_path / "first"))
 
     def refuse(manifest: content.ContentManifest) -> None:
@@ -151,8 +147,8 @@ def test_what_a_source_promises_is_checked_before_anything_is_written(
     assert not [path for path in target.rglob("*") if path.is_file() and path.name != "lock"]
 
 
-def test_a_complete_copy_is_checked_once_more(source: Path, target: Path) -> None:
-    """What a check accepts may have changed since the copy was made."""
+def test_a_complete_copy_is_checked_again(source: Path, target: Path) -> None:
+    """The check may have become stricter since the copy was written."""
     first = copy(str(source), str(target))
     checked: list[str] = []
     assert transfer.copy(str(source), str(target), check=lambda manifest: checked.append(manifest.digest)) == first
@@ -163,10 +159,10 @@ def test_a_complete_copy_is_checked_once_more(source: Path, target: Path) -> Non
 
     with pytest.raises(ChecksumMismatch, match="not signed"):
         transfer.copy(str(source), str(target), check=refuse)
-    assert files(target) == FILES, "another step may use it"
+    assert files(target) == FILES, "another step may use the files"
 
 
-def test_a_copy_follows_its_source_where_only_the_content_differs(source: Path, target: Path, tmp_path: Path) -> None:
+def test_copy_detects_changed_content_of_equal_size(source: Path, target: Path, tmp_path: Path) -> None:
     copy(str(source), str(tmp_path / "first"))
     copy(str(tmp_path / "first"), str(target))
     (source / "a.txt").write_bytes(b"two")
@@ -184,7 +180,7 @@ def test_the_second_copy_transfers_nothing(source: Path, target: Path) -> None:
     assert not any("copied" in line for line in lines)
 
 
-def test_a_changed_source_replaces_the_copy(source: Path, target: Path) -> None:
+def test_changed_sources_replace_the_copy(source: Path, target: Path) -> None:
     copy(str(source), str(target))
     (source / "a.txt").write_bytes(b"two")
     (source / "sub/b.bin").unlink()
@@ -201,21 +197,19 @@ def test_a_copy_that_lost_a_file_is_repaired(source: Path, target: Path) -> None
     assert files(target) == FILES
 
 
-def test_a_half_written_target_is_finished_and_its_good_files_are_kept(
+def test_an_incomplete_target_is_completed_and_its_valid_files_are_kept(
     source: Path, target: Path, tmp_path: Path
 ) -> None:
-    copy(str(source), str(tmp_path / "whole"))
+    copy(str(source), str(tmp_path / "complete"))
     tree(target, {".trainjob/lock": b"", ".trainjob/0.part": b"on", "sub/b.bin": FILES["sub/b.bin"], "a.txt": b"OOO"})
     before = (target / "sub/b.bin").stat()
-    copy(str(tmp_path / "whole"), str(target))
+    copy(str(tmp_path / "complete"), str(target))
     assert files(target) == FILES
     after = (target / "sub/b.bin").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_what_a_killed_try_wrote_and_the_next_does_not_need_is_removed(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_unneeded_files_of_a_killed_copy_are_removed(source: Path, target: Path, tmp_path: Path) -> None:
     (source / "old.gz").write_bytes(b"the copy fails at this one")
     with pytest.raises(CorruptData):
         copy(str(source), str(target))
@@ -230,31 +224,33 @@ def test_what_a_killed_try_wrote_and_the_next_does_not_need_is_removed(
 @pytest.mark.parametrize(
     "listed", [b"", b"{", b"[1]", b'["../outside"]', b'["/etc/passwd"]', b'["MANIFEST.json"]', b"null"]
 )
-def test_a_hostile_mark_removes_nothing(source: Path, target: Path, tmp_path: Path, listed: bytes) -> None:
+def test_unsafe_entries_of_a_mark_are_ignored(source: Path, target: Path, tmp_path: Path, listed: bytes) -> None:
     tree(tmp_path, {"outside": b"x", f"target/{content.MARK}": listed})
     copy(str(source), str(target))
     assert (tmp_path / "outside").exists()
     assert files(target) == FILES
 
 
-def test_litter_of_a_writer_that_was_killed_at_its_very_end(source: Path, target: Path) -> None:
+def test_work_files_of_a_writer_killed_at_the_end_are_removed(source: Path, target: Path) -> None:
     manifest = copy(str(source), str(target))
     tree(target, {content.MARK: b"[]", ".trainjob/lock": b""})
     assert copy(str(source), str(target)) == manifest
     assert not (target / content.WORK).exists()
 
 
-def test_patterns(source: Path, target: Path) -> None:
+def test_patterns_select_files(source: Path, target: Path) -> None:
     copy(str(source), str(target), include=["sub/*", "*.txt"], exclude=["c"])
     assert set(files(target)) == {"a.txt", "sub/b.bin"}
-    copy(str(source), str(target / "text"), include="*.txt", exclude="")  # not the pattern "*", and three others
+    copy(
+        str(source), str(target / "text"), include="*.txt", exclude=""
+    )  # a string is one pattern, not one per character
     assert set(files(target / "text")) == {"a.txt"}
     with pytest.raises(SourceNotFound, match=r"none of the 4 files .*\*\.parquet"):
         copy(str(source), str(target / "2"), include=["*.parquet"])
 
 
 @pytest.mark.parametrize("patterns", [{"include": ["*.parquet"]}, {"exclude": ["a.*"]}])
-def test_a_single_file_that_no_pattern_wants(patterns: dict[str, Any], source: Path, target: Path) -> None:
+def test_a_single_file_must_match_the_patterns(patterns: dict[str, Any], source: Path, target: Path) -> None:
     with pytest.raises(SourceNotFound, match=r"a\.txt is a single file that does not match include=.*exclude="):
         copy(str(source / "a.txt"), str(target), **patterns)
     assert not target.exists()
@@ -265,14 +261,14 @@ def test_a_single_file_that_no_pattern_wants(patterns: dict[str, Any], source: P
 @pytest.mark.parametrize(
     "make", [lambda path: None, lambda path: path.mkdir(), lambda path: (path / "x/y").mkdir(parents=True)]
 )
-def test_nothing_is_there(make: Callable[[Path], None], tmp_path: Path, target: Path) -> None:
+def test_missing_and_empty_sources_are_reported(make: Callable[[Path], None], tmp_path: Path, target: Path) -> None:
     make(tmp_path / "none")
     with pytest.raises(SourceNotFound):
         copy(str(tmp_path / "none"), str(target))
     assert not target.exists()
 
 
-def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Path) -> None:
+def test_a_file_with_a_wrong_digest_is_not_written(source: Path, target: Path) -> None:
     for wrong in ("0" * 64, "sha256:" + "0" * 64):
         with pytest.raises(ChecksumMismatch, match="0000"):
             copy(str(source / "a.txt"), str(target), digest=wrong)
@@ -282,7 +278,7 @@ def test_a_wrong_digest_of_a_file_never_shows_the_file(source: Path, target: Pat
         copy(str(source / "a.txt"), str(target), digest="0" * 64)
 
 
-def test_a_file_of_a_wrong_digest_has_its_name_at_no_time(
+def test_a_file_with_a_wrong_digest_never_gets_its_name(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process that waits for the file must not read it."""
@@ -301,9 +297,7 @@ def test_a_file_of_a_wrong_digest_has_its_name_at_no_time(
     assert "a.txt" in named
 
 
-def test_only_large_files_are_written_so_that_they_can_be_resumed(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_large_files_are_resumable(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resumable: list[str] = []
     resume_write = FileStore.resume_write
 
@@ -318,7 +312,7 @@ def test_only_large_files_are_written_so_that_they_can_be_resumed(
     assert files(target) == FILES
 
 
-def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> None:
+def test_a_wrong_digest_of_a_directory_leaves_no_files(source: Path, target: Path) -> None:
     with pytest.raises(ChecksumMismatch, match=f"has digest {scan(str(source)).digest}, not sha256:0000"):
         copy(str(source), str(target), digest="sha256:" + "0" * 64)
     assert files(target).keys() <= LEFT
@@ -327,13 +321,13 @@ def test_a_wrong_digest_of_a_tree_leaves_nothing(source: Path, target: Path) -> 
 
 
 @pytest.mark.parametrize("digest", ["md5:abc", "sha256:", "xyz", "0" * 63])
-def test_what_is_no_digest(source: Path, target: Path, digest: str) -> None:
+def test_invalid_digests_are_rejected(source: Path, target: Path, digest: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a digest"):
         copy(str(source), str(target), digest=digest)
 
 
-def test_a_source_is_held_to_its_manifest(source: Path, target: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
+def test_sources_are_checked_against_their_manifest(source: Path, target: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "complete"
     digest = copy(str(source), str(whole)).digest
     assert copy(str(whole), str(target), digest=digest).digest == digest
     with pytest.raises(ChecksumMismatch):
@@ -355,19 +349,19 @@ def test_a_source_is_held_to_its_manifest(source: Path, target: Path, tmp_path: 
     assert files(tmp_path / "t7") == FILES | {"new": b"1"}
 
 
-def test_part_of_a_source_with_a_manifest(source: Path, target: Path, tmp_path: Path) -> None:
-    copy(str(source), str(tmp_path / "whole"))
-    manifest = copy(str(tmp_path / "whole"), str(target), include=["a.txt"])
+def test_copy_selects_files_of_a_source_with_a_manifest(source: Path, target: Path, tmp_path: Path) -> None:
+    copy(str(source), str(tmp_path / "complete"))
+    manifest = copy(str(tmp_path / "complete"), str(target), include=["a.txt"])
     assert [file.path for file in manifest.files] == ["a.txt"]
 
 
-def test_a_half_written_source_is_refused(source: Path, target: Path) -> None:
+def test_an_incomplete_source_is_rejected(source: Path, target: Path) -> None:
     tree(source, {".trainjob/lock": b""})
     with pytest.raises(CorruptData, match="is incomplete"):
         copy(str(source), str(target))
 
 
-def test_gzip(tmp_path: Path, target: Path) -> None:
+def test_invalid_gzip_files_are_rejected(tmp_path: Path, target: Path) -> None:
     data = os.urandom(300_000)
     whole = gzip.compress(data) + gzip.compress(bytes(5_000_000)) + bytes(512)
     copy(str(tree(tmp_path / "good", {"x.csv.gz": whole})), str(target))
@@ -379,7 +373,7 @@ def test_gzip(tmp_path: Path, target: Path) -> None:
         assert files(tmp_path / f"t{number}").keys() <= LEFT
 
 
-def test_links(source: Path, target: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_source_are_rejected(source: Path, target: Path, tmp_path: Path) -> None:
     (source / "inside").symlink_to("a.txt")
     copy(str(source), str(target))
     assert (target / "inside").read_bytes() == b"one"
@@ -395,7 +389,7 @@ def test_links(source: Path, target: Path, tmp_path: Path) -> None:
         copy(str(source), str(tmp_path / "t3"))
 
 
-def test_a_link_in_the_target_leads_nowhere(source: Path, target: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_target_are_rejected(source: Path, target: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     target.mkdir()
@@ -406,19 +400,19 @@ def test_a_link_in_the_target_leads_nowhere(source: Path, target: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["a\\b", "a\nb", b"\xff"])
-def test_hostile_names(source: Path, target: Path, name: str | bytes) -> None:
+def test_unsafe_names_are_rejected(source: Path, target: Path, name: str | bytes) -> None:
     (source / os.fsdecode(name)).write_bytes(b"x")
     with pytest.raises(UnsafePath):
         copy(str(source), str(target))
 
 
-def test_not_a_file(source: Path, target: Path) -> None:
+def test_special_files_are_rejected(source: Path, target: Path) -> None:
     os.mkfifo(source / "pipe")
     with pytest.raises(UnsafePath, match="pipe"):
         copy(str(source), str(target))
 
 
-def test_overlap(source: Path) -> None:
+def test_overlapping_source_and_target_are_rejected(source: Path) -> None:
     for into in (source, source / "sub" / "x"):
         with pytest.raises(ConfigurationError, match="overlaps"):
             copy(str(source), str(into))
@@ -426,7 +420,7 @@ def test_overlap(source: Path) -> None:
         copy(str(source / "a.txt"), str(source))
 
 
-def test_a_file_where_the_target_should_be(source: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_directory_is_rejected(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match="must be a directory"):
         copy(str(source), str(tmp_path / "file"))
@@ -435,7 +429,7 @@ def test_a_file_where_the_target_should_be(source: Path, tmp_path: Path) -> None
         copy(str(source), str(tmp_path / "t"))
 
 
-def test_a_manifest_of_others_is_not_overwritten(source: Path, target: Path) -> None:
+def test_a_manifest_of_another_tool_is_not_overwritten(source: Path, target: Path) -> None:
     tree(target, {"MANIFEST.json": b'{"name": "a browser extension"}'})
     with pytest.raises(CorruptData, match="not a manifest that trainjob wrote"):
         copy(str(source), str(target))
@@ -443,7 +437,7 @@ def test_a_manifest_of_others_is_not_overwritten(source: Path, target: Path) -> 
     assert (target / "MANIFEST.json").read_bytes() == b'{"name": "a browser extension"}'
 
 
-def test_a_source_that_changes_while_it_is_read(tmp_path: Path, target: Path) -> None:
+def test_a_source_that_changes_during_the_copy_is_rejected(tmp_path: Path, target: Path) -> None:
     source = tree(tmp_path / "source", {"big": bytes(8_000_000)})
 
     def grow(line: str) -> None:
@@ -456,7 +450,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, target: Path) ->
     copy(str(source), str(target))
 
 
-def test_out_of_space(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_files(small_disk: Path, tmp_path: Path) -> None:
     source = tree(tmp_path / "source", {"a": bytes(900_000), "b": os.urandom(900_000)})
     with pytest.raises(OutOfSpace, match=r"no space left for .*/(a|b|MANIFEST)"):
         copy(str(source), str(small_disk / "data"))
@@ -468,7 +462,7 @@ def test_out_of_space(small_disk: Path, tmp_path: Path) -> None:
     copy(str(source), str(small_disk / "data"))
 
 
-def test_two_writers_take_turns(source: Path, target: Path) -> None:
+def test_concurrent_writers_take_turns(source: Path, target: Path) -> None:
     lines: list[str] = []
     errors: list[Exception] = []
 
@@ -488,10 +482,10 @@ def test_two_writers_take_turns(source: Path, target: Path) -> None:
     assert sum("copied 100 %" in line for line in lines) == 1
 
 
-def test_a_writer_that_finishes_while_the_next_one_begins(
+def test_a_writer_starts_while_another_removes_its_work_directory(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`mkdir` finds the directory of the other, and it is gone when `mkdir` looks whether it is one."""
+    """`mkdir` finds the other writer's directory, which is removed before `mkdir` checks its type."""
     work = target / ".trainjob"
     work.mkdir(parents=True)
     is_dir, left = Path.is_dir, [work]
@@ -510,7 +504,7 @@ def test_a_writer_that_finishes_while_the_next_one_begins(
 
 
 @pytest.mark.parametrize("dangling", [False, True])
-def test_something_where_the_lock_should_be(source: Path, target: Path, dangling: bool) -> None:
+def test_a_link_or_file_in_place_of_the_work_directory_is_rejected(source: Path, target: Path, dangling: bool) -> None:
     target.mkdir()
     work = target / ".trainjob"
     work.symlink_to("nowhere") if dangling else work.write_bytes(b"")
@@ -519,15 +513,15 @@ def test_something_where_the_lock_should_be(source: Path, target: Path, dangling
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system that creates no directories")
-def test_a_target_that_cannot_be_created(source: Path) -> None:
+def test_error_of_a_target_that_cannot_be_created_has_the_reason(source: Path) -> None:
     with pytest.raises(ConfigurationError, match="/proc/nosuch/target cannot be created: No such file"):
         copy(str(source), "/proc/nosuch/target")
 
 
 @pytest.mark.parametrize("link", [".trainjob", ".trainjob/lock", ".trainjob/writing.json", ".trainjob/x.resume", "sub"])
 @pytest.mark.parametrize("behind", [True, False])
-def test_nothing_is_written_behind_a_link(source: Path, target: Path, tmp_path: Path, link: str, behind: bool) -> None:
-    """Of a target that others can write: the link leads to files of the one who copies."""
+def test_nothing_is_written_through_a_link(source: Path, target: Path, tmp_path: Path, link: str, behind: bool) -> None:
+    """Others can write to the target: a link there leads to files of the user who copies."""
     kept = {"lock": b"mine", "0.part": b"mine", "x.resume": b"mine", "writing.json": b"mine"}
     elsewhere = tree(tmp_path / "elsewhere", kept) if behind else tmp_path / "elsewhere"
     (target / link).parent.mkdir(parents=True)
@@ -538,7 +532,7 @@ def test_nothing_is_written_behind_a_link(source: Path, target: Path, tmp_path: 
     assert (target / link).is_symlink()
 
 
-def test_memory_stays_constant(tmp_path: Path, target: Path) -> None:
+def test_memory_of_a_copy_is_limited(tmp_path: Path, target: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with (source / "big").open("wb") as file:

@@ -1,4 +1,4 @@
-"""Trusted certificates are loaded once, and again where the settings name others."""
+"""Trusted certificates are loaded once, and again if the settings or the file change."""
 
 from __future__ import annotations
 

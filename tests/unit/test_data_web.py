@@ -28,7 +28,7 @@ WEB = "https://host.example/x"
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """What it serves and how it fails is set by the tests."""
+    """Tests set its content and its faults."""
 
     daemon_threads = False
     request_queue_size = 64
@@ -110,7 +110,7 @@ def web() -> Iterator[_Server]:
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "STORE", partial(retrying.STORE, first_pause=0.02))
 
 
@@ -119,8 +119,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.data.ranges.PART", 1_000_000)
 
 
-def test_a_connection_for_each_thread_is_all_it_takes(web: _Server) -> None:
-    """With httpx' own limits 12 of 32 connections are closed behind each file, and made anew for the next."""
+def test_connections_are_reused_by_all_threads(web: _Server) -> None:
+    """With the default limits of httpx, 12 of 32 connections are closed after each file and opened again."""
     together = threading.Barrier(32)
 
     def all_at_once(number: int, span: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_a_connection_for_each_thread_is_all_it_takes(web: _Server) -> None:
     assert web.accepted == 32
 
 
-def test_a_file(web: _Server, tmp_path: Path) -> None:
+def test_copy_of_a_file_verifies_its_digest(web: _Server, tmp_path: Path) -> None:
     manifest = copy(f"{web.url}/dir/good.csv", str(tmp_path / "t"), digest=SHA256)
     assert (tmp_path / "t/good.csv").read_bytes() == BIG
     assert copy(f"{web.url}/dir/good.csv", str(tmp_path / "t")) == manifest
@@ -147,7 +147,7 @@ def test_a_file(web: _Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_parts", "by_ranges")
-def test_ranges_at_once(web: _Server, tmp_path: Path) -> None:
+def test_large_files_are_downloaded_by_ranges(web: _Server, tmp_path: Path) -> None:
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     assert len({asked for asked in web.asked if "0-0" not in asked}) == 13
     assert web.sent == len(BIG)
@@ -164,7 +164,7 @@ def test_ranges_at_once(web: _Server, tmp_path: Path) -> None:
         ("", SourceNotFound, "is not a file"),
     ],
 )
-def test_failing_servers(web: _Server, tmp_path: Path, path: str, error: type[Exception], words: str) -> None:
+def test_error_statuses_are_mapped(web: _Server, tmp_path: Path, path: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         copy(f"{web.url}/{path}", str(tmp_path / "t"))
     assert read_manifest(str(tmp_path / "t")) is None
@@ -172,7 +172,7 @@ def test_failing_servers(web: _Server, tmp_path: Path, path: str, error: type[Ex
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_server_that_always_cuts(
+def test_retries_of_cut_responses_are_limited(
     web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
@@ -185,7 +185,7 @@ def test_a_server_that_always_cuts(
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("supported", [False, True])
-def test_goes_on_after_a_cut(
+def test_download_resumes_after_a_cut(
     web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool, parallel: bool
 ) -> None:
     monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
@@ -194,10 +194,10 @@ def test_goes_on_after_a_cut(
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
     assert (tmp_path / "t/x").read_bytes() == BIG
     if supported:
-        assert web.sent <= len(BIG) + 2 * 1024 * 1024, "no more is sent again than was in a buffer"
+        assert web.sent <= len(BIG) + 2 * 1024 * 1024, "at most one buffer is sent again"
 
 
-def test_stalls(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_responses_are_retried(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.data.stores.web._TIMEOUT", httpx.Timeout(0.2))
     web.faults = lambda number, span: {"stall": True} if number in (0, 1) else {}
     copy(f"{web.url}/x", str(tmp_path / "t"), digest=SHA256)
@@ -207,7 +207,7 @@ def test_stalls(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [("7", 7), ("99999999", 3600)])
-def test_waits_as_long_as_it_is_asked_to(
+def test_retry_after_is_obeyed(
     web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, seconds: float
 ) -> None:
     pauses: list[float] = []
@@ -219,24 +219,26 @@ def test_waits_as_long_as_it_is_asked_to(
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_file_that_changes(web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool) -> None:
+def test_a_file_that_changes_is_rejected(
+    web: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
+) -> None:
     monkeypatch.setattr(ranges, "PART", 1_000_000 if parallel else 100_000_000)
     web.tag = lambda number: '"1"' if number < 3 else '"2"'
     web.faults = lambda number, span: {"cut": 500_000} if number in (1, 2) else {}
     with pytest.raises(CorruptData, match="changed"):
         copy(f"{web.url}/x", str(tmp_path / "t"))
-    assert len(web.asked) < 20, "it is an error at once"
+    assert len(web.asked) < 20, "not retried"
     assert not (tmp_path / "t/x").exists()
 
 
-def test_a_cut_file_without_a_tag_is_not_put_together(web: _Server, tmp_path: Path) -> None:
+def test_a_cut_file_without_an_etag_is_not_resumed(web: _Server, tmp_path: Path) -> None:
     web.tag = lambda _: ""
     web.faults = lambda number, span: {"cut": 5_000_000} if number == 1 else {}
     with pytest.raises(StoreUnavailable, match="cut"):
         copy(f"{web.url}/x", str(tmp_path / "t"))
 
 
-def test_a_server_that_does_not_say_how_long_the_file_is(web: _Server, tmp_path: Path) -> None:
+def test_a_file_of_unknown_size_is_rejected(web: _Server, tmp_path: Path) -> None:
     web.faults = lambda number, span: {"whole": "*"}  # RFC 9110, 14.4
     with pytest.raises(ConfigurationError, match="does not report the size"):
         copy(f"{web.url}/x", str(tmp_path / "t"))
@@ -246,12 +248,12 @@ def test_a_server_that_does_not_say_how_long_the_file_is(web: _Server, tmp_path:
         copy(f"{web.url}/x", str(tmp_path / "t"))
 
 
-def test_a_truncated_gzip(web: _Server, tmp_path: Path) -> None:
+def test_a_truncated_gzip_is_rejected(web: _Server, tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="gzip"):
         copy(f"{web.url}/x.gz", str(tmp_path / "t"))
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_without_the_query(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         copy("http://127.0.0.1:1/x?secret=1", str(tmp_path / "t"))
 
@@ -259,13 +261,13 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "act", [lambda url, tmp: copy(str(tmp), f"{url}/x"), lambda url, tmp: read_manifest(f"{url}/x")]
 )
-def test_a_web_server_is_no_target(web: _Server, tmp_path: Path, act: Callable[[str, Path], object]) -> None:
+def test_a_web_server_cannot_be_a_target(web: _Server, tmp_path: Path, act: Callable[[str, Path], object]) -> None:
     (tmp_path / "x").write_bytes(b"")
     with pytest.raises((ConfigurationError, CorruptData)):
         act(web.url, tmp_path)
 
 
-def test_without_httpx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_httpx_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     monkeypatch.delitem(sys.modules, "trainjob.data.stores.web", raising=False)
@@ -275,7 +277,7 @@ def test_without_httpx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [lambda source: copy(source, WEB), lambda source: initialize(source, WEB)])
-def test_a_read_only_target_is_refused_before_the_source_is_read(act: Callable[[str], object], tmp_path: Path) -> None:
+def test_a_read_only_target_is_rejected_before_the_source_is_read(act: Callable[[str], object], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="https:// can only be read") as refused:
         act(str(tmp_path / "missing"))
     assert WEB in str(refused.value)
