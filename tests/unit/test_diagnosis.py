@@ -41,7 +41,7 @@ def diagnosed(*pods: dict[str, Any], job: dict[str, Any] | None = None, **eviden
     return diagnose(Evidence(job or trainjob(), pods, **evidence))
 
 
-def test_the_rank_that_failed_by_itself_is_named() -> None:
+def test_root_cause_is_the_rank_that_failed_by_itself() -> None:
     log = [f"line {i}" for i in range(50)]
     found = diagnosed(pod(0, None), pod(1, 3), logs={"x-node-0-1-abcde": log, "x-node-0-0-abcde": ["fine"]})
     assert (found.rank, found.exit_code) == ("node-1", 3)
@@ -54,10 +54,10 @@ def test_the_rank_that_failed_by_itself_is_named() -> None:
 
 
 @pytest.mark.parametrize("second", [0, 1, 2])
-@pytest.mark.parametrize("told", [143, 137])
-def test_terminated_ranks_are_not_the_root_cause(told: int, second: int) -> None:
+@pytest.mark.parametrize("code", [143, 137])
+def test_terminated_ranks_are_not_the_root_cause(code: int, second: int) -> None:
     """Peers terminate later, in the same second, or, by another node's clock, earlier."""
-    for pods in ([pod(0, told, second), pod(1, 3, 1)], [pod(1, 3, 1), pod(0, told, second)]):
+    for pods in ([pod(0, code, second), pod(1, 3, 1)], [pod(1, 3, 1), pod(0, code, second)]):
         assert diagnosed(*pods).rank == "node-1"
 
 
@@ -75,12 +75,12 @@ def test_a_rank_killed_after_its_grace_period_is_not_the_root_cause() -> None:
     assert diagnosed(pod(0, 143, 1), pod(1, 137, 31)).rank == "node-0"
 
 
-def test_the_first_of_several_that_failed_by_themselves() -> None:
+def test_root_cause_is_the_first_rank_that_failed_by_itself() -> None:
     assert diagnosed(pod(0, 1, 5), pod(1, 3, 4), pod(2, 1, 6)).rank == "node-1"
 
 
 @pytest.mark.parametrize(
-    ("code", "ended", "category", "retry", "says"),
+    ("code", "ended", "category", "retry", "text"),
     [
         (137, {"reason": "OOMKilled"}, Category.OUT_OF_MEMORY, RetryVerdict.UNKNOWN, "OOMKilled"),
         (1, {"reason": "OOMKilled"}, Category.OUT_OF_MEMORY, RetryVerdict.UNKNOWN, "more memory"),
@@ -107,24 +107,26 @@ def test_the_first_of_several_that_failed_by_themselves() -> None:
         (-1, {}, Category.USER_CODE, RetryVerdict.UNKNOWN, "exited with code -1"),
     ],
 )
-def test_terminations(code: int, ended: dict[str, Any], category: Category, retry: RetryVerdict, says: str) -> None:
+def test_terminations_have_category_and_verdict(
+    code: int, ended: dict[str, Any], category: Category, retry: RetryVerdict, text: str
+) -> None:
     found = diagnosed(pod(0, code, **ended))
     assert (found.category, found.retry, found.exit_code) == (category, retry, code)
-    assert says in found.summary
+    assert text in found.summary
 
 
-def test_oom_comes_before_its_consequences() -> None:
+def test_out_of_memory_comes_before_its_consequences() -> None:
     assert diagnosed(pod(0, 143, 1), pod(1, 137, 1, reason="OOMKilled")).category is Category.OUT_OF_MEMORY
 
 
-def test_a_container_that_was_restarted_in_place() -> None:
+def test_the_last_state_of_a_restarted_container_is_used() -> None:
     restarted = pod(0, None)
     ended = {"terminated": {"exitCode": 3, "reason": "Error", "finishedAt": "2026-11-21T10:00:00Z"}}
     restarted["status"]["containerStatuses"][0]["lastState"] = ended
     assert diagnosed(restarted).exit_code == 3
 
 
-def test_the_number_of_restarts_is_the_latest() -> None:
+def test_summary_has_the_latest_restart_count() -> None:
     def crashed(second: int, restarts: int) -> dict[str, Any]:
         made = pod(0, 3, second)
         made["status"]["containerStatuses"][0]["restartCount"] = restarts
@@ -135,7 +137,7 @@ def test_the_number_of_restarts_is_the_latest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "category", "retry", "says"),
+    ("job", "category", "retry", "text"),
     [
         (
             trainjob("DeadlineExceeded", "TrainJob exceeded its active deadline"),
@@ -153,21 +155,21 @@ def test_the_number_of_restarts_is_the_latest() -> None:
         (trainjob(message=""), "unknown", "infrastructure", "no evidence of the reason is left"),
     ],
 )
-def test_reasons_of_conditions(job: dict[str, Any], category: str, retry: str, says: str) -> None:
+def test_condition_reasons_have_category_and_verdict(job: dict[str, Any], category: str, retry: str, text: str) -> None:
     found = diagnosed(job=job)
     assert (found.category, found.retry) == (category, retry)
-    assert says in found.summary
+    assert text in found.summary
     assert found.rank == ""
 
 
-def test_a_deadline_is_not_blamed_on_a_rank() -> None:
+def test_a_deadline_names_no_rank() -> None:
     found = diagnosed(pod(0, 143), job=trainjob("DeadlineExceeded"), logs={"x-node-0-0-abcde": ["epoch 3"]})
     assert found.category is Category.DEADLINE
     assert found.log == ("epoch 3",)
     assert diagnosed(job=trainjob("DeadlineExceeded"), logs={"other": ["x"]}).log == ("x",)
 
 
-def test_deleted() -> None:
+def test_deleted_jobs_are_diagnosed() -> None:
     found = diagnose(Evidence(None))
     assert (found.category, found.job) == (Category.DELETED, "?/?")
     assert found.advice == "find out who deletes TrainJobs in this namespace, then launch the job again"
@@ -176,12 +178,12 @@ def test_deleted() -> None:
     assert cancelled.summary == "the job was cancelled with trainjob, by its task or `trainjob cancel`"
 
 
-@pytest.mark.parametrize(("code", "told", "crashes"), [(143, False, 1), (137, True, 1), (1, True, 1), (1, False, 2)])
-def test_a_container_of_a_pod_that_kubernetes_stopped(code: int, told: bool, crashes: int) -> None:
+@pytest.mark.parametrize(("code", "deleted", "crashes"), [(143, False, 1), (137, True, 1), (1, True, 1), (1, False, 2)])
+def test_terminations_by_kubernetes_are_not_crashes(code: int, deleted: bool, crashes: int) -> None:
     """Its termination is a consequence if it was killed, or terminated after the pod was deleted."""
     stopped = pod(0, code, second=9)
     stopped["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
-    if told:
+    if deleted:
         stopped["metadata"] |= {"deletionTimestamp": "2026-11-21T10:00:05Z", "deletionGracePeriodSeconds": 0}
     assert len(crashes_in([stopped])) == crashes
 
@@ -209,7 +211,7 @@ def test_rank_of_pods_without_labels() -> None:
     assert rank_of(pod(3, None, role="launcher")) == "launcher-3"
 
 
-# ---------------------------------------------------------------- who brought the others down
+# ---------------------------------------------------------------- root cause among several ranks
 
 GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.88.0.7]:4711"
 
@@ -233,11 +235,11 @@ def test_a_rank_killed_by_the_kernel_comes_before_those_that_lost_it() -> None:
     found = diagnosed(pod(0, 1, 3), pod(1, 137, 4), logs=logs([GLOO], ["epoch 3"]))
     assert (found.rank, found.exit_code) == ("node-1", 137)
     late = diagnosed(pod(0, 1, 3), pod(1, 137, 34), logs=logs([GLOO], ["epoch 3"]))
-    assert late.rank == "node-0", "killed at the end of its grace period"
+    assert late.rank == "node-0", "killed after its grace period"
 
 
-def test_a_rank_that_lost_a_server_of_its_own_fails_the_job() -> None:
-    """Its connection broke, and then the others lost it."""
+def test_a_rank_that_lost_the_store_is_the_root_cause() -> None:
+    """Its connection broke first; then the other ranks lost it."""
     lost_store = [
         "Traceback (most recent call last):",
         "  x",
@@ -253,26 +255,26 @@ def test_if_all_ranks_lost_a_peer_the_advice_names_no_rank() -> None:
     assert "no rank failed by itself, as far as known" in found.advice
 
 
-def test_terminated_torchrun() -> None:
-    told = ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"]
-    assert diagnosed(pod(0, 1, 3), pod(1, 3, 4), logs=logs(told, ["x"])).rank == "node-1"
+def test_a_terminated_torchrun_is_not_the_root_cause() -> None:
+    lines = ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"]
+    assert diagnosed(pod(0, 1, 3), pod(1, 3, 4), logs=logs(lines, ["x"])).rank == "node-1"
 
 
 # ---------------------------------------------------------------- pods that were stopped
 
 
-def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> dict[str, Any]:
+def stopped(cause: str, text: str = "", code: int | None = 143, **status: Any) -> dict[str, Any]:
     """A pod that Kubernetes stopped, with a ``DisruptionTarget`` condition."""
     made = pod(0, code, 9)
     time = "2026-11-21T10:00:05Z"
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": why, "message": said}
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": cause, "message": text}
     made["status"] |= {"conditions": [condition | {"lastTransitionTime": time}], **status}
     made["metadata"] |= {"deletionTimestamp": "2026-11-21T10:00:35Z", "deletionGracePeriodSeconds": 30}
     return made
 
 
 @pytest.mark.parametrize(
-    ("gone", "category", "retry", "says"),
+    ("gone", "category", "retry", "text"),
     [
         (stopped("PreemptionByScheduler"), "preempted", "preempted", "was preempted"),
         (stopped("DeletionByTaintManager"), "node lost", "infrastructure", "lost its node"),
@@ -326,10 +328,10 @@ def stopped(why: str, said: str = "", code: int | None = 143, **status: Any) -> 
         ),
     ],
 )
-def test_pods_that_were_stopped(gone: dict[str, Any], category: str, retry: str, says: str) -> None:
+def test_stopped_pods_have_category_and_verdict(gone: dict[str, Any], category: str, retry: str, text: str) -> None:
     found = diagnosed(gone, pod(1, 1, 12), logs=logs([], [GLOO]))
     assert (found.rank, found.category, found.retry) == ("node-0", category, retry)
-    assert says in found.summary
+    assert text in found.summary
 
 
 def test_a_crash_before_its_pod_was_stopped_is_a_crash() -> None:
@@ -370,7 +372,7 @@ def test_the_training_container_comes_before_sidecars() -> None:
     assert diagnosed(several).summary == "node-0's container restartable exited with code 1"
 
 
-def test_an_init_container() -> None:
+def test_a_failed_init_container_is_named() -> None:
     waiting = pod(0, None)
     ended = {"exitCode": 9, "finishedAt": "2026-11-21T10:00:01Z", "reason": "Error"}
     waiting["status"]["initContainerStatuses"] = [{"name": "fetch", "lastState": {"terminated": ended}}]
@@ -388,9 +390,9 @@ def test_an_init_container() -> None:
     assert "driver" in found.advice, "the log is that of another container"
 
 
-@pytest.mark.parametrize(("role", "says"), [("dataset-initializer", "URI of the dataset"), ("node", "training code")])
-def test_advice_is_about_the_step_that_failed(role: str, says: str) -> None:
-    assert says in diagnosed(pod(0, 4, role=role)).advice
+@pytest.mark.parametrize(("role", "text"), [("dataset-initializer", "URI of the dataset"), ("node", "training code")])
+def test_advice_is_about_the_step_that_failed(role: str, text: str) -> None:
+    assert text in diagnosed(pod(0, 4, role=role)).advice
 
 
 def test_ranks_of_unusual_runtimes() -> None:
@@ -400,7 +402,7 @@ def test_ranks_of_unusual_runtimes() -> None:
     assert rank_of({"metadata": {"labels": {"jobset.sigs.k8s.io/job-index": 0}}}) == "pod-0"
 
 
-# ---------------------------------------------------------------- jobs that go on
+# ---------------------------------------------------------------- unfinished jobs
 
 
 def starting(**status: Any) -> dict[str, Any]:
@@ -411,40 +413,40 @@ def starting(**status: Any) -> dict[str, Any]:
     return made
 
 
-GOES_ON = {"metadata": {}, "spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
+UNFINISHED = {"metadata": {}, "spec": {}, "status": {"jobsStatus": [{"name": "node", "active": 1}]}}
 
 
-def noted(reason: str, message: str, time: str, kind: str = "Pod", name: str = "x-node-0-0-abcde") -> dict[str, Any]:
+def event_of(reason: str, message: str, time: str, kind: str = "Pod", name: str = "x-node-0-0-abcde") -> dict[str, Any]:
     return {"reason": reason, "message": message, "eventTime": time, "involvedObject": {"kind": kind, "name": name}}
 
 
-def test_a_slow_start_reports_what_it_waits_for() -> None:
-    pulling = noted("Pulling", 'Pulling image "big:1"', "2026-11-21T10:00:32Z")
-    found = diagnosed(starting(), job=GOES_ON, events=[pulling])
+def test_summary_of_a_slow_start_has_the_reason() -> None:
+    pulling = event_of("Pulling", 'Pulling image "big:1"', "2026-11-21T10:00:32Z")
+    found = diagnosed(starting(), job=UNFINISHED, events=[pulling])
     assert found.summary == 'node-0 waits for its image: Pulling image "big:1" since 2026-11-21T10:00:31Z'
     assert (found.category, found.phase) == (Category.NONE, Phase.STARTING)
-    pulled = noted("Pulled", "Successfully pulled", "2026-11-21T10:00:40Z")
-    found = diagnosed(starting(), starting(), job=GOES_ON, events=[pulled, pulling])
+    pulled = event_of("Pulled", "Successfully pulled", "2026-11-21T10:00:40Z")
+    found = diagnosed(starting(), starting(), job=UNFINISHED, events=[pulled, pulling])
     assert found.summary == "node-0 is starting on n1 since 2026-11-21T10:00:31Z (and 1 more)"
     busy = starting(initContainerStatuses=[{"name": "fetch", "state": {"running": {}}}])
-    assert diagnosed(busy, job=GOES_ON).summary == "node-0 waits for its init container fetch"
+    assert diagnosed(busy, job=UNFINISHED).summary == "node-0 waits for its init container fetch"
     sidecar = {**busy, "spec": {"nodeName": "n1", "initContainers": [{"name": "fetch", "restartPolicy": "Always"}]}}
-    assert diagnosed(sidecar, job=GOES_ON).summary.startswith("node-0 is starting on n1")
-    assert diagnosed({**starting(), "spec": {}}, job=GOES_ON).summary == "node-0 waits to be scheduled"
-    assert diagnosed(job=GOES_ON).summary == "nothing blocks the job"
+    assert diagnosed(sidecar, job=UNFINISHED).summary.startswith("node-0 is starting on n1")
+    assert diagnosed({**starting(), "spec": {}}, job=UNFINISHED).summary == "node-0 waits to be scheduled"
+    assert diagnosed(job=UNFINISHED).summary == "nothing blocks the job"
 
 
-def test_a_job_whose_runtime_is_gone() -> None:
+def test_a_missing_runtime_is_a_configuration_error() -> None:
     gone = ["ClusterTrainingRuntime own"]
     found = diagnosed(job={"spec": {"suspend": True}}, missing=gone)
     assert (found.category, found.summary) == (
         Category.CONFIGURATION,
         "the job cannot start: its ClusterTrainingRuntime own does not exist anymore",
     )
-    assert diagnosed(missing=gone).category is Category.UNKNOWN, "it failed before"
+    assert diagnosed(missing=gone).category is Category.UNKNOWN, "the job failed before"
 
 
-def test_a_complete_job() -> None:
+def test_a_complete_job_has_no_category() -> None:
     complete = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     found = diagnosed(pod(0, 3), job=complete)
     assert (found.category, found.summary) == (Category.NONE, "the job is complete")
@@ -455,40 +457,43 @@ QUOTA = 'pods "x" is forbidden: exceeded quota: gpus'
 
 def test_an_event_older_than_the_pods_is_outdated() -> None:
     before, same, after = (
-        noted("FailedCreate", QUOTA, f"2026-11-21T10:00:{second}Z", "Job", "x-node-0") for second in (29.9, 30.9, 31.1)
+        event_of("FailedCreate", QUOTA, f"2026-11-21T10:00:{second}Z", "Job", "x-node-0")
+        for second in (29.9, 30.9, 31.1)
     )
-    assert diagnosed(starting(), job=GOES_ON, events=[before]).category is Category.NONE
-    assert diagnosed(starting(), job=GOES_ON, events=[same]).category is Category.NONE, "it would be refused again"
-    assert diagnosed(starting(), job=GOES_ON, events=[after, same]).category is Category.QUOTA
-    assert diagnosed(job=GOES_ON, events=[before]).summary == f"job x-node-0: FailedCreate: {QUOTA}"
+    assert diagnosed(starting(), job=UNFINISHED, events=[before]).category is Category.NONE
+    assert diagnosed(starting(), job=UNFINISHED, events=[same]).category is Category.NONE, (
+        "a later refusal would have a later event"
+    )
+    assert diagnosed(starting(), job=UNFINISHED, events=[after, same]).category is Category.QUOTA
+    assert diagnosed(job=UNFINISHED, events=[before]).summary == f"job x-node-0: FailedCreate: {QUOTA}"
 
 
 def test_an_event_about_a_pod_counts_while_that_pod_starts() -> None:
-    mount = noted("FailedMount", 'configmap "nosuch" not found', "2026-11-21T10:00:31Z")
-    found = diagnosed(starting(), job=GOES_ON, events=[mount])
+    mount = event_of("FailedMount", 'configmap "nosuch" not found', "2026-11-21T10:00:31Z")
+    found = diagnosed(starting(), job=UNFINISHED, events=[mount])
     assert (found.rank, found.category) == ("node-0", Category.CONFIGURATION)
-    assert diagnosed(starting(phase="Running"), job=GOES_ON, events=[mount]).category is Category.NONE
+    assert diagnosed(starting(phase="Running"), job=UNFINISHED, events=[mount]).category is Category.NONE
 
 
 @pytest.mark.parametrize(
     ("event", "category"),
     [
-        (noted("FailedScheduling", "0/3 nodes: 3 Insufficient nvidia.com/gpu.", ""), "scheduling"),
-        (noted("Failed", 'Failed to pull image "nosuch:1": not found', ""), "image"),
-        (noted("BackOff", 'Back-off pulling image "nosuch:1"', ""), "image"),
-        (noted("Failed", 'Error: secret "nosuch" not found', ""), "configuration"),
-        (noted("BackOff", "Back-off restarting failed container node in pod x", ""), "user code"),
-        (noted("Preempted", "Preempted by pod 7 on node n1", ""), "preempted"),
-        (noted("TaintManagerEviction", "Marking for deletion Pod ns/x", ""), "node lost"),
+        (event_of("FailedScheduling", "0/3 nodes: 3 Insufficient nvidia.com/gpu.", ""), "scheduling"),
+        (event_of("Failed", 'Failed to pull image "nosuch:1": not found', ""), "image"),
+        (event_of("BackOff", 'Back-off pulling image "nosuch:1"', ""), "image"),
+        (event_of("Failed", 'Error: secret "nosuch" not found', ""), "configuration"),
+        (event_of("BackOff", "Back-off restarting failed container node in pod x", ""), "user code"),
+        (event_of("Preempted", "Preempted by pod 7 on node n1", ""), "preempted"),
+        (event_of("TaintManagerEviction", "Marking for deletion Pod ns/x", ""), "node lost"),
     ],
 )
 def test_without_permission_to_list_pods_events_are_used(event: dict[str, Any], category: str) -> None:
-    assert diagnosed(job=GOES_ON, events=[event], pods_visible=False).category == category
-    assert diagnosed(job=GOES_ON, events=[event]).category is Category.NONE, "pods were listed: there are none"
+    assert diagnosed(job=UNFINISHED, events=[event], pods_visible=False).category == category
+    assert diagnosed(job=UNFINISHED, events=[event]).category is Category.NONE, "the list of pods is empty"
 
 
-def test_a_failed_job_with_events_only() -> None:
-    found = diagnosed(events=[noted("FailedCreate", QUOTA, "", "Job", "x-node-0")])
+def test_a_failed_job_is_diagnosed_from_events_alone() -> None:
+    found = diagnosed(events=[event_of("FailedCreate", QUOTA, "", "Job", "x-node-0")])
     assert (found.category, found.retry) == (Category.QUOTA, RetryVerdict.QUOTA)
     assert found.summary == f"jobset failed; job x-node-0: FailedCreate: {QUOTA}"
 
@@ -515,7 +520,7 @@ def test_earlier_evidence_is_added() -> None:
     assert (every.trainjob, every.unseen) == (trainjob(), ["x"])
 
 
-def test_the_excerpt_has_an_early_error() -> None:
+def test_excerpt_includes_an_early_error() -> None:
     lines = ["epoch 1", "Traceback (most recent call last):", "  x", "ValueError: no", *["wandb: line"] * 40]
     found = diagnosed(pod(0, 1), logs=logs(lines))
     assert found.log == (*lines[:4], "[… 33 lines …]", *lines[-7:])
@@ -523,7 +528,7 @@ def test_the_excerpt_has_an_early_error() -> None:
     assert diagnosed(pod(0, 1), logs=logs(["x" * 2000])).log == ("x" * 2000,)
 
 
-def test_a_termination_message_in_place_of_a_log() -> None:
+def test_a_termination_message_replaces_a_missing_log() -> None:
     assert diagnosed(pod(0, 1, message="a\nValueError: no\n")).log == ("a", "ValueError: no")
     assert diagnosed(pod(0, 1, message='{"trainjob": 1}')).log == ()
 
@@ -531,8 +536,8 @@ def test_a_termination_message_in_place_of_a_log() -> None:
 def test_a_custom_exit_code_outweighs_a_caught_exception() -> None:
     raised = ["Traceback (most recent call last):", "  x", "ValueError: no"]
     assert diagnosed(pod(0, 3), logs=logs(raised)).summary == "node-0 exited with code 3"
-    told = ["mpirun noticed that process rank 1 with PID 7 on node x exited on signal 9 (Killed)."]
-    assert diagnosed(pod(0, 137), logs=logs(told)).summary.endswith("(SIGKILL): worker 1 was killed by signal 9")
+    lines = ["mpirun noticed that process rank 1 with PID 7 on node x exited on signal 9 (Killed)."]
+    assert diagnosed(pod(0, 137), logs=logs(lines)).summary.endswith("(SIGKILL): worker 1 was killed by signal 9")
 
 
 def test_native_code_that_crashes_after_an_exception() -> None:
@@ -551,24 +556,24 @@ def test_native_code_that_crashes_after_an_exception() -> None:
         )
         assert "driver" in other.advice
     killed = diagnosed(pod(0, 137), logs=logs([*raised, torn_down]))
-    assert killed.summary == "node-0 was killed by signal 9 (SIGKILL)", "from outside, whatever was going on"
+    assert killed.summary == "node-0 was killed by signal 9 (SIGKILL)", "the signal came from outside the process"
 
 
 def test_a_summary_is_one_line() -> None:
     waiting = {"reason": "CreateContainerError", "message": "x\n\n" + "y" * 5000}
-    summary = diagnosed(starting(containerStatuses=[{"state": {"waiting": waiting}}]), job=GOES_ON).summary
+    summary = diagnosed(starting(containerStatuses=[{"state": {"waiting": waiting}}]), job=UNFINISHED).summary
     assert "\n" not in summary
     assert len(summary) == 400
 
 
-def test_5000_events_and_1000_pods() -> None:
-    events = [noted("FailedMount", "x", f"2026-11-21T10:00:{n % 60:02}Z", name=f"p{n}") for n in range(5000)]
+def test_diagnosis_handles_5000_events_and_1000_pods() -> None:
+    events = [event_of("FailedMount", "x", f"2026-11-21T10:00:{n % 60:02}Z", name=f"p{n}") for n in range(5000)]
     pods = [pod(n, 1, n % 60) for n in range(1000)]
     found = diagnosed(*pods, events=events, logs={f"x-node-0-{n}-abcde": [GLOO] * 300 for n in range(64)})
-    assert found.rank == "node-120", "the first that did not lose a peer as far as is known"
+    assert found.rank == "node-120", "the first rank without a log of a lost peer"
 
 
-# ---------------------------------------------------------------- whatever is left
+# ---------------------------------------------------------------- arbitrary evidence
 
 
 def one_of_words(text: str) -> st.SearchStrategy[str]:
@@ -592,7 +597,7 @@ JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dicti
 OBJECTS = st.dictionaries(NAMES, JSON)
 PODS = st.builds(pod, st.integers(0, 3), JSON, st.integers(0, 59), reason=JSON, message=JSON, finishedAt=JSON)
 STOPPED = st.builds(stopped, JSON, JSON, JSON, phase=JSON, reason=JSON, podIP=JSON)
-EVENTS = st.builds(noted, JSON, JSON, JSON, JSON, JSON)
+EVENTS = st.builds(event_of, JSON, JSON, JSON, JSON, JSON)
 LINES = st.lists(
     st.text() | st.sampled_from(["Traceback (most recent call last):", GLOO, "ValueError: x", "[rank1]: ", "  | x"]),
     max_size=9,
@@ -610,7 +615,7 @@ LINES = st.lists(
         st.sampled_from([(), ("pods: forbidden",)]),
     )
 )
-def test_it_never_raises(evidence: Evidence) -> None:
+def test_diagnose_never_raises(evidence: Evidence) -> None:
     found = diagnose(evidence)
     assert found.category in Category
     assert "\n" not in found.summary

@@ -14,7 +14,7 @@ from trainjob import Phase, report
 from trainjob.diagnosis import Category, blockers, diagnose
 from trainjob.status import observe
 
-# Of this machine, of a person's, or of what is built on.
+# Paths and hosts of this machine, of a person's machine, or of build services.
 FOREIGN = re.compile(
     r"/work/|/root/|/home/|/tmp/trainjob|/tmp/pytest|/opt/venv|proxy\.|mirror|artifactory|\.internal\b"
 )
@@ -27,7 +27,7 @@ def test_every_failure_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
-def test_it_is_diagnosed(failure: Failure) -> None:
+def test_recorded_failures_are_diagnosed(failure: Failure) -> None:
     evidence = corpus.read(failure.name)
     found = diagnose(evidence)
     assert corpus.differences(failure, found, evidence) == [], found.text()
@@ -52,8 +52,8 @@ def test_the_corpus_has_no_data_of_this_machine(name: str) -> None:
     assert len(text) < 200_000
 
 
-def test_the_page_has_the_current_table() -> None:
-    assert f"{corpus.BEGIN}{corpus.table()}{corpus.END}" in corpus.PAGE.read_text(), "make record-diagnosis writes it"
+def test_documentation_has_the_current_table() -> None:
+    assert f"{corpus.BEGIN}{corpus.table()}{corpus.END}" in corpus.PAGE.read_text(), "run make record-diagnosis"
 
 
 @pytest.mark.parametrize("name", corpus.recorded())
@@ -64,11 +64,11 @@ def test_a_waiter_and_diagnose_agree_on_what_blocks_a_job(name: str) -> None:
     if phase.terminal or phase is Phase.RUNNING or evidence.missing:
         return
     if phase is Phase.QUEUED:
-        waits_for = blockers.in_workload(evidence.workload or {})
+        blocker = blockers.in_workload(evidence.workload or {})
     else:
         pending = [pod for pod in evidence.pods if pod["status"].get("phase") == "Pending"]
         warnings = [event for event in evidence.events if event.get("type") == "Warning"]
         finding = blockers.first(blockers.around(pending, warnings))
-        waits_for = finding.blocker if finding else None
+        blocker = finding.blocker if finding else None
     shown = report._blocker(evidence, phase)
-    assert (shown is not None and shown.permanent) is (waits_for is not None and waits_for.permanent)
+    assert (shown is not None and shown.permanent) is (blocker is not None and blocker.permanent)

@@ -39,14 +39,18 @@ def pod(
         "jobset.sigs.k8s.io/replicatedjob-name": "node",
         "batch.kubernetes.io/job-completion-index": str(rank),
     }
-    told = {"name": container, "restartCount": 1, "state": state or {}, "lastState": last or {}}
+    container_status = {"name": container, "restartCount": 1, "state": state or {}, "lastState": last or {}}
     specs = {"containers": [{"name": "node", "resources": {}}], "nodeName": "n1"}
     if init:
         specs["initContainers"] = [{"name": container, "resources": {}}]
     return {
         "metadata": {"name": f"x-node-0-{rank}-abcde", "labels": labels, "creationTimestamp": "2026-11-25T10:00:00Z"},
         "spec": specs,
-        "status": {"phase": "Running", "initContainerStatuses" if init else "containerStatuses": [told], **status},
+        "status": {
+            "phase": "Running",
+            "initContainerStatuses" if init else "containerStatuses": [container_status],
+            **status,
+        },
     }
 
 
@@ -88,7 +92,7 @@ UNHEALTHY = event("Unhealthy", "Liveness probe failed: cat: /tmp/healthy: No suc
 
 
 @pytest.mark.parametrize("code", [137, 143, 1])
-def test_a_liveness_probe_killed_it(code: int) -> None:
+def test_a_liveness_probe_explains_the_kill(code: int) -> None:
     found = diagnosed([pod(last=ended(code))], UNHEALTHY, LIVENESS)
     assert found.summary == (
         "node-0 was killed by the kubelet because its liveness probe failed: "
@@ -99,13 +103,13 @@ def test_a_liveness_probe_killed_it(code: int) -> None:
     assert "memory" not in found.text()
 
 
-def test_a_startup_probe_killed_it() -> None:
+def test_a_startup_probe_explains_the_kill() -> None:
     startup = event("Killing", "Container node failed startup probe, will be restarted")
     found = diagnosed([pod(last=ended(137))], startup)
     assert found.summary == "node-0 was killed by the kubelet because its startup probe failed"
 
 
-def test_a_post_start_hook_killed_it() -> None:
+def test_a_post_start_hook_explains_the_kill() -> None:
     hook = event("FailedPostStartHook", "PostStartHook failed")
     found = diagnosed([pod(last=ended(137))], hook)
     assert found.summary == "node-0 was killed by the kubelet because its postStart hook failed"
@@ -129,12 +133,12 @@ def test_a_post_start_hook_killed_it() -> None:
         pytest.param(event("Unhealthy", "Readiness probe failed: no"), id="a readiness probe"),
     ],
 )
-def test_an_event_that_does_not_explain_the_termination(other: dict[str, Any]) -> None:
+def test_unrelated_events_do_not_explain_the_termination(other: dict[str, Any]) -> None:
     found = diagnosed([pod(last=ended(137))], other)
     assert found.summary == "node-0 was killed by signal 9 (SIGKILL)"
 
 
-def test_an_event_that_counts_repetitions_explains_all_of_them() -> None:
+def test_a_repeated_event_explains_every_repetition() -> None:
     again = event(
         "Killing",
         "Container node failed liveness probe, will be restarted",
@@ -144,7 +148,7 @@ def test_an_event_that_counts_repetitions_explains_all_of_them() -> None:
     assert "liveness" in diagnosed([pod(last=ended(137))], again).summary
 
 
-def test_out_of_memory_stays_out_of_memory_beside_a_probe() -> None:
+def test_out_of_memory_comes_before_a_failed_probe() -> None:
     found = diagnosed([pod(last=ended(137, reason="OOMKilled"))], LIVENESS)
     assert found.category is Category.OUT_OF_MEMORY
 
@@ -152,7 +156,7 @@ def test_out_of_memory_stays_out_of_memory_beside_a_probe() -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_out_of_memory_without_a_limit_is_the_nodes() -> None:
+def test_out_of_memory_without_a_limit_names_the_node() -> None:
     without = pod(last=ended(137, reason="OOMKilled"))
     found = diagnosed([without])
     assert "its node ran out of memory" in found.summary
@@ -164,7 +168,7 @@ def test_out_of_memory_without_a_limit_is_the_nodes() -> None:
         assert "more memory than its limit" in diagnosed([limited]).summary
 
 
-def test_out_of_memory_of_an_init_container() -> None:
+def test_out_of_memory_names_the_init_container() -> None:
     found = diagnosed([pod(last=ended(137, reason="OOMKilled"), container="unpack", init=True)])
     assert "container unpack" in found.summary
     assert "of this container" in found.advice
@@ -186,7 +190,7 @@ def test_out_of_memory_of_an_init_container() -> None:
         ),
     ],
 )
-def test_shared_memory_was_full(code: int, log: list[str]) -> None:
+def test_full_shared_memory_is_detected(code: int, log: list[str]) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', *log] if log else []
     found = diagnosed([pod(last=ended(code))], logs={"x-node-0-0-abcde": lines})
     assert "/dev/shm" in found.advice
@@ -206,7 +210,7 @@ def test_a_kill_before_the_deletion_is_not_caused_by_it(finished: str, summary: 
     assert summary in diagnosed([gone]).summary
 
 
-# ---------------------------------------------------------------- processes that do not exist
+# ---------------------------------------------------------------- missing processes
 
 BARRIER = (
     "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. "
@@ -216,26 +220,26 @@ BARRIER = (
 
 
 @pytest.mark.parametrize(
-    ("joined", "retry", "says"),
+    ("joined", "retry", "text"),
     [
         ("2/3", UNKNOWN, "it waits for 3 processes, but the job has 2 nodes"),
         (
             "1/2",
             UNKNOWN,
             "the right number of processes (2 nodes), that no process failed earlier",
-        ),  # the other did not come
-        ("3/4", UNKNOWN, "that no process failed earlier"),  # two processes a node, one did not come
+        ),  # one process is missing
+        ("3/4", UNKNOWN, "that no process failed earlier"),  # two processes per node, one is missing
     ],
 )
-def test_more_processes_than_nodes(joined: str, retry: RetryVerdict, says: str) -> None:
+def test_advice_for_a_barrier_depends_on_the_number_of_nodes(joined: str, retry: RetryVerdict, text: str) -> None:
     log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format(joined)]
     pods = [pod(rank, last=ended(1)) for rank in (0, 1)]
     found = diagnosed(pods, logs={each["metadata"]["name"]: log for each in pods})
     assert found.retry is retry, found.text()
-    assert says in found.advice
+    assert text in found.advice
 
 
-def test_more_processes_than_the_only_node() -> None:
+def test_more_processes_than_one_node_are_reported() -> None:
     log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', BARRIER.format("1/2")]
     alone = {**FAILED, "spec": {"trainer": {"numNodes": 1}}}
     found = diagnosed([pod(last=ended(1))], job=alone, logs={"x-node-0-0-abcde": log})
@@ -255,11 +259,11 @@ def unready(name: str = "x-node-0-0-abcde", ready: str = "False", phase: str = "
 NOT_READY = event("NodeNotReady", "Node is not ready", "2026-11-25T10:04:00Z", container="")
 
 
-def test_a_node_that_is_not_ready_under_a_running_rank_is_reported() -> None:
+def test_a_not_ready_node_of_a_running_rank_is_reported() -> None:
     found = diagnosed([unready()], NOT_READY, job=RUNNING)
     assert (found.category, found.retry, found.phase) == (Category.NODE_LOST, INFRASTRUCTURE, Phase.STARTING)
     assert "NodeNotReady" in found.summary
-    assert "launch the job again" not in found.advice, "that would make a second training"
+    assert "launch the job again" not in found.advice, "that would start a second training"
     finding = first(around([], [NOT_READY]))
     assert finding is not None, "a waiter lists pending pods only"
     seen = observe(
@@ -284,14 +288,14 @@ def test_a_node_that_is_not_ready_under_a_running_rank_is_reported() -> None:
         ),
     ],
 )
-def test_a_node_that_was_not_ready_before(pods: list[dict[str, Any]]) -> None:
+def test_a_node_that_recovered_is_not_a_blocker(pods: list[dict[str, Any]]) -> None:
     assert first(around(pods, [NOT_READY])) is None
 
 
 # ---------------------------------------------------------------- advice for a job that still runs
 
 
-def test_advice_for_a_job_preempted_in_the_queue() -> None:
+def test_advice_for_a_preempted_job_in_the_queue_is_to_wait() -> None:
     queued = {
         **RUNNING,
         "metadata": {**RUNNING["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "q"}},
@@ -315,7 +319,7 @@ def test_advice_for_a_job_preempted_in_the_queue() -> None:
     assert found.advice.startswith("wait: the cluster restarts it")
 
 
-def test_a_drained_node_of_a_running_job() -> None:
+def test_advice_for_a_drained_node_depends_on_the_phase() -> None:
     drained = pod()
     drained["status"] |= {
         "phase": "Failed",
@@ -568,7 +572,9 @@ CASES = [
 @pytest.mark.parametrize(
     ("reason", "message", "retry", "permanent", "advice"), CASES, ids=[f"{case[0]}-{case[1][:40]}" for case in CASES]
 )
-def test_the_message_decides(reason: str, message: str, retry: RetryVerdict, permanent: bool, advice: str) -> None:
+def test_messages_have_verdict_and_advice(
+    reason: str, message: str, retry: RetryVerdict, permanent: bool, advice: str
+) -> None:
     found = reasons.find(reason, message)
     assert found is not None
     assert (found.retry, found.permanent) == (retry, permanent), found
@@ -596,14 +602,14 @@ def test_the_message_decides(reason: str, message: str, retry: RetryVerdict, per
         ),
     ],
 )
-def test_errors_of_gpus_and_workers(error: str, category: Category, advice: str) -> None:
+def test_errors_of_gpus_and_workers_have_advice(error: str, category: Category, advice: str) -> None:
     log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', error]
     found = diagnosed([pod(last=ended(1))], logs={"x-node-0-0-abcde": log})
     assert (found.category, found.retry) == (category, UNKNOWN)
     assert advice in found.advice
 
 
-# ---------------------------------------------------------------- small parts
+# ---------------------------------------------------------------- summaries and helpers
 
 
 def test_a_log_of_one_line_is_quoted() -> None:
@@ -611,7 +617,7 @@ def test_a_log_of_one_line_is_quoted() -> None:
     assert found.summary == "node-0 exited with code 1; last log line: giving up"
 
 
-def test_the_exit_code_of_a_stopped_pod_is_that_of_the_container_that_trains() -> None:
+def test_exit_code_of_a_stopped_pod_is_that_of_the_training_container() -> None:
     evicted = pod(state=ended(143))
     evicted["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     evicted["status"]["containerStatuses"].insert(0, {"name": "proxy", "state": ended(9)})
@@ -620,7 +626,7 @@ def test_the_exit_code_of_a_stopped_pod_is_that_of_the_container_that_trains() -
 
 
 @pytest.mark.parametrize("began", [pod(state=ended(0)), pod(last=ended(0))], ids=["now", "before"])
-def test_whether_a_pod_has_trained(began: dict[str, Any]) -> None:
+def test_has_trained_requires_a_started_training_container(began: dict[str, Any]) -> None:
     assert has_trained(began)
     assert not has_trained(pod(state={"waiting": {"reason": "ImagePullBackOff"}}))
     began["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "dataset-initializer"

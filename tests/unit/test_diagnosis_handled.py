@@ -77,7 +77,7 @@ def test_a_handled_exception_does_not_change_the_verdict(handled: list[str], end
         alone.retry,
         alone.advice,
     )
-    assert after.log[-1] == last.splitlines()[-1], "the true end is shown"
+    assert after.log[-1] == last.splitlines()[-1], "the excerpt ends with the last line"
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{end[0]} {end[1][-20:]}")
@@ -113,7 +113,7 @@ raise ValueError("no such column")
         ("sys", "try:\n 1 / 0\nexcept ZeroDivisionError as error:\n sys.excepthook(type(error), error, None)"),
     ],
 )
-def test_output_of_python_at_exit(imports: str, before: str) -> None:
+def test_output_of_python_at_exit_is_not_the_cause(imports: str, before: str) -> None:
     script = AFTERWARDS.format(imports=imports, before=before)
     command = [sys.executable, "-X", "dev", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -121,7 +121,7 @@ def test_output_of_python_at_exit(imports: str, before: str) -> None:
     assert found.summary == "node-0 exited with code 1: ValueError: no such column", done.stderr
 
 
-def test_an_out_of_memory_error_that_was_handled() -> None:
+def test_a_handled_out_of_memory_error_is_not_the_cause() -> None:
     """A handled CUDA OOM, and a later failure with a message of the script."""
     oom = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     found = ended(1, oom, "batch size 64 -> 32", *["epoch"] * 40, "validation failed: accuracy 0.1 is below 0.9")
@@ -151,19 +151,19 @@ BAR = " 33%|███       | 1/3 [00:01<00:02,  1.00s/it]"
         ("/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: x\n  warnings.warn(", True),
     ],
 )
-def test_lines_after_the_final_traceback(afterwards: str, ends: bool) -> None:
+def test_known_lines_may_follow_the_final_traceback(afterwards: str, ends: bool) -> None:
     found = ended(1, f"{BAR}{trace('ValueError: no labels')}", afterwards)
     assert ("ValueError: no labels" in found.summary) == ends
 
 
-def test_launchers_that_raise_an_exception() -> None:
+def test_exceptions_of_launchers_do_not_hide_the_workers_exception() -> None:
     worker = trace("ValueError: no labels")
     called = trace("subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.")
     assert ended(1, worker, called).summary == "node-0 exited with code 1: ValueError: no labels"
     assert "CalledProcessError" in ended(1, worker, "going on", called).summary
     spawned = trace("torch.multiprocessing.spawn.ProcessRaisedException: ")
-    said = f"{spawned}\n\n-- Process 1 terminated with the following error:\n{worker}"
-    assert ended(1, said).summary == "node-0 exited with code 1: ValueError: no labels"
+    log = f"{spawned}\n\n-- Process 1 terminated with the following error:\n{worker}"
+    assert ended(1, log).summary == "node-0 exited with code 1: ValueError: no labels"
 
 
 def test_each_worker_is_read_separately() -> None:
@@ -172,6 +172,6 @@ def test_each_worker_is_read_separately() -> None:
     assert ended(1, hooked, "epoch 3 of another worker").summary == "node-0 exited with code 1: ValueError: two"
 
 
-def test_carriage_returns() -> None:
+def test_excerpt_has_the_last_state_of_progress_bars() -> None:
     found = ended(1, " 1%|\r 2%|\r 3%|", "done\r")
     assert found.log == (" 3%|", "done")

@@ -123,7 +123,7 @@ def test_an_exit_code_alone_is_never_permanent(code: int) -> None:
         (126, "bash: line 1: /opt/train: cannot execute binary file: Exec format error", "the program is built for"),
     ],
 )
-def test_commands_that_cannot_run(code: int, log: str, final: str) -> None:
+def test_commands_that_cannot_run_are_not_retried(code: int, log: str, final: str) -> None:
     found = ended(code, log)
     assert found.outlook.startswith(f"not retried: {final}"), found.text()
 
@@ -182,7 +182,7 @@ def test_a_verdict_of_any_text_fits(text: str) -> None:
         '{"trainjob":2,"error":{"retry":"user"}}',
     ],
 )
-def test_invalid_verdicts(message: str) -> None:
+def test_invalid_verdicts_are_ignored(message: str) -> None:
     assert termination_messages.read(message) is None
 
 

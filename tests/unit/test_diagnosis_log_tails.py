@@ -50,13 +50,13 @@ def of(text: str) -> Tail:
     return read(text.split("\n"))
 
 
-def test_torchrun_with_the_lines_of_two_workers() -> None:
+def test_error_is_found_in_mixed_lines_of_two_torchrun_workers() -> None:
     tail = of(TORCHRUN)
     assert (tail.error, tail.line) == ("ValueError: step 3 has no labels", 5)
     assert (tail.lost_peer, tail.peers) == (False, ("127.0.0.1",))
 
 
-def test_torchrun_without_a_workers_exception() -> None:
+def test_torchrun_report_replaces_a_missing_exception() -> None:
     report = TORCHRUN[TORCHRUN.index("W1121") :]
     assert of(report).error == "worker 1 exited with code 1"
     killed = of(report.replace("exitcode  : 1 ", "exitcode  : -9 "))
@@ -76,7 +76,7 @@ the job to be terminated. The first process to do so was:
 --------------------------------------------------------------------------"""
 
 
-def test_mpirun() -> None:
+def test_mpirun_report_names_the_worker() -> None:
     assert of(MPIRUN).error == "worker 1 exited with code 3"
     assert of("  Process name: [[54437,1],1]").error == ""
     killed = "mpirun noticed that process rank 1 with PID 0 on node x-node-0-0 exited on signal 9 (Killed)."
@@ -110,14 +110,14 @@ def test_mpirun() -> None:
         ("", ""),
     ],
 )  # fmt: skip
-def test_final_errors(text: str, error: str) -> None:
+def test_final_errors_are_found(text: str, error: str) -> None:
     assert of(text).error == error
 
 
-def test_an_exception_group_of_python_itself() -> None:
+def test_an_exception_group_is_read() -> None:
     script = "raise ExceptionGroup('two failed', [ValueError('first'), KeyError('second')])"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stderr
-    assert of(said).error in (
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stderr
+    assert of(output).error in (
         "KeyError: 'second'",
         "ValueError: first",
         "ExceptionGroup: two failed (2 sub-exceptions)",
@@ -140,15 +140,15 @@ def test_an_exception_group_of_python_itself() -> None:
         "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-gather failed: Connection closed by peer [10.0.0.1]:1",
     ],
 )
-def test_lost_peers(line: str) -> None:
+def test_lost_peers_are_recognized(line: str) -> None:
     assert of(f"epoch 3\n{line}").lost_peer
     assert of(f"{TRACE}{line}").lost_peer
     wrapped = f"{TRACE}OSError: y\n{line}\n{CHAIN}\n{TRACE}F: 2"
-    assert not of(wrapped).lost_peer, "it raised something else"
+    assert not of(wrapped).lost_peer, "the final exception is another one"
 
 
-def test_lost_peers_in_lines_after_the_error() -> None:
-    """Native code explains its error in further lines; libraries write much at exit."""
+def test_lines_after_the_error_may_report_a_lost_peer() -> None:
+    """Native code explains its error in further lines; libraries write many lines at exit."""
     fatal = "F1121 10:00:00.1 7 client.cc:80] Terminating process."
     more = ["coordination service error", *["wandb: line"] * 30]
     assert read([fatal, *more]).lost_peer
@@ -159,12 +159,12 @@ def test_lost_peers_in_lines_after_the_error() -> None:
 @pytest.mark.parametrize(
     "line", ["ValueError: 3", "requests.exceptions.ReadTimeout: timed out", "connection to s3 closed"]
 )
-def test_connections_to_other_services_are_no_peers(line: str) -> None:
+def test_connections_to_other_services_are_not_peers(line: str) -> None:
     assert not of(line).lost_peer
     assert not of(f"{TRACE}{line}").lost_peer
 
 
-def test_a_lost_connection_may_be_one_to_a_peer() -> None:
+def test_a_lost_connection_is_distinguished_from_a_lost_peer() -> None:
     tail = of(f"{TRACE}ConnectionResetError: [Errno 104] Connection reset by peer")
     assert (tail.lost_connection, tail.lost_peer) == (True, False)
 
@@ -182,13 +182,13 @@ def test_a_lost_connection_may_be_one_to_a_peer() -> None:
         ("OSError: [Errno 28] No space left on device", Category.USER_CODE),
     ],
 )
-def test_known_errors(error: str, category: Category) -> None:
+def test_known_errors_have_a_category(error: str, category: Category) -> None:
     meaning = of(f"{TRACE}{error}").meaning
     assert meaning is not None
     assert meaning.category is category
 
 
-def test_an_unknown_error() -> None:
+def test_unknown_errors_have_no_category() -> None:
     assert of("epoch 1: No space left on device, trying another" + "\nepoch" * 30).meaning is None
     assert of(f"{TRACE}ValueError: no").meaning is None
 
@@ -204,7 +204,7 @@ def test_an_unknown_error() -> None:
         (0, 0, 92),
     ],
 )
-def test_the_excerpt_shows_an_exception_and_the_end(line: int, first: int, left_out: int) -> None:
+def test_excerpt_has_the_exception_and_the_last_lines(line: int, first: int, left_out: int) -> None:
     lines = [f"line {number}" for number in range(100)]
     shown = list(excerpt(lines, Tail(line=line)))
     cut = [*lines[first : line + 1], f"[… {left_out} lines …]", *lines[-7:]]

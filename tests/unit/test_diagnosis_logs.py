@@ -23,18 +23,18 @@ PODS = 1000
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses before retries take a tenth of their time."""
     pause = Backoff.pause
     monkeypatch.setattr(Backoff, "pause", lambda backoff, asked=None: pause(backoff, asked) / 10)
 
 
 class Runs(ApiClient):
-    """A container that has crashed twice. The node has removed the first run, and the pod says so only later.
+    """A container that has crashed twice. The node has removed the first run; the pod status is not updated yet.
 
     Args:
-        late: So many requests later.
-        second: What its second run wrote.
+        late: Number of requests until the status is updated.
+        second: Output of the second run.
     """
 
     def __init__(self, late: int, second: str) -> None:
@@ -53,7 +53,7 @@ class Runs(ApiClient):
 
 
 class Logs(ApiClient):
-    """Has the logs of pods, by rank, and nothing else."""
+    """Serves only the logs of pods, by rank."""
 
     def __init__(self, culprit: int, accused: str, refuse: Exception | None = None) -> None:
         super().__init__(Credentials())
@@ -68,8 +68,8 @@ class Logs(ApiClient):
         self.read.append(rank)
         if self.refuse is not None and len(self.read) <= self.refusals:
             raise self.refuse
-        said = "ValueError: no labels" if rank == self.culprit else LOST.format(self.accused)
-        for line in ("Traceback (most recent call last):", "  x", said):
+        error = "ValueError: no labels" if rank == self.culprit else LOST.format(self.accused)
+        for line in ("Traceback (most recent call last):", "  x", error):
             yield f"2026-11-21T10:00:08.{rank:09}Z {line}".encode()
 
 
@@ -92,11 +92,11 @@ def pod(rank: int, code: int = 1, second: int = 9) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("culprit", "code", "second", "accused", "most"),
     [
-        (700, 1, 9, "10.88.2.188", 32),  # known only by the address that the others lost
-        (700, 3, 9, "10.88.9.9", 16),  # ended otherwise than all others
+        (700, 1, 9, "10.88.2.188", 32),  # identified only by the address that the others lost
+        (700, 3, 9, "10.88.9.9", 16),  # another exit code than all others
         (700, 1, 8, "10.88.9.9", 16),  # ended first
         (700, 1, 10, "10.88.2.188", 32),  # its clock is ahead
-        (40, 1, 9, "10.88.9.9", 64),  # nothing tells it from the others
+        (40, 1, 9, "10.88.9.9", 64),  # nothing distinguishes it from the others
     ],
 )
 async def test_the_root_cause_is_among_the_logs_read(
@@ -110,10 +110,10 @@ async def test_the_root_cause_is_among_the_logs_read(
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == f"node-{culprit}"
 
 
-async def test_a_limited_number_of_logs_is_read() -> None:
-    nobody = Logs(-1, "10.88.9.9")
-    await gather(nobody, [pod(rank) for rank in range(PODS)], None)
-    assert len(nobody.read) == 64
+async def test_number_of_logs_read_is_limited() -> None:
+    many = Logs(-1, "10.88.9.9")
+    await gather(many, [pod(rank) for rank in range(PODS)], None)
+    assert len(many.read) == 64
     few = Logs(-1, "10.88.9.9")
     await gather(few, [pod(rank) for rank in range(3)], None)
     assert sorted(few.read) == [0, 1, 2]
@@ -133,7 +133,7 @@ async def test_unreadable_logs_are_reported_once(
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
-async def test_a_busy_node_is_retried() -> None:
+async def test_logs_of_a_busy_node_are_requested_again() -> None:
     """A kubelet under load responds with 500 for a while, and a crash without its log is hard to explain."""
     client = Logs(0, "", ServerError(500, "InternalError", "proxy error"))
     client.refusals = 3
@@ -143,8 +143,8 @@ async def test_a_busy_node_is_retried() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 2, 6])
-async def test_a_run_that_was_removed_while_the_next_one_seemed_to_go_on(late: int) -> None:
-    """Seen late, on a busy machine: the second run has crashed, too, and what it wrote is all there is."""
+async def test_log_of_the_second_run_replaces_a_removed_first_run(late: int) -> None:
+    """On a busy machine the read is late: the second run has crashed, too, and only its output is left."""
     restarted = pod(0)
     (status,) = restarted["status"]["containerStatuses"]
     status |= {"state": {"running": {}}, "lastState": status["state"]}
@@ -154,7 +154,7 @@ async def test_a_run_that_was_removed_while_the_next_one_seemed_to_go_on(late: i
     assert len(client.asked) == late + 2
 
 
-async def test_a_log_that_the_node_has_removed_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_that_the_node_has_removed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainjob.backends.kubernetes.pods._REMOVED_SECONDS", 0.1)
     restarted = pod(0)
     (status,) = restarted["status"]["containerStatuses"]
@@ -165,7 +165,7 @@ async def test_a_log_that_the_node_has_removed_is_missed(monkeypatch: pytest.Mon
     assert diagnose(evidence, Observation(Phase.FAILED)).rank == "node-0"
 
 
-async def test_a_rank_that_wrote_nothing_before_it_crashed_is_not_waited_for() -> None:
+async def test_an_empty_log_is_not_requested_again() -> None:
     client = Runs(sys.maxsize, "")
     crashed = pod(0)
     (status,) = crashed["status"]["containerStatuses"]
@@ -175,8 +175,8 @@ async def test_a_rank_that_wrote_nothing_before_it_crashed_is_not_waited_for() -
     assert client.asked == [False, True, False]
 
 
-async def test_a_run_that_is_removed_while_the_log_of_the_next_one_is_read() -> None:
-    """The next run had written nothing yet when it was read; it has crashed, too, when its predecessor is asked for."""
+async def test_log_is_read_again_if_the_previous_run_was_removed_meanwhile() -> None:
+    """The next run's log was still empty when read; that run has crashed by the time the previous log is requested."""
 
     class Next(Runs):
         async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:
@@ -189,8 +189,8 @@ async def test_a_run_that_is_removed_while_the_log_of_the_next_one_is_read() -> 
     assert (evidence.unseen, evidence.logs) == ([], {"x-node-0-0": ["ValueError: no labels"]})
 
 
-async def test_a_first_run_that_was_removed_is_missed_until_a_later_one_has_ended() -> None:
-    """Two more have begun since the pod was seen, and the third had written nothing yet when it was read."""
+async def test_log_of_a_later_run_replaces_a_removed_first_run() -> None:
+    """Two more runs have started since the pod was read, and the log of the third was still empty."""
 
     class Later(Runs):
         async def lines(self, request: Request, *, unended: bool = False) -> AsyncGenerator[bytes]:

@@ -1,4 +1,4 @@
-"""The dataset that the examples ship is the one that its README describes."""
+"""The dataset of the examples matches its README."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def rows(packed: bytes) -> list[list[int]]:
     return [[int(cell) for cell in row] for row in csv.reader(io.StringIO(gzip.decompress(packed).decode("ascii")))]
 
 
-def test_checksum(packed: bytes) -> None:
+def test_file_matches_its_checksum(packed: bytes) -> None:
     digest, name = (DATA / "SHA256SUMS").read_text().split()
     assert name == "digits.csv.gz"
     assert hashlib.sha256(packed).hexdigest() == digest
 
 
-def test_small_and_reproducible(packed: bytes) -> None:
+def test_file_is_small_and_reproducible(packed: bytes) -> None:
     assert len(packed) < 100_000
     assert packed[:2] == b"\x1f\x8b"
     assert packed[3] == 0, "no file name in the gzip header"
     assert packed[4:8] == bytes(4), "no time in the gzip header"
 
 
-def test_images(rows: list[list[int]]) -> None:
+def test_rows_are_images_with_labels(rows: list[list[int]]) -> None:
     assert len(rows) == 1797
     assert {len(row) for row in rows} == {65}
     pixels = [value for row in rows for value in row[:64]]

@@ -44,7 +44,7 @@ def run(*words: str) -> Result:
 
 
 def by_process(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """In a separate process: the kubernetes package reads KUBECONFIG when it is imported."""
+    """Run in a separate process: the kubernetes package reads KUBECONFIG when it is imported."""
     command = [sys.executable, "-c", "from trainjob.cli import main; main()", "doctor", *words]
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -57,16 +57,16 @@ def by_check(findings: Iterator[Finding] | list[Finding]) -> dict[str, Finding]:
 # ---------------------------------------------------------------- this machine
 
 
-def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_working_machine_has_no_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = by_check(local.examine(LocalBackend()))
     assert {name for name, finding in found.items() if finding.level is not Level.OK} == set()
     assert str(tmp_path / "home") in found["home"].message
-    assert not (tmp_path / "home").exists(), "nothing is made"
+    assert not (tmp_path / "home").exists(), "nothing is created"
     present = runtimes.gpus_present()
     assert found["gpus"].message.startswith(str(len(present)) if present else "none")
 
 
-def test_a_home_where_no_job_can_be_stored(tmp_path: Path) -> None:
+def test_an_unusable_home_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = by_check(local.examine(LocalBackend(tmp_path / "file" / "home")))
     assert found["home"].level is Level.FAILURE
@@ -78,7 +78,7 @@ def test_a_home_where_no_job_can_be_stored(tmp_path: Path) -> None:
     assert "cannot be written" in found["home"].message
 
 
-def test_a_home_that_others_can_write(tmp_path: Path) -> None:
+def test_a_home_writable_by_others_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o777)
     found = by_check(local.examine(LocalBackend(tmp_path / "home")))
@@ -87,7 +87,7 @@ def test_a_home_that_others_can_write(tmp_path: Path) -> None:
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o777, "nothing is changed"
 
 
-def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_nearly_full_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=200 << 20))
     found = by_check(local.examine(LocalBackend()))
@@ -95,7 +95,7 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert found["space"].message.startswith("0.2 GiB")
 
 
-def test_runtimes_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unknown_and_incomplete_runtimes_are_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mpi = next(name for name, framework in runtimes.FRAMEWORKS.items() if framework == "mpi")
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = [*local.examine(LocalBackend(), ["nosuch", mpi], "gpus")]
@@ -105,10 +105,10 @@ def test_runtimes_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "trainjob-step" in unknown.advice
     assert "openmpi" in found["mpi"].advice
     assert found["queue"].level is Level.SKIPPED
-    assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.OK, "nobody needs it"
+    assert by_check(local.examine(LocalBackend()))["mpi"].level is Level.OK, "no requested runtime needs MPI"
 
 
-def test_environments_of_runtimes(tmp_path: Path) -> None:
+def test_missing_environments_of_runtimes_are_failures(tmp_path: Path) -> None:
     (tmp_path / "good" / "bin").mkdir(parents=True)
     (tmp_path / "good" / "bin" / "python").symlink_to("/bin/true")
     environments = {
@@ -123,7 +123,7 @@ def test_environments_of_runtimes(tmp_path: Path) -> None:
 
 
 def made_environment(path: Path, *, programs: tuple[str, ...] = (), modules: tuple[str, ...] = ()) -> Path:
-    """What a virtual environment looks like from outside: its Python finds nothing but `modules`."""
+    """A directory that looks like a virtual environment; its Python finds only `modules`."""
     (path / "bin").mkdir(parents=True)
     scripts = dict.fromkeys(programs, "#!/bin/sh\n")
     scripts["python"] = f'#!/bin/sh\nPYTHONPATH={path}/site exec {sys.executable} -S "$@"\n'
@@ -150,10 +150,10 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("runtime", runtimes.FRAMEWORKS)
-def test_a_runtime_is_searched_in_its_environment(
+def test_runtimes_are_checked_in_their_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
 ) -> None:
-    """Not in that of trainjob, which may have what the ranks will not find, and the other way round."""
+    """Not in trainjob's environment, whose packages the ranks do not see."""
     monkeypatch.setenv("PATH", "/nonexistent")
     programs, modules = NEEDS[runtime]
     complete = made_environment(tmp_path / "complete", programs=programs, modules=modules)
@@ -173,7 +173,7 @@ def test_a_runtime_is_searched_in_its_environment(
         assert f"{bare}/bin/python -m pip install" in found["runtime"].advice
 
 
-def test_a_runtime_without_what_it_needs_is_reported_with_the_setting_that_helps(
+def test_advice_for_an_incomplete_runtime_names_the_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(runtimes.MODULES, "torch-distributed", ("nosuch_module",))
@@ -185,25 +185,25 @@ def test_a_runtime_without_what_it_needs_is_reported_with_the_setting_that_helps
     assert json.loads(variable) == {"jax-distributed": "/venvs/jax", "torch-distributed": "/path/of/environment"}
 
 
-def test_a_missing_environment_is_not_replaced_by_another(tmp_path: Path) -> None:
+def test_a_missing_environment_is_a_failure(tmp_path: Path) -> None:
     gone = {"torch-distributed": tmp_path / "gone"}
     found = by_check(local.examine(LocalBackend(environments=gone), ["torch-distributed"]))
     assert found["runtime"].level is Level.FAILURE
     assert str(tmp_path / "gone") in found["runtime"].message
 
 
-def test_extras_that_are_not_installed_are_named_with_what_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extras_are_listed_with_their_features(monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert local.EXTRAS.keys() == project["optional-dependencies"].keys() - {"all", "examples"}
     monkeypatch.setattr(local, "find_spec", lambda name: None if name == "obstore" else True)
     finding = by_check(local.examine(LocalBackend()))["extras"]
-    assert finding.level is Level.OK, "jobs of this machine need none"
+    assert finding.level is Level.OK, "local jobs need no extra"
     assert "storage (s3://, gs://" in finding.message
     assert "mlflow" not in finding.message
     assert ".[storage]" in finding.advice
 
 
-def test_by_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_reports_local_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     result = run()
     assert result.return_value == 0
@@ -216,10 +216,10 @@ def test_by_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (failure["check"], failure["retry"]) == ("runtime", "configuration")
 
 
-# ---------------------------------------------------------------- no cluster, or none that answers
+# ---------------------------------------------------------------- no cluster, or no answer
 
 
-def test_nothing_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_invalid_settings_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("--json")
     assert result.return_value == 2
     (finding,) = json.loads(result.stdout)["findings"]
@@ -244,17 +244,17 @@ def kubeconfig(path: Path, url: str, **user: Any) -> Path:
 
 @pytest.fixture
 def page() -> Iterator[str]:
-    """URL of a web server that is no API server."""
+    """URL of a web server that is not an API server."""
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Silent)) as web:
         yield f"http://127.0.0.1:{web.server_port}"
 
 
 class _Silent(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as it is called there
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         pass
 
 
-def test_a_server_that_is_not_an_api_server(tmp_path: Path, page: str) -> None:
+def test_a_server_that_is_not_an_api_server_is_a_failure(tmp_path: Path, page: str) -> None:
     result = by_process(kubeconfig(tmp_path / "config", page, token="s3cret"), "--json")
     assert result.returncode == 2
     credentials, failure = json.loads(result.stdout)["findings"]
@@ -263,7 +263,7 @@ def test_a_server_that_is_not_an_api_server(tmp_path: Path, page: str) -> None:
     assert "s3cret" not in result.stdout + result.stderr
 
 
-def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_an_infrastructure_failure(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"https://user:s3cret@127.0.0.1:{closed.getsockname()[1]}"
@@ -275,7 +275,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
     assert not {"s3cret", "t0ken"} & set(re.findall(r"\w+", result.stdout + result.stderr))
 
 
-def test_where_credentials_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_source_of_credentials_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", "https://x")
     assert Credentials(kubeconfig=str(file)).source() == f"kubeconfig {file}, context here"
     assert Credentials(kubeconfig=str(file), context="there").source() == f"kubeconfig {file}, context there"
@@ -296,7 +296,7 @@ def test_where_credentials_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ("None", Level.SKIPPED),
     ],
 )
-def test_versions_of_kubernetes(version: str, level: Level) -> None:
+def test_kubernetes_version_is_checked(version: str, level: Level) -> None:
     assert server._version(version).level is level
 
 
@@ -326,7 +326,7 @@ def test_advice_about_permissions_can_be_pasted() -> None:
     assert "--user=jane" in permissions._advice("training", "jane")
 
 
-# ---------------------------------------------------------------- how it is shown
+# ---------------------------------------------------------------- output
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,9 @@ def test_advice_about_permissions_can_be_pasted() -> None:
         ([RetryVerdict.INFRASTRUCTURE, RetryVerdict.CONFIGURATION], 2),
     ],
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[RetryVerdict], code: int) -> None:
+def test_exit_code_depends_on_the_verdicts(
+    monkeypatch: pytest.MonkeyPatch, verdicts: list[RetryVerdict], code: int
+) -> None:
     async def examined(*_: object) -> AsyncGenerator[Finding]:
         yield Finding("clock", Level.WARNING, "late")
         yield Finding("runtimes", Level.SKIPPED, "hidden")
@@ -352,18 +354,18 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, verdicts: list[RetryVerdict
     assert result.stdout.splitlines()[-1] == f"1 warning{failures}, 1 skipped"
 
 
-def test_a_finding_fits_the_terminal_and_its_advice_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_fit_the_terminal_and_advice_is_not_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "70")
     advice = "kubectl " + "x" * 100
-    text = click.unstyle(clusters._text(Finding("rights", Level.WARNING, "may not watch\npods " * 8, advice), ""))
+    text = click.unstyle(clusters._text(Finding("access", Level.WARNING, "may not watch\npods " * 8, advice), ""))
     *lines, last = text.splitlines()
-    assert lines[0].startswith("warning  rights       may not watch pods")
+    assert lines[0].startswith("warning  access       may not watch pods")
     assert len(lines) > 2
     assert max(map(len, lines)) <= 70
     assert all(line.startswith(" " * 22 + "may") or line[22] != " " for line in lines)
     assert last == " " * 22 + f"-> {advice}"
-    assert advice not in clusters._text(Finding("rights", Level.WARNING, "may not", advice), advice), "already printed"
+    assert advice not in clusters._text(Finding("access", Level.WARNING, "may not", advice), advice), "already printed"
 
 
 def test_an_error_of_one_check_does_not_stop_the_others() -> None:

@@ -1,4 +1,4 @@
-"""Which Secrets a job names, wherever a pod can."""
+"""Finds the Secrets that a job refers to, in every field of a pod."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pod(**fields: Any) -> dict[str, Any]:
         ({"trainer": None, "runtimePatches": "none", "initializer": {"dataset": {"secretRef": "s"}}}, []),
     ],
 )
-def test_secrets_that_pods_do_not_start_without(spec: dict[str, Any], names: list[str]) -> None:
+def test_required_secrets_are_found(spec: dict[str, Any], names: list[str]) -> None:
     assert [each.name for each in needed(spec)] == names
 
 
