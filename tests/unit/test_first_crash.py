@@ -71,18 +71,18 @@ def test_a_warning_shows_rank_exit_code_and_last_lines() -> None:
 
 
 def diagnosis(**changes: Any) -> Diagnosis:
-    told = Diagnosis(
+    made = Diagnosis(
         Category.USER_CODE,
         RetryVerdict.UNKNOWN,
         "node-1 exited with code 3",
         rank="node-1",
         exit_code=3,
         log=("ValueError: no",),
-        advice="mend it",
+        advice="fix it",
         job="ns/x",
         unseen=("events: forbidden",),
     )
-    return replace(told, **changes)
+    return replace(made, **changes)
 
 
 def test_a_diagnosis_survives_as_json() -> None:
@@ -130,11 +130,11 @@ def test_evidence_survives_as_json() -> None:
 def test_a_terminated_container_has_not_crashed() -> None:
     pod = crashed()
     assert len(crashes_of(pod)) == 1
-    told = {"deletionTimestamp": "2026-11-21T10:00:40Z", "deletionGracePeriodSeconds": 30}  # asked for at :10
-    pod["metadata"] |= told
+    deletion = {"deletionTimestamp": "2026-11-21T10:00:40Z", "deletionGracePeriodSeconds": 30}  # requested at :10
+    pod["metadata"] |= deletion
     assert crashes_of(pod) == set()
     before = crashed(finishedAt="2026-11-21T10:00:09Z")
-    before["metadata"] |= told
+    before["metadata"] |= deletion
     assert len(crashes_of(before)) == 1
     assert crashes_of({}) == crashes_of({"status": {"containerStatuses": [{"state": None}, 3]}}) == set()
 
@@ -156,22 +156,22 @@ async def running(backend: MemoryBackend, **fields: Any) -> JobRef:
     return ref
 
 
-IMPATIENT = WaitOptions(fail_on_first_crash=True)
+FAIL_ON_FIRST_CRASH = WaitOptions(fail_on_first_crash=True)
 
 
 @pytest.mark.anyio
 async def test_the_first_crash_fails_the_wait_with_fail_on_first_crash(backend: MemoryBackend) -> None:
     ref = await running(backend)
     with anyio.fail_after(5), pytest.raises(RankCrashed, match="node-1 exited with code 3") as caught:
-        await waiting.wait(backend, ref, IMPATIENT, on_log=lambda _: None)
+        await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH, on_log=lambda _: None)
     assert isinstance(caught.value, TrainJobFailed)
     assert (caught.value.retry, caught.value.diagnosis.log) == (RetryVerdict.UNKNOWN, ("ValueError: no",))
     assert caught.value.diagnosis.job == str(ref)
-    assert observe(backend.job(ref)).phase is Phase.RUNNING, "what becomes of it is the caller's decision"
+    assert observe(backend.job(ref)).phase is Phase.RUNNING, "the caller decides about the job"
 
 
 @pytest.mark.anyio
-async def test_the_root_cause_may_be_the_crash_that_is_reported_last(backend: MemoryBackend) -> None:
+async def test_root_cause_may_be_the_last_reported_crash(backend: MemoryBackend) -> None:
     """All first crashes are kept: the job deletes its pods when it fails."""
     ref = await running(backend)
     victim, other, culprit = crashed(143), crashed(143), crashed(3)
@@ -181,8 +181,8 @@ async def test_the_root_cause_may_be_the_crash_that_is_reported_last(backend: Me
     backend.crashed[ref.uid] = [Evidence(None, [pod]) for pod in (victim, other, culprit)]
     reported: list[Diagnosis] = []
 
-    def note(told: Diagnosis) -> None:
-        reported.append(told)
+    def note(diagnosis: Diagnosis) -> None:
+        reported.append(diagnosis)
         if len(reported) == 3:
             backend.condition(ref, "Failed", "FailedJobs")
 
@@ -192,8 +192,8 @@ async def test_the_root_cause_may_be_the_crash_that_is_reported_last(backend: Me
 
 
 @pytest.mark.anyio
-async def test_a_bounded_number_of_crashes_is_kept_and_each_is_reported(backend: MemoryBackend) -> None:
-    """A job of thousands of ranks that restarts all day must not fill the memory of its waiter."""
+async def test_every_crash_is_reported_and_a_limited_number_is_kept(backend: MemoryBackend) -> None:
+    """A job of thousands of ranks with many restarts must not exhaust the waiter's memory."""
     ref = await running(backend)
     backend.crashed[ref.uid] = [Evidence(None, [crashed(rank=rank)]) for rank in range(40)]
     reported: list[Diagnosis] = []
@@ -210,11 +210,11 @@ async def test_a_bounded_number_of_crashes_is_kept_and_each_is_reported(backend:
 
 
 @pytest.mark.anyio
-async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBackend) -> None:
+async def test_wait_for_a_job_without_crashes_returns_its_result(backend: MemoryBackend) -> None:
     ref = await running(backend)
     backend.crashed.clear()
     backend.end(ref)
-    assert (await waiting.wait(backend, ref, IMPATIENT)).uid == ref.uid
+    assert (await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH)).uid == ref.uid
 
 
 @pytest.mark.anyio
@@ -226,8 +226,10 @@ async def test_a_job_without_crashes_is_waited_for_as_ever(backend: MemoryBacken
         ("EvictionByEvictionAPI", Category.NODE_LOST),
     ],
 )
-async def test_a_preemption_or_a_lost_node_is_no_crash(backend: MemoryBackend, reason: str, category: Category) -> None:
-    """The cluster restarts such a rank."""
+async def test_a_preemption_or_a_lost_node_is_not_a_crash(
+    backend: MemoryBackend, reason: str, category: Category
+) -> None:
+    """The cluster restarts such ranks."""
     ref = await running(backend)
     preempted = crashed(137)
     disruption = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "room"}
@@ -235,12 +237,12 @@ async def test_a_preemption_or_a_lost_node_is_no_crash(backend: MemoryBackend, r
     backend.crashed[ref.uid] = [Evidence(None, [preempted])]
     warned: list[Diagnosis] = []
 
-    def end(told: Diagnosis) -> None:
-        warned.append(told)
+    def end(diagnosis: Diagnosis) -> None:
+        warned.append(diagnosis)
         backend.end(ref)
 
-    assert (await waiting.wait(backend, ref, IMPATIENT, on_crash=end)).uid == ref.uid
-    assert [told.category for told in warned] == [category]
+    assert (await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH, on_crash=end)).uid == ref.uid
+    assert [diagnosis.category for diagnosis in warned] == [category]
 
 
 @pytest.mark.anyio
@@ -255,13 +257,13 @@ async def test_unreadable_crashes_are_reported_and_not_final(
         yield
 
     monkeypatch.setattr(backend, "crashes", unseen)
-    assert (await waiting.wait(backend, ref, IMPATIENT)).uid == ref.uid
+    assert (await waiting.wait(backend, ref, FAIL_ON_FIRST_CRASH)).uid == ref.uid
     assert f"crashes of ranks of TrainJob {ref} cannot be reported while it runs: pods is forbidden" in caplog.text
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("action", "queue", "phase", "told"),
+    ("action", "queue", "phase", "text"),
     [
         ("suspend", "", Phase.SUSPENDED, "was suspended"),
         ("suspend", "q", None, "was deleted: Kueue would start it again"),
@@ -269,11 +271,11 @@ async def test_unreadable_crashes_are_reported_and_not_final(
         ("keep", "", Phase.RUNNING, "keeps running"),
     ],
 )
-async def test_what_becomes_of_the_job(
-    backend: MemoryBackend, action: CrashAction, queue: str, phase: Phase | None, told: str
+async def test_give_up_applies_the_crash_action(
+    backend: MemoryBackend, action: CrashAction, queue: str, phase: Phase | None, text: str
 ) -> None:
     ref = await running(backend, labels={QUEUE_LABEL: queue} if queue else {})
-    assert await give_up(backend, ref, diagnosis(), action) == f"{ref} {told}"
+    assert await give_up(backend, ref, diagnosis(), action) == f"{ref} {text}"
     left = await backend.get(ref.namespace, ref.name)
     assert (observe(left).phase if left else None) is phase
 
@@ -288,8 +290,8 @@ async def test_a_given_up_job_keeps_its_diagnosis_and_counts_as_failed(backend: 
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
     with pytest.raises(TrainJobFailed, match="node-1 exited with code 3"):
         await flow.launch(backend, spec, "key", namespace="ns", after_failure="verdict")
-    mended = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train", "better"]})
-    second = await flow.launch(backend, mended, "key", namespace="ns")
+    fixed = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train", "better"]})
+    second = await flow.launch(backend, fixed, "key", namespace="ns")
     assert (second.attempt, observe(backend.job(ref)).phase) == (2, Phase.SUSPENDED)
 
 
@@ -310,11 +312,11 @@ async def test_a_resumed_job_is_not_given_up(backend: MemoryBackend) -> None:
     await backend.patch(ref, {"spec": {"suspend": False}})
     assert given_up(backend.job(ref)) is None
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"]})
-    assert await flow.launch(backend, spec, "key", namespace="ns") == ref, "never two jobs for one piece of work"
+    assert await flow.launch(backend, spec, "key", namespace="ns") == ref, "a key never has two active jobs"
 
 
 @pytest.mark.anyio
-async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
+async def test_give_up_never_raises(backend: MemoryBackend) -> None:
     ref = await running(backend)
     backend.job(ref)["metadata"]["annotations"][GIVEN_UP] = "{"
     backend.job(ref)["spec"]["suspend"] = True
@@ -338,7 +340,7 @@ async def test_giving_up_never_hides_the_crash(backend: MemoryBackend) -> None:
     backend.before = lambda _: None
     backend.requests.clear()
     assert await give_up(backend, replace(ref, uid="another"), diagnosis()) == f"{ref} has ended"
-    assert backend.requests == ["get"], "the job that has the name now is another one"
+    assert backend.requests == ["get"], "the name belongs to another job now"
     assert observe(backend.job(ref)).phase is Phase.RUNNING
     backend.end(ref, 3)
     assert await give_up(backend, ref, diagnosis()) == f"{ref} has ended"
@@ -374,9 +376,9 @@ def test_secrets_in_logs_are_masked(line: str) -> None:
     log = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', f"ValueError: {line}"]
     evidence = Evidence(None, [pod], {pod["metadata"]["name"]: [line, *log]})
     packed = pack_evidence(evidence)
-    for taken in (evidence, unpack_evidence(packed)):
-        assert taken is not None
-        why = diagnose(taken, Observation(Phase.FAILED, message=line))
+    for each in (evidence, unpack_evidence(packed)):
+        assert each is not None
+        why = diagnose(each, Observation(Phase.FAILED, message=line))
         kept = [
             json.dumps(packed),
             json.dumps(pack_diagnosis(why)),

@@ -20,8 +20,8 @@ INSTALL = Path(trainjob.__file__).parent / "install"
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No cluster is configured, and no namespace."""
+def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No cluster and no namespace are configured."""
     for name in ("TRAINJOB_BACKEND", "TRAINJOB_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nosuch"))
@@ -68,7 +68,7 @@ def test_every_file_is_printed_unchanged() -> None:
     assert (listed["kind"], listed["items"]) == ("List", found)
 
 
-def test_the_output_begins_with_its_command_and_is_always_the_same() -> None:
+def test_output_starts_with_its_command_and_is_reproducible() -> None:
     text = output()
     assert text == output()
     assert text.splitlines()[:2] == [
@@ -91,7 +91,7 @@ spec:
 """workflowDefaults of KFP 2.17.0 (``manifests/kustomize/third-party/argo/base``)."""
 
 
-def test_the_change_of_kfps_config_map_is_printed_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kfp_config_map_is_printed_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_kind(printed(), "ConfigMap") == []
     monkeypatch.setenv("TRAINJOB_NAMESPACE", "ml")  # where jobs run
     (change,) = printed("--only", "kfp")
@@ -119,10 +119,10 @@ def test_names_are_replaced_everywhere() -> None:
         {"secretRef": {"name": secret, "optional": True}},
     ]
     plain = yaml.safe_dump(objects(image="a", storage_config="b", storage_secret="c"))
-    assert yaml.safe_dump(objects()) != plain, "what was filled in once is not kept"
+    assert yaml.safe_dump(objects()) != plain, "arguments do not change later calls"
 
 
-def test_runtimes_that_an_older_trainer_does_not_support_are_left_out() -> None:
+def test_runtimes_that_an_older_trainer_does_not_support_are_omitted() -> None:
     names = {each["metadata"]["name"] for each in printed("--only", "runtimes")}
     for release, unknown in (("2.1", {"jax-resilient", "torch-initialized"}), ("2.2", set()), ("2.3", set())):
         result = CliRunner().invoke(program, ["install", "--only", "runtimes", "--trainer", release])
@@ -157,14 +157,14 @@ def test_images_are_pinned_by_digest() -> None:
         (["--image", "other:1@sha256:0123"], "does not end in a digest"),
     ],
 )
-def test_invalid_pins(words: list[str], message: str) -> None:
+def test_invalid_pins_are_rejected(words: list[str], message: str) -> None:
     result = CliRunner().invoke(program, ["install", *words])
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert result.stdout == ""
 
 
-def test_the_policy_is_for_one_namespace_and_printed_only_if_asked_for() -> None:
+def test_the_policy_is_for_one_namespace_and_printed_only_on_request() -> None:
     assert of_kind(printed("-n", "training"), "ValidatingAdmissionPolicy") == []
     lists, binding, policy = printed("--only", "policy", "-n", "training")
     assert (lists["kind"], lists["metadata"]) == (
@@ -184,7 +184,7 @@ def test_the_policy_is_for_one_namespace_and_printed_only_if_asked_for() -> None
         output("--only", "policy")
 
 
-def test_permissions_are_for_a_namespace_and_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permissions_are_bound_to_a_namespace_and_service_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-n", "training", "--service-account", "airflow:worker", "--service-account", "pipeline"]
     role, binding = printed("--only", "rbac", *words)
     assert {each["metadata"]["namespace"] for each in (role, binding)} == {"training"}
@@ -215,7 +215,7 @@ def test_the_reaper_has_a_separate_account() -> None:
     assert [each for each in printed("-n", "training") if each["kind"] == "CronJob"]
 
 
-def test_a_reaper_needs_a_namespace() -> None:
+def test_the_reaper_requires_a_namespace() -> None:
     result = CliRunner().invoke(program, ["install"])
     assert "left out: the reaper, which needs --namespace\n" in result.stderr
     assert "CronJob" not in result.stdout
@@ -232,7 +232,7 @@ def test_a_reaper_needs_a_namespace() -> None:
         ("Worker", "is not the name of a service account"),
     ],
 )
-def test_invalid_service_accounts(account: str, message: str) -> None:
+def test_invalid_service_accounts_are_rejected(account: str, message: str) -> None:
     result = CliRunner().invoke(program, ["install", "--service-account", account])
     assert result.exit_code == 2
     assert message in result.stderr

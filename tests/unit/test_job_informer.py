@@ -1,4 +1,4 @@
-"""What is kept of a job that is waited for."""
+"""The projection that the informer keeps of each job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORTED = {"progressPercentage": 42, "metrics": [{"name": "loss", "value": "0.3
 
 
 def stored(key: str, status: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """As an API server gives it, from a reply of its own."""
+    """A job as parsed from a separate reply of an API server."""
     spec = TrainJobSpec.parse({"runtime": "torch-distributed", "command": ["train"], **fields})
     trainjob = render(spec, key, 3, "team")
     trainjob["metadata"] |= {"uid": f"uid of {key}", "creationTimestamp": "2026-11-21T10:00:00Z", "managedFields": [{}]}
@@ -39,18 +39,18 @@ def stored(key: str, status: dict[str, Any] | None = None, **fields: Any) -> dic
     ],
     ids=lambda trainjob: trainjob["metadata"]["uid"],
 )
-def test_a_projection_says_the_same(trainjob: dict[str, Any]) -> None:
+def test_projection_has_the_same_observation(trainjob: dict[str, Any]) -> None:
     assert observe(projection(trainjob)) == observe(trainjob)
     assert JobRef.of(projection(trainjob)) == JobRef.of(trainjob)
 
 
-def test_what_jobs_have_in_common_is_there_once() -> None:
+def test_equal_parts_of_projections_are_shared() -> None:
     one, other = projection(stored("one", RUNNING)), projection(stored("other", RUNNING))
     assert one["status"] is other["status"]
     assert one["metadata"]["labels"] is other["metadata"]["labels"]
     assert projection(stored("third", {"conditions": [COMPLETE]}))["status"] != one["status"]
 
 
-def test_a_large_spec_is_not_kept() -> None:
+def test_projection_omits_a_large_spec() -> None:
     trainjob = stored("large", RUNNING, env={"BLOB": "x" * 100_000})
     assert len(json.dumps(projection(trainjob))) < 1000

@@ -1,4 +1,4 @@
-"""What a kubeconfig's exec plugin says of a token."""
+"""Tokens from a kubeconfig's exec plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.errors import ConfigurationError
 
-# Empty as often as the file has lines, one of which it takes away each time.
+# The token is empty while the file has lines; each call removes one.
 PLUGIN = """
 token=second; [ -s "$0" ] && token=
 sed -i 1d "$0"
@@ -38,12 +38,12 @@ def credentials(directory: Path, empty: int) -> Credentials:
     return Credentials(kubeconfig=str(directory / "kubeconfig"))
 
 
-def test_a_token_that_is_just_being_written_is_read_again(tmp_path: Path) -> None:
+def test_an_empty_token_is_requested_again(tmp_path: Path) -> None:
     assert credentials(tmp_path, 2).load().authorization == "Bearer second"
 
 
-def test_no_module_of_the_working_directory_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as /tmp, where any user can leave one."""
+def test_modules_of_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /tmp, for example, any user can create modules."""
     (tmp_path / "there").mkdir()
     for module in ("trainjob", "json", "kubernetes"):
         (tmp_path / "there" / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -52,6 +52,6 @@ def test_no_module_of_the_working_directory_is_imported(tmp_path: Path, monkeypa
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_empty_token_is_no_header(tmp_path: Path) -> None:
+def test_a_token_that_stays_empty_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="token is empty: check the output of its exec plugin"):
         credentials(tmp_path, 100).load()

@@ -1,4 +1,4 @@
-"""Kubeconfigs that are read without the ``kubernetes`` package, compared with what it makes of the same."""
+"""Kubeconfigs read without the ``kubernetes`` package, compared with the results of the package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVER = "https://127.0.0.1:1"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has ``ca.crt``, ``client.crt`` and ``client.key``, and files for tokens."""
+    """A directory with ``ca.crt``, ``client.crt`` and ``client.key``, and token files."""
     directory = tmp_path_factory.mktemp("kubeconfig") / "made"
     Authority(directory).issue("client")
     (directory / "token").write_text("from-a-file")
@@ -73,7 +73,7 @@ USERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 @pytest.mark.parametrize("user", USERS.values(), ids=USERS)
-def test_it_is_read_as_by_the_package(
+def test_credentials_equal_those_of_the_package(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], user: dict[str, Any]
 ) -> None:
     def filled(entry: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_several_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Credentials(context="first").namespace() == "of-first"
 
 
-def test_in_the_text_of_a_kubeconfig_paths_are_those_of_the_process(
+def test_paths_in_kubeconfig_text_are_relative_to_the_working_directory(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory)
@@ -115,8 +115,8 @@ def test_in_the_text_of_a_kubeconfig_paths_are_those_of_the_process(
     assert Credentials(kubeconfig_text=text).load().authorization == "Bearer from-a-file"
 
 
-def test_the_end_of_a_line_does_not_belong_to_a_token(tmp_path: Path) -> None:
-    """As in client-go; the package sends it, which is no valid header."""
+def test_newline_after_a_token_is_removed(tmp_path: Path) -> None:
+    """Like client-go. The package sends the newline, which makes the header invalid."""
     (tmp_path / "token").write_text("t\n")
     given = Credentials(kubeconfig=write(tmp_path / "kubeconfig", config({"tokenFile": "token"}, {})))
     assert given.load().authorization == "Bearer t"
@@ -139,7 +139,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_reported(directory: Path, change: dict[str, Any], message: str) -> None:
+def test_errors_in_a_kubeconfig_are_reported(directory: Path, change: dict[str, Any], message: str) -> None:
     given = Credentials(kubeconfig=write(directory / "wrong", config({"token": "s3cret"}, {}) | change))
     with pytest.raises(ConfigurationError, match=message) as caught:
         given.load()
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_reported(directory: Path, change: dict[str, Any], mess
 
 
 @pytest.mark.parametrize("text", ["users: [token: s3cret", "- s3cret", "s3cret", "\0"])
-def test_what_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
+def test_invalid_kubeconfigs_are_rejected_without_their_content(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
     for given in (Credentials(kubeconfig=str(tmp_path / "file")), Credentials(kubeconfig_text=text)):
         with pytest.raises(ConfigurationError, match="neither YAML nor JSON") as caught:
@@ -156,7 +156,7 @@ def test_what_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
         assert given.namespace() is None
 
 
-def test_no_kubeconfig(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_kubeconfig_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no cluster is configured: there is no kubeconfig at .*nosuch\. Set"):
         Credentials(kubeconfig=str(tmp_path / "nosuch")).load()
     (tmp_path / "binary").write_bytes(b"\xff\xfe")

@@ -74,18 +74,18 @@ async def test_a_fresh_launch_is_one_request(backend: MemoryBackend) -> None:
     assert (ref.name, ref.namespace, ref.attempt) == (job_name("key", 1), "ns", 1)
 
 
-async def test_labels_of_the_origin_are_no_part_of_the_spec(backend: MemoryBackend) -> None:
+async def test_labels_of_the_origin_do_not_change_the_spec(backend: MemoryBackend) -> None:
     asked = {"team": "vision", "dag_id": "theirs"}
     origin = {"dag_id": "digits", "try_number": "1"}
     ref = await launch(backend, options={"origin": origin}, labels=asked)
     labels = backend.job(ref)["metadata"]["labels"]
     assert ({"team": "vision"} | origin).items() <= labels.items()
     assert await launch(backend, options={"origin": origin | {"try_number": "2"}}, labels=asked) == ref
-    assert backend.job(ref)["metadata"]["labels"] == labels, "it says who has launched it"
+    assert backend.job(ref)["metadata"]["labels"] == labels, "labels name the task that launched the job"
 
 
 @pytest.mark.parametrize("state", ["fresh", "running", "suspended", "complete"])
-async def test_what_goes_on_is_adopted(backend: MemoryBackend, state: str) -> None:
+async def test_launch_adopts_an_existing_job(backend: MemoryBackend, state: str) -> None:
     ref = await launch(backend)
     if state == "running":
         backend.running(ref)
@@ -99,11 +99,11 @@ async def test_what_goes_on_is_adopted(backend: MemoryBackend, state: str) -> No
     assert len(backend.jobs) == 1
 
 
-async def test_another_key_is_another_job(backend: MemoryBackend) -> None:
+async def test_another_key_creates_another_job(backend: MemoryBackend) -> None:
     assert await launch(backend, "one") != await launch(backend, "two")
 
 
-async def test_a_delivered_result_asked_for_again_is_made_again(backend: MemoryBackend) -> None:
+async def test_launch_after_a_delivered_result_creates_a_new_attempt(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.end(ref)
     await flow.mark_delivered(backend, ref)
@@ -112,14 +112,14 @@ async def test_a_delivered_result_asked_for_again_is_made_again(backend: MemoryB
     assert await launch(backend) == again
 
 
-async def test_marking_what_is_gone_does_nothing(backend: MemoryBackend) -> None:
+async def test_mark_delivered_ignores_a_deleted_job(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await backend.delete(ref)
     await flow.mark_delivered(backend, ref)
     assert backend.jobs == {}
 
 
-async def test_after_a_failure_comes_the_next_attempt(backend: MemoryBackend) -> None:
+async def test_launch_after_a_failure_creates_the_next_attempt(backend: MemoryBackend) -> None:
     first = await launch(backend)
     backend.end(first, 3)
     second = await launch(backend)
@@ -141,7 +141,7 @@ async def test_after_a_failure_comes_the_next_attempt(backend: MemoryBackend) ->
         ("infrastructure", 128, "StartError", "configuration"),
     ],
 )
-async def test_after_a_failure_by_its_verdict(
+async def test_launch_after_a_failure_depends_on_its_verdict(
     backend: MemoryBackend, after: str, code: int, reason: str, final: str
 ) -> None:
     backend.end(await launch(backend), code, reason=reason)
@@ -155,27 +155,27 @@ async def test_after_a_failure_by_its_verdict(
         assert len(backend.jobs) == 1
 
 
-async def test_a_name_is_not_used_again_after_deletion(backend: MemoryBackend) -> None:
+async def test_launch_skips_the_name_of_a_deleted_job(backend: MemoryBackend) -> None:
     for attempt in (1, 2, 3):
         ref = await launch(backend)
         assert ref.attempt == attempt
         await backend.delete(ref)
 
 
-async def test_the_name_of_a_deleted_attempt_is_skipped_beside_one_that_failed(backend: MemoryBackend) -> None:
+async def test_launch_skips_deleted_and_failed_attempts(backend: MemoryBackend) -> None:
     backend.end(await launch(backend), 3)
     await backend.delete(await launch(backend))
     assert (await launch(backend)).attempt == 3
 
 
-async def test_a_job_that_is_being_deleted_is_not_adopted(backend: MemoryBackend) -> None:
+async def test_launch_does_not_adopt_a_job_in_deletion(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.job(ref)["metadata"]["deletionTimestamp"] = ago(0)
     assert (await launch(backend)).attempt == 2
 
 
-async def test_callers_that_count_their_tries(backend: MemoryBackend) -> None:
-    """Airflow's try_number: never a name of an earlier try, yet whatever goes on is adopted."""
+async def test_first_attempt_adopts_an_unfinished_job(backend: MemoryBackend) -> None:
+    """Airflow's try_number: names of earlier tries are not reused, but an unfinished job is adopted."""
     first = await launch(backend, "other", options={"first_attempt": 1})
     assert await launch(backend, "other", options={"first_attempt": 2}) == first
     third = await launch(backend, options={"first_attempt": 3})
@@ -188,7 +188,7 @@ async def test_callers_that_count_their_tries(backend: MemoryBackend) -> None:
     assert (await launch(backend, options={"first_attempt": 5})).attempt == 5
 
 
-async def test_a_reply_that_is_lost(backend: MemoryBackend) -> None:
+async def test_launch_after_a_lost_reply_adopts_the_job(backend: MemoryBackend) -> None:
     def lose(request: str) -> None:
         backend.after = lambda _: None
         raise BackendUnavailable("connection reset")
@@ -201,7 +201,7 @@ async def test_a_reply_that_is_lost(backend: MemoryBackend) -> None:
     assert len(backend.jobs) == 1
 
 
-async def test_a_create_that_a_backend_repeated_by_itself(backend: MemoryBackend) -> None:
+async def test_launch_adopts_the_job_of_a_repeated_create(backend: MemoryBackend) -> None:
     def lose(request: str) -> None:
         backend.after = lambda _: None
         raise AlreadyExists("second try of one create")
@@ -212,7 +212,7 @@ async def test_a_create_that_a_backend_repeated_by_itself(backend: MemoryBackend
 
 
 @pytest.mark.parametrize("earlier", ["nothing", "failed", "delivered", "deleted"])
-async def test_many_launches_at_once_make_one_job(backend: MemoryBackend, earlier: str) -> None:
+async def test_concurrent_launches_create_one_job(backend: MemoryBackend, earlier: str) -> None:
     if earlier != "nothing":
         ref = await launch(backend)
         backend.end(ref, 3 if earlier == "failed" else 0)
@@ -226,7 +226,7 @@ async def test_many_launches_at_once_make_one_job(backend: MemoryBackend, earlie
     assert len(backend.jobs) == (1 if earlier in ("nothing", "deleted") else 2)
 
 
-async def test_another_spec_under_the_same_key(backend: MemoryBackend) -> None:
+async def test_another_spec_with_the_same_key_is_rejected(backend: MemoryBackend) -> None:
     ref = await launch(backend, args=["--lr", "0.1"])
     with pytest.raises(SpecMismatch) as caught:
         await launch(backend, args=["--lr", "0.2"], num_nodes=2)
@@ -239,19 +239,21 @@ async def test_another_spec_under_the_same_key(backend: MemoryBackend) -> None:
     assert len(backend.jobs) == 1
 
 
-async def test_another_spec_after_a_failure_is_just_the_next_attempt(backend: MemoryBackend) -> None:
+async def test_another_spec_after_a_failure_is_the_next_attempt(backend: MemoryBackend) -> None:
     backend.end(await launch(backend), 3)
     assert (await launch(backend, num_nodes=2)).attempt == 2
 
 
 @pytest.mark.parametrize(("spec", "error"), [({"runtime": "nosuch"}, RuntimeNotFound), ({"command": []}, Rejected)])
-async def test_refusals_pass_through(backend: MemoryBackend, spec: dict[str, Any], error: type[Exception]) -> None:
+async def test_errors_of_create_are_raised(
+    backend: MemoryBackend, spec: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         await launch(backend, **spec)
     assert backend.requests == ["create"]
 
 
-async def test_a_spec_built_by_hand_is_checked_before_anything_is_sent(backend: MemoryBackend) -> None:
+async def test_an_unparsed_spec_is_checked_before_any_request(backend: MemoryBackend) -> None:
     odd = TrainJobSpec.parse(SPEC).model_copy(update={"func_args": {"lr": 0.1}})
     for spec, words in ((TrainJobSpec(), "runtime: is missing"), (odd, "func_args: needs func")):
         with pytest.raises(InvalidSpec, match=words):
@@ -268,7 +270,7 @@ def report(**fields: Any) -> str:
     return json.dumps({"trainjob": 1, **fields})
 
 
-async def test_the_result_of_a_job(backend: MemoryBackend) -> None:
+async def test_wait_returns_the_result(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     metrics = [{"name": "loss", "value": "0.25"}, {"name": "best", "value": "epoch 3"}, {"name": "bad", "value": "nan"}]
     backend.status(ref, trainerStatus={"metrics": [{"name": "early", "value": "1"}, {"name": "loss", "value": "9"}]})
@@ -294,7 +296,7 @@ async def test_the_result_of_a_job(backend: MemoryBackend) -> None:
     }
 
 
-async def test_waiting_costs_one_watch(backend: MemoryBackend) -> None:
+async def test_wait_needs_one_watch(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     seen: list[Phase] = []
 
@@ -310,7 +312,7 @@ async def test_waiting_costs_one_watch(backend: MemoryBackend) -> None:
     assert backend.requests == ["create", "watch", "evidence"]
 
 
-async def test_a_failure_carries_its_diagnosis(backend: MemoryBackend) -> None:
+async def test_a_failure_has_its_diagnosis(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.lines = [LogLine("1", "node-0", "ValueError: no")]
     backend.end(ref, 3)
@@ -320,7 +322,7 @@ async def test_a_failure_carries_its_diagnosis(backend: MemoryBackend) -> None:
     assert caught.value.diagnosis.log == ("ValueError: no",)
 
 
-async def test_a_job_that_is_deleted(backend: MemoryBackend) -> None:
+async def test_wait_for_a_deleted_job_fails(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await backend.delete(ref)
     with pytest.raises(TrainJobFailed) as caught:
@@ -330,8 +332,8 @@ async def test_a_job_that_is_deleted(backend: MemoryBackend) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-async def test_what_was_seen_last_stands(backend: MemoryBackend, code: int) -> None:
-    """The job is deleted, or trains again, between its end and the reading of its evidence."""
+async def test_the_final_observation_is_kept(backend: MemoryBackend, code: int) -> None:
+    """The job is deleted, or runs again, after its end and before its evidence is read."""
     for becomes in ("gone", "again"):
         ref = await launch(backend, becomes)
         backend.end(ref, code)
@@ -351,7 +353,7 @@ async def test_what_was_seen_last_stands(backend: MemoryBackend, code: int) -> N
             assert (await waiting.wait(backend, ref)).uid == ref.uid
 
 
-async def test_lines_are_passed_on_to_the_last(backend: MemoryBackend) -> None:
+async def test_all_log_lines_are_passed_on(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     heard: list[str] = []
 
@@ -368,7 +370,7 @@ async def test_lines_are_passed_on_to_the_last(backend: MemoryBackend) -> None:
     assert heard == ["line 0", "line 1", "line 2", "last"]
 
 
-async def test_states_of_a_progress_bar_are_passed_on_now_and_then(backend: MemoryBackend) -> None:
+async def test_states_of_a_progress_bar_are_throttled(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     states = [LogLine(f"{percent:02}", "node-0", f"{percent}%", transient=True) for percent in range(99)]
     backend.lines = [*states, LogLine("99", "node-0", "100%"), LogLine("a", "node-0", "after")]
@@ -392,7 +394,7 @@ class Odd(Exception):
         *((where, Odd("bug")) for where in ("look", "lines", "on_log", "on_change")),
     ],
 )
-async def test_errors_come_out_bare(backend: MemoryBackend, where: str, error: Exception) -> None:
+async def test_errors_are_not_wrapped_in_exception_groups(backend: MemoryBackend, where: str, error: Exception) -> None:
     ref = await launch(backend)
     backend.lines = [LogLine("1", "node-0", "x")]
 
@@ -406,7 +408,7 @@ async def test_errors_come_out_bare(backend: MemoryBackend, where: str, error: E
     assert caught.value is error
 
 
-async def test_an_outage_of_the_log_stream_is_no_verdict(backend: MemoryBackend) -> None:
+async def test_a_failed_log_stream_does_not_fail_the_job(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     heard: list[str] = []
 
@@ -426,8 +428,8 @@ CRASHED = {
 }
 
 
-async def test_the_first_crash_explains_the_end(backend: MemoryBackend) -> None:
-    """A cluster deletes the pods of a job that failed; what was seen of them before is what is left."""
+async def test_the_first_crash_explains_the_failure(backend: MemoryBackend) -> None:
+    """A cluster deletes the pods of a failed job; only the evidence collected before is left."""
     ref = await launch(backend)
     backend.crashed[ref.uid] = [Evidence(None, [CRASHED], {"p": ["ValueError: no"]})]
     warned: list[Diagnosis] = []
@@ -442,7 +444,7 @@ async def test_the_first_crash_explains_the_end(backend: MemoryBackend) -> None:
     assert (failed.value.diagnosis.exit_code, failed.value.diagnosis.log) == (3, ("ValueError: no",))
 
 
-async def test_verdicts_come_out_bare_while_logs_are_followed(backend: MemoryBackend) -> None:
+async def test_wait_errors_are_not_wrapped_while_logs_are_followed(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     with pytest.raises(RunTimeout):
         await waiting.wait(backend, ref, WaitOptions(run_timeout=timedelta(seconds=0.05)), on_log=lambda _: None)
@@ -473,7 +475,7 @@ async def expired_timeout(backend: MemoryBackend, ref: JobRef, **options: Any) -
     return None if caught.type is TimeoutError else caught.type
 
 
-async def test_queue_budget(backend: MemoryBackend) -> None:
+async def test_queue_timeout_counts_from_creation(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True, labels={QUEUE_LABEL: "q"})
     assert await expired_timeout(backend, ref, queue_timeout=SECOND) is None
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(2)
@@ -481,7 +483,7 @@ async def test_queue_budget(backend: MemoryBackend) -> None:
     assert await expired_timeout(backend, ref, queue_timeout=HOUR, start_timeout=SECOND, run_timeout=SECOND) is None
 
 
-async def test_queue_budget_of_a_job_that_was_taken_back(backend: MemoryBackend) -> None:
+async def test_queue_timeout_restarts_when_a_job_is_queued_again(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True, labels={QUEUE_LABEL: "q"})
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     backend.condition(ref, "Suspended", "Suspended", time=ago(0))
@@ -490,7 +492,7 @@ async def test_queue_budget_of_a_job_that_was_taken_back(backend: MemoryBackend)
     assert await expired_timeout(backend, ref, queue_timeout=timedelta(seconds=5), run_timeout=HOUR) is QueueTimeout
 
 
-async def test_a_suspended_job_is_waited_for_as_long_as_one_in_a_queue(backend: MemoryBackend) -> None:
+async def test_queue_timeout_applies_to_a_suspended_job(backend: MemoryBackend) -> None:
     ref = await launch(backend, suspend=True)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(10)
     assert await expired_timeout(backend, ref, start_timeout=SECOND, run_timeout=SECOND) is None
@@ -500,10 +502,10 @@ async def test_a_suspended_job_is_waited_for_as_long_as_one_in_a_queue(backend: 
     )
 
 
-async def test_start_and_run_budgets_count_from_admission(backend: MemoryBackend) -> None:
+async def test_start_and_run_timeouts_count_from_admission(backend: MemoryBackend) -> None:
     ref = await launch(backend, labels={QUEUE_LABEL: "q"})
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
-    # Just admitted: for some 10 ms the condition still says Suspended.
+    # Just admitted: the condition is still Suspended for about 10 ms.
     backend.condition(ref, "Suspended", "Suspended", time=ago(7200))
     assert await expired_timeout(backend, ref, queue_timeout=SECOND, start_timeout=HOUR, run_timeout=HOUR) is None
     backend.condition(ref, "Suspended", "Resumed", "False", time=ago(10))
@@ -536,7 +538,7 @@ async def test_start_and_run_budgets_count_from_admission(backend: MemoryBackend
         ),
     ],
 )
-async def test_the_error_names_the_budget_and_where_the_job_stands(
+async def test_timeout_error_names_the_timeout_and_the_phase(
     backend: MemoryBackend, spec: dict[str, Any], options: WaitOptions, words: str
 ) -> None:
     ref = await launch(backend, **spec)
@@ -546,17 +548,17 @@ async def test_the_error_names_the_budget_and_where_the_job_stands(
     assert str(caught.value) == f"TrainJob {ref} {words}"
 
 
-async def test_a_budget_runs_out_while_waiting(backend: MemoryBackend) -> None:
+async def test_a_timeout_expires_during_the_wait(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     began = anyio.current_time()
     with pytest.raises(StartTimeout, match=r"no rank was running within start_timeout of 0:00:00\.3"):
         await waiting.wait(backend, ref, WaitOptions(start_timeout=timedelta(seconds=0.3)))
     assert 0.2 < anyio.current_time() - began < 2
-    assert backend.job(ref), "the job is left as it is"
+    assert backend.job(ref), "the job is not changed"
 
 
-async def test_a_new_waiter_does_not_take_a_job_that_has_run_for_one_that_starts(backend: MemoryBackend) -> None:
-    """Its node is NotReady, so that no rank counts as ready, and this waiter is younger than the job."""
+async def test_start_timeout_does_not_apply_to_a_job_that_has_run(backend: MemoryBackend) -> None:
+    """The node is NotReady, so no rank counts as ready, and the waiter started after the job."""
     ref = await launch(backend)
     backend.ran.add(ref.uid)
     backend.status(ref, jobsStatus=[{"name": "node", "active": 1}])
@@ -572,7 +574,7 @@ async def test_a_new_waiter_does_not_take_a_job_that_has_run_for_one_that_starts
     assert seen[-1][1] == "a rank has been running before, so start_timeout does not apply"
 
 
-async def test_a_dry_run_creates_nothing_and_minds_no_job_of_the_same_key(backend: MemoryBackend) -> None:
+async def test_dry_run_ignores_existing_jobs_and_creates_nothing(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     stored = await flow.dry_run(backend, TrainJobSpec.parse(SPEC), "key", namespace="ns")
     assert [*backend.jobs] == [("ns", ref.name)]
@@ -585,7 +587,7 @@ async def test_a_dry_run_creates_nothing_and_minds_no_job_of_the_same_key(backen
     assert {**stored, "metadata": None} == {**launched, "metadata": None}
 
 
-async def test_a_job_that_reports_progress_has_run(backend: MemoryBackend) -> None:
+async def test_a_job_with_progress_counts_as_has_run(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.status(ref, jobsStatus=[{"name": "node", "active": 1}], trainerStatus={"progressPercentage": 40})
     with pytest.raises(RunTimeout):
@@ -595,7 +597,7 @@ async def test_a_job_that_reports_progress_has_run(backend: MemoryBackend) -> No
     assert "has_run" not in backend.requests
 
 
-async def test_a_cancel_by_somebody_else_is_reported_as_a_cancel(backend: MemoryBackend) -> None:
+async def test_wait_reports_a_cancel_by_another_client(backend: MemoryBackend) -> None:
     ref = await launch(backend)
 
     async def cancel() -> None:
@@ -610,13 +612,13 @@ async def test_a_cancel_by_somebody_else_is_reported_as_a_cancel(backend: Memory
     assert "launch it again" in failed.value.diagnosis.advice
 
 
-async def test_a_job_that_was_suspended_by_a_cancel_says_so(backend: MemoryBackend) -> None:
+async def test_message_of_a_job_suspended_by_cancel_names_the_cancel(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await flow.cancel(backend, ref, "suspend")
     assert "cancelled with trainjob" in observe(backend.job(ref)).message
 
 
-async def test_a_restarted_waiter_does_not_begin_again(backend: MemoryBackend) -> None:
+async def test_timeouts_continue_after_a_restart_of_the_waiter(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     began = anyio.current_time()
     for _ in range(2):
@@ -625,14 +627,14 @@ async def test_a_restarted_waiter_does_not_begin_again(backend: MemoryBackend) -
     assert anyio.current_time() - began < 0.7
 
 
-async def test_an_end_that_is_there_comes_before_any_budget(backend: MemoryBackend) -> None:
+async def test_a_finished_job_comes_before_an_expired_timeout(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.job(ref)["metadata"]["creationTimestamp"] = ago(7200)
     backend.end(ref)
     assert (await waiting.wait(backend, ref, WaitOptions(SECOND, SECOND, SECOND))).uid == ref.uid
 
 
-async def test_a_slow_consumer_is_not_cancelled_in_place_of_the_clock(backend: MemoryBackend) -> None:
+async def test_a_timeout_does_not_cancel_a_slow_consumer(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     seen: list[Observation] = []
 
@@ -667,14 +669,14 @@ async def test_cancel_waits_for_the_last_pod(backend: MemoryBackend, action: Any
     assert (ref.name in {name for _, name in backend.jobs}) == (action == "suspend")
 
 
-async def test_cancel_gives_up_after_its_time(backend: MemoryBackend) -> None:
+async def test_cancel_returns_false_after_its_timeout(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     backend.lingering.add(ref.uid)
     assert not await flow.cancel(backend, ref, timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("code", [0, 3])
-async def test_cancel_leaves_a_finished_job_as_it_is(backend: MemoryBackend, code: int) -> None:
+async def test_cancel_does_not_change_a_finished_job(backend: MemoryBackend, code: int) -> None:
     ref = await launch(backend)
     backend.end(ref, code)
     before = dict(backend.job(ref))
@@ -683,7 +685,7 @@ async def test_cancel_leaves_a_finished_job_as_it_is(backend: MemoryBackend, cod
     assert backend.job(ref) == before
 
 
-async def test_cancel_of_what_is_gone_or_another(backend: MemoryBackend) -> None:
+async def test_cancel_ignores_deleted_and_other_jobs(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     other = JobRef(ref.namespace, ref.name, "another-uid")
     assert await flow.cancel(backend, other)
@@ -693,13 +695,13 @@ async def test_cancel_of_what_is_gone_or_another(backend: MemoryBackend) -> None
     assert backend.jobs == {}
 
 
-async def test_kueues_jobs_are_deleted_even_where_they_were_to_be_suspended(backend: MemoryBackend) -> None:
+async def test_cancel_deletes_a_queued_job_instead_of_suspending_it(backend: MemoryBackend) -> None:
     ref = await launch(backend, labels={QUEUE_LABEL: "q"})
     assert await flow.cancel(backend, ref, "suspend")
     assert backend.jobs == {}
 
 
-async def test_delivered_is_noted(backend: MemoryBackend) -> None:
+async def test_mark_delivered_sets_an_annotation(backend: MemoryBackend) -> None:
     ref = await launch(backend)
     await flow.mark_delivered(backend, ref)
     assert backend.job(ref)["metadata"]["annotations"][DELIVERED] == "true"
@@ -708,7 +710,9 @@ async def test_delivered_is_noted(backend: MemoryBackend) -> None:
 BLOCKER = Blocker("Inadmissible", "no such queue", permanent=True, advice="create the queue")
 
 
-async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fail_fast_raises_stuck_for_a_permanent_blocker(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ref = await launch(backend)
     watch = backend.watch
 
@@ -718,7 +722,7 @@ async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch
                 yield Snapshot(snapshot.trainjob, blocker=BLOCKER)
 
     monkeypatch.setattr(backend, "watch", watched)
-    assert await expired_timeout(backend, ref) is None, "waited for, unless asked otherwise"
+    assert await expired_timeout(backend, ref) is None, "the wait continues without fail_fast"
     assert await expired_timeout(backend, ref, fail_fast=True) is Stuck
     with pytest.raises(Stuck) as caught:
         await waiting.wait(backend, ref, WaitOptions(fail_fast=True))
@@ -728,18 +732,18 @@ async def test_what_only_a_person_can_change(backend: MemoryBackend, monkeypatch
 
 
 class Unchangeable(MemoryBackend):
-    """Refuses every change, as Trainer's webhook does where a job's runtime is gone; deletion goes."""
+    """Rejects every patch, like Trainer's webhook if a job's runtime is gone; deletion works."""
 
     async def patch(self, ref: JobRef, patch: Any) -> None:
         raise Rejected("runtimeRef: Invalid value: must be created before")
 
 
-async def test_what_may_not_be_suspended_is_deleted() -> None:
+async def test_a_job_that_cannot_be_suspended_is_deleted() -> None:
     backend = Unchangeable()
     await flow.cancel(backend, await launch(backend), "suspend", timeout_seconds=0.1)
     assert backend.jobs == {}
     ref = await launch(backend, "other")
     why = Diagnosis(Category.USER_CODE, RetryVerdict.UNKNOWN, "node-0 exited with code 3")
-    said = await flow.give_up(backend, ref, why)
-    assert said == f"{ref} was deleted: it could not be suspended: runtimeRef: Invalid value: must be created before"
+    text = await flow.give_up(backend, ref, why)
+    assert text == f"{ref} was deleted: it could not be suspended: runtimeRef: Invalid value: must be created before"
     assert backend.jobs == {}

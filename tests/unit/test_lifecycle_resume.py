@@ -1,4 +1,4 @@
-"""A job that `cancel` suspended goes on when its key is launched again; one that a person suspended does not."""
+"""Launching a key again resumes a job that `cancel` suspended, but not one that a person suspended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def phase(client: TrainJobClient, ref: JobRef) -> Phase:
     return observe(client.get(ref)).phase
 
 
-def test_a_cancelled_job_goes_on_when_its_key_is_launched_again(client: TrainJobClient) -> None:
+def test_launch_resumes_a_job_suspended_by_cancel(client: TrainJobClient) -> None:
     ref = client.launch(SLEEP, "resume/own")
     assert client.cancel(ref, "suspend")
     assert CANCELLED in annotations_of(client, ref)
@@ -47,7 +47,7 @@ def test_a_cancelled_job_goes_on_when_its_key_is_launched_again(client: TrainJob
     assert phase(client, ref) is not Phase.SUSPENDED
 
 
-def test_a_job_that_a_person_suspended_stays_suspended(client: TrainJobClient) -> None:
+def test_launch_does_not_resume_a_job_suspended_by_a_person(client: TrainJobClient) -> None:
     ref = client.launch(SLEEP, "resume/person")
     client.call(lambda: client.backend.patch(ref, {"spec": {"suspend": True}}))
 
@@ -55,7 +55,7 @@ def test_a_job_that_a_person_suspended_stays_suspended(client: TrainJobClient) -
     assert phase(client, ref) is Phase.SUSPENDED
 
 
-def test_the_mark_goes_also_from_a_job_that_was_resumed_by_hand(client: TrainJobClient) -> None:
+def test_launch_removes_the_cancel_mark_of_a_resumed_job(client: TrainJobClient) -> None:
     ref = client.launch(SLEEP, "resume/by-hand")
     client.cancel(ref, "suspend")
     client.call(lambda: client.backend.patch(ref, {"spec": {"suspend": False}}))
@@ -65,7 +65,7 @@ def test_the_mark_goes_also_from_a_job_that_was_resumed_by_hand(client: TrainJob
     assert CANCELLED not in annotations_of(client, ref)
 
 
-def test_a_job_that_kueue_manages_is_deleted_instead(client: TrainJobClient) -> None:
+def test_cancel_deletes_a_job_managed_by_kueue(client: TrainJobClient) -> None:
     ref = client.launch({**SLEEP, "labels": {QUEUE_LABEL: "team"}}, "resume/queue")
     job = client.get(ref)
     assert job is not None

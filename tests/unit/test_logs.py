@@ -11,7 +11,7 @@ from trainjob.logs import MAX_LINE, LogLine, Splitter, Throttle, cri_line, lates
 T = "2026-11-21T10:00:00.00000000{}Z"
 
 
-def test_a_line_as_it_is_shown() -> None:
+def test_text_of_a_line_has_its_rank() -> None:
     assert str(LogLine(T.format(1), "node-1", "epoch 3")) == "[node-1] epoch 3"
 
 
@@ -33,7 +33,7 @@ def test_written_lines_are_parsed(text: bytes, partial: bool) -> None:
         (b"2026 stdout F \xff\xfe\n", "\ufffd\ufffd"),
     ],
 )
-def test_lines_of_the_cri_format(raw: bytes, text: str) -> None:
+def test_cri_lines_are_parsed(raw: bytes, text: str) -> None:
     assert [part for _, part, _ in parse_cri([raw])] == [text]
 
 
@@ -42,7 +42,7 @@ def test_other_lines_are_skipped(raw: bytes) -> None:
     assert list(parse_cri([raw])) == []
 
 
-def test_merging_goes_by_time_and_keeps_each_ranks_order() -> None:
+def test_merge_sorts_by_time_and_keeps_the_order_of_each_rank() -> None:
     zero = [LogLine(T.format(n), "node-0", f"{i}") for i, n in enumerate((1, 3, 3, 5))]
     one = [LogLine(T.format(n), "node-1", f"{i}") for i, n in enumerate((2, 3, 4))]
     merged = list(merge(zero, one))
@@ -76,20 +76,20 @@ def split(*parts: tuple[str, bool], raw: bool = False) -> list[tuple[str, bool]]
     return [(line.text, line.transient) for line in lines]
 
 
-def test_the_latest_state_of_a_bar_wins() -> None:
+def test_a_line_has_the_latest_state_of_a_bar() -> None:
     assert split((" 10%\r 20%\r 30%\r", True), ("next", True)) == [(" 30%", False), ("next", False)]
     assert split(("\r 10%\r 20%\r 30%", True)) == [(" 30%", False)]
 
 
-def test_a_bar_is_seen_before_its_line_ends() -> None:
-    # As tqdm writes it, and as what ends each state with a carriage return.
+def test_states_of_a_bar_are_passed_on_before_the_line_ends() -> None:
+    # As tqdm writes bars, and with a carriage return after each state.
     before = split(("\r  0%", False), ("\r 50%", False), ("\r100%", False), ("", True), ("next", True))
     assert before == [("  0%", True), (" 50%", True), ("100%", True), ("100%", False), ("next", False)]
     behind = split(("  0%\r", False), (" 50%\r100%\r", False), ("", True), ("next", True))
     assert behind == [("  0%", True), ("100%", True), ("100%", False), ("next", False)]
 
 
-def test_a_state_in_two_parts_is_one() -> None:
+def test_parts_of_a_state_are_joined() -> None:
     assert split(("\r 10%|#", False), ("##|", False), ("\r 20%", True)) == [
         (" 10%|#", True),
         (" 10%|###|", True),
@@ -97,12 +97,12 @@ def test_a_state_in_two_parts_is_one() -> None:
     ]
 
 
-def test_a_blank_state_shows_nothing_new() -> None:
+def test_blank_states_are_ignored() -> None:
     bar = ("\r 90%", False), ("\r\x1b[2K\r", False), ("\r      \r", False), ("", True)
     assert split(*bar) == [(" 90%", True), (" 90%", False)]
 
 
-def test_a_line_that_ends_as_in_windows_is_one_line() -> None:
+def test_carriage_return_before_a_newline_is_removed() -> None:
     assert split(("a\r", True), ("\r\r", True), ("b", True)) == [("a", False), ("", False), ("b", False)]
     assert split(("a\r", False), ("", True)) == [("a", True), ("a", False)]  # cut between the two
 
@@ -125,7 +125,7 @@ def test_only_the_state_of_a_bar_is_kept(parts: list[tuple[str, bool]]) -> None:
     assert sum(not line.transient for line in lines) >= sum(ended for _, ended in parts)
 
 
-def test_states_that_the_next_line_replaces_are_left_out() -> None:
+def test_latest_omits_replaced_states() -> None:
     lines = [LogLine(f"{i}", "r", text, text.endswith("%")) for i, text in enumerate(["a", "1%", "2%", "b", "3%"])]
     assert [line.text for line in latest(lines)] == ["a", "b", "3%"]
 
@@ -135,7 +135,7 @@ def kubelet(*pieces: tuple[bytes, bool]) -> list[LogLine]:
     return [line for piece, ended in pieces for line in lines.take(piece, ended=ended)]
 
 
-def test_a_kubelet_sends_the_time_once_for_the_parts_of_a_line() -> None:
+def test_parts_of_a_kubelet_line_share_its_time() -> None:
     bar = kubelet((b"2026Z  10%\r 20%\r", False), (b" 30%\r", False), (b" 40%", True), (b"2027Z done\r", True))
     assert bar == [
         LogLine("2026Z", "node-0", " 20%", transient=True),
@@ -155,7 +155,7 @@ def state(text: str, rank: str = "node-0") -> LogLine:
 
 
 @pytest.mark.anyio
-async def test_a_reader_gets_the_first_state_and_the_last() -> None:
+async def test_throttle_passes_the_first_and_the_last_state() -> None:
     shown: list[str] = []
     throttle = Throttle(lambda line: shown.append(line.text), 3600)
     for percent in range(100):
@@ -167,13 +167,13 @@ async def test_a_reader_gets_the_first_state_and_the_last() -> None:
     assert shown == ["0%", "other rank", "99%", "next"]
     throttle.line(state("again 1%"))
     throttle.line(state("again 2%"))
-    assert shown[4:] == []  # so soon after the last state
+    assert shown[4:] == []  # the last state was passed on too recently
     throttle.end()
     assert shown[4:] == ["again 2%"]
 
 
 @pytest.mark.anyio
-async def test_the_last_state_is_shown_by_a_timer() -> None:
+async def test_throttle_passes_the_last_state_after_its_interval() -> None:
     shown: asyncio.Queue[str] = asyncio.Queue()
     throttle = Throttle(lambda line: shown.put_nowait(line.text), 0.01)
     throttle.line(state("1%"))
@@ -181,6 +181,6 @@ async def test_the_last_state_is_shown_by_a_timer() -> None:
     throttle.line(state("3%"))
     async with asyncio.timeout(30):
         assert [await shown.get(), await shown.get()] == ["1%", "3%"]
-    throttle.line(LogLine("t", "node-0", "3%"))  # its line has ended: it was shown already
+    throttle.line(LogLine("t", "node-0", "3%"))  # its line has ended; this text was passed on already
     throttle.end()
     assert shown.empty()
