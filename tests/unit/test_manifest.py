@@ -32,7 +32,7 @@ def rendered(key: str = "key", attempt: int = 1, **fields: Any) -> dict[str, Any
 
 
 @given(KEYS, st.integers(1, 999))
-def test_names_fit_everywhere(key: str, attempt: int) -> None:
+def test_names_and_labels_are_valid_in_kubernetes(key: str, attempt: int) -> None:
     name = job_name(key, attempt)
     assert RFC_1035.fullmatch(name)
     assert len(name) <= 33
@@ -77,12 +77,12 @@ def test_names_do_not_change_between_versions() -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, -1, 1000])
-def test_attempts_that_fit_into_no_name(attempt: int) -> None:
+def test_attempts_out_of_range_are_rejected(attempt: int) -> None:
     with pytest.raises(ValueError, match=r"is not in 1\.\.999"):
         job_name("k", attempt)
 
 
-def test_metadata() -> None:
+def test_metadata_has_labels_and_annotations() -> None:
     metadata = rendered("a/b", 3, labels={"team": "x"}, annotations={"note": "y"})["metadata"]
     assert metadata["name"] == job_name("a/b", 3)
     assert metadata["namespace"] == "ns"
@@ -91,7 +91,7 @@ def test_metadata() -> None:
     assert metadata["annotations"] == {"note": "y", KEY: "a/b"}
 
 
-def test_the_complete_object() -> None:
+def test_all_fields_are_rendered() -> None:
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     spec = TrainJobSpec.parse(
         {
@@ -138,12 +138,12 @@ def test_the_complete_object() -> None:
     }
 
 
-def test_a_job_without_a_runtime_is_refused_also_here() -> None:
+def test_render_rejects_a_spec_without_a_runtime() -> None:
     with pytest.raises(InvalidSpec, match="runtime: is missing"):
         render(TrainJobSpec(), "k", 1, "ns")
 
 
-def test_reference_of_an_object() -> None:
+def test_job_ref_is_read_from_an_object() -> None:
     job = rendered("k", 7)
     job["metadata"]["uid"] = "u"
     assert JobRef.of(job) == JobRef("ns", job_name("k", 7), "u", 7)
@@ -171,7 +171,7 @@ def parsed(fields: dict[str, Any]) -> TrainJobSpec:
 
 
 @given(SPECS)
-def test_the_hash_survives_writing_and_reading(fields: dict[str, Any]) -> None:
+def test_hash_does_not_depend_on_serialization(fields: dict[str, Any]) -> None:
     spec = parsed(fields)
     first = spec_hash(render(spec, "k", 1, "ns"))
     assert re.fullmatch(r"[0-9a-f]{64}", first)
@@ -184,7 +184,7 @@ def test_the_hash_survives_writing_and_reading(fields: dict[str, Any]) -> None:
 
 
 @given(SPECS, SPECS)
-def test_the_hash_tells_specs_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_hash_differs_between_specs(one: dict[str, Any], other: dict[str, Any]) -> None:
     hashes = [spec_hash(render(parsed(fields), "k", 1, "ns")) for fields in (one, other)]
     assert (hashes[0] == hashes[1]) == (parsed(one) == parsed(other))
 
@@ -202,12 +202,12 @@ def test_an_explicit_default_does_not_change_the_hash() -> None:
     assert spec_hash(plain) == spec_hash(written)
 
 
-def test_an_object_made_by_hand_has_no_hash() -> None:
+def test_a_foreign_object_has_no_hash() -> None:
     assert spec_hash({"metadata": {}}) == ""
     assert spec_hash({"metadata": {"annotations": None}}) == ""
 
 
-def test_differences() -> None:
+def test_differences_are_listed_by_path() -> None:
     present = rendered(args=["--lr", "0.1"], env={"A": "1"}, image="i:1")
     wanted = rendered(args=["--lr", "0.2"], num_nodes=3, env={"A": "1", "B": "2"})
     assert differences(wanted, present) == [
@@ -218,7 +218,7 @@ def test_differences() -> None:
     ]
 
 
-def test_additions_of_the_cluster_are_no_difference() -> None:
+def test_additions_of_the_cluster_are_ignored() -> None:
     wanted = rendered()
     present = rendered()
     present["spec"] |= {"suspend": True, "managedBy": "x", "runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}
@@ -226,7 +226,7 @@ def test_additions_of_the_cluster_are_no_difference() -> None:
     assert differences(wanted, present) == []
 
 
-def test_differences_of_missing_fields() -> None:
+def test_differences_name_missing_fields() -> None:
     resources = '{"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}'
     more, less = rendered(resources_per_node={"cpu": 1}), rendered()
     assert differences(more, less) == [f"spec.trainer.resourcesPerNode: (nothing) -> {resources}"]
@@ -284,7 +284,7 @@ def test_checkpoint_directories_depend_on_the_key_only() -> None:
     assert "TRAINJOB_CHECKPOINT" not in str(rendered())
 
 
-def test_a_claim_is_mounted_beside_what_the_author_patches() -> None:
+def test_checkpoint_volume_is_added_to_the_patches_of_a_spec() -> None:
     own = {"manager": "example.com/team", "trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
     first, second = rendered(checkpoints="pvc://claim/x", runtime_patches=[own])["spec"]["runtimePatches"]
     assert first == own
@@ -298,8 +298,8 @@ def test_a_claim_is_mounted_beside_what_the_author_patches() -> None:
     assert "runtimePatches" not in rendered(checkpoints="s3://b")["spec"]
 
 
-def test_a_claim_is_mounted_on_every_node_of_mpi() -> None:
-    """Trainer's own MPI runtimes train in the launcher's pod, too."""
+def test_checkpoint_volume_is_mounted_on_every_mpi_node() -> None:
+    """Trainer's MPI runtimes also train in the launcher's pod."""
     spec = TrainJobSpec.parse({"runtime": "deepspeed-distributed", "checkpoints": "pvc://claim/x"})
     (patch,) = render(spec, "a/work", 1, "ns")["spec"]["runtimePatches"]
     jobs = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
@@ -318,12 +318,12 @@ def test_the_owner_reference_is_rendered() -> None:
 @pytest.mark.parametrize(
     "at", ["", "/some/where", "file:some/where", "file://host/x", "pvc:///x", "pvc://Claim/x", "s3://", "s3://a b"]
 )
-def test_invalid_checkpoint_locations(at: str) -> None:
+def test_invalid_checkpoint_locations_are_rejected(at: str) -> None:
     with pytest.raises(InvalidSpec, match=r"checkpoints: .* is not a checkpoint location"):
         rendered(checkpoints=at)
 
 
-def test_credentials_in_checkpoints_are_refused() -> None:
+def test_credentials_in_checkpoints_are_rejected() -> None:
     with pytest.raises(InvalidSpec, match="checkpoints: contains a credential"):
         rendered(checkpoints="s3://me:word@host/x")
     with pytest.raises(InvalidSpec, match="TRAINJOB_CHECKPOINT: is set from"):

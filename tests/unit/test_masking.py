@@ -1,4 +1,4 @@
-"""Detection of secrets: refused in a spec, masked in a log."""
+"""Detection of secrets, which are rejected in a spec and masked in a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from trainjob.masking import MASK, holds_secret, masked, masked_lines, names_a_secret, public, source_holds_secret
 
-# The forms of tokens, and nobody's.
+# Valid forms of tokens, but not real ones.
 LITERALS = r"""
 AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY python train.py
 export AWS_SECRET_ACCESS_KEY=abc; python train.py
@@ -60,7 +60,7 @@ DB_PASS=hunter2 python train.py
 clientSecret=hunter2
 """.strip().splitlines()
 
-# What people write, and no secret.
+# Common commands without secrets.
 COMMANDS = r"""
 torchrun --nproc_per_node=8 --nnodes=$PET_NNODES train.py --lr 1e-4 --max-tokens=4096 --tokenizer meta-llama/Llama-3-8B
 HF_TOKEN=$(cat /run/secrets/hf) python train.py
@@ -253,12 +253,12 @@ def train(token: str, api_key: str = "", *, password=None):
     ("name", "value"),
     [("GOOGLE_APPLICATION_CREDENTIALS", "/secrets/key.json"), ("PAD_TOKEN", "!"), ("PWD", "/work"), ("USE_TOKEN", "x")],
 )
-def test_names_that_resemble_names_of_secrets(name: str, value: str) -> None:
+def test_similar_names_are_not_names_of_secrets(name: str, value: str) -> None:
     assert not names_a_secret(name, value)
 
 
 @pytest.mark.parametrize("name", ["accessToken", "PGPASSWORD", "MYSQL_PWD", "HF_TOKEN_2", "db.password", "AccountKey"])
-def test_names_of_secrets(name: str) -> None:
+def test_names_of_secrets_are_recognized(name: str) -> None:
     assert names_a_secret(name, "x")
 
 
@@ -274,9 +274,9 @@ def test_any_text_can_be_masked_twice(text: str) -> None:
     source_holds_secret(text)
 
 
-def test_hostile_text_takes_linear_time() -> None:
+def test_masking_takes_linear_time() -> None:
     parts = ("x=", "token ", "curl ", "docker login ", "sk-", "eyJa-", 'token="', "machine a ", "token=$", "://", '"')
     for part in parts:
         text = part * (20_000 // len(part))
-        masked(text)  # quadratic: seconds each
+        masked(text)  # quadratic time would take seconds each
         holds_secret(text)

@@ -1,4 +1,4 @@
-"""Namespaces and job names become parts of paths and URLs: names that Kubernetes does not allow are refused."""
+"""Namespaces and job names become parts of paths and URLs: names that Kubernetes does not allow are rejected."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def written(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["a", "0", "default", "a-b", "a" * 63, "1-2"])
-def test_namespaces(name: str) -> None:
+def test_valid_namespaces_are_accepted(name: str) -> None:
     assert names.namespace(name) == name
 
 
 @pytest.mark.parametrize("name", ["a", "train-6rm04nbcle-1", "a.b", "0.1", ".".join(["a" * 63] * 3)])
-def test_jobs(name: str) -> None:
+def test_valid_job_names_are_accepted(name: str) -> None:
     assert names.job(name) == name
     assert job_name(f"ns/{name}") == ("ns", name)
 
 
 @pytest.mark.parametrize("name", NO_NAMESPACE)
-def test_no_backend_takes_another_namespace(backend: Backend, tmp_path: Path, name: str) -> None:
+def test_backends_reject_an_invalid_namespace(backend: Backend, tmp_path: Path, name: str) -> None:
     ref = JobRef(name, "x-1", "uid")
     calls = [
         lambda: backend.get(name, "x-1"),
@@ -86,7 +86,7 @@ def test_no_backend_takes_another_namespace(backend: Backend, tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", NO_JOB)
-def test_no_backend_takes_another_name(backend: Backend, tmp_path: Path, name: str) -> None:
+def test_backends_reject_an_invalid_job_name(backend: Backend, tmp_path: Path, name: str) -> None:
     for call in (lambda: backend.get("default", name), lambda: backend.delete(JobRef("default", name, "uid"))):
         with pytest.raises(ConfigurationError, match="is not the name of a TrainJob: write 1 to 253 lower-case"):
             anyio.run(call)
@@ -94,13 +94,13 @@ def test_no_backend_takes_another_name(backend: Backend, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", NO_NAMESPACE)
-def test_no_manifest_has_another_namespace(name: str) -> None:
+def test_render_rejects_an_invalid_namespace(name: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a namespace"):
         render(SPEC, "key", 1, name)
 
 
 @pytest.mark.parametrize("name", [name for name in NO_NAMESPACE if name])
-def test_no_client_has_another_namespace(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_client_and_settings_reject_an_invalid_namespace(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a namespace"):
         TrainJobClient("local", namespace=name)
     if "\0" not in name:
@@ -124,7 +124,7 @@ def test_no_client_has_another_namespace(monkeypatch: pytest.MonkeyPatch, name: 
     ],
     ids=" ".join,
 )
-def test_the_command_line_refuses_them(
+def test_command_line_rejects_invalid_names(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]
 ) -> None:
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
@@ -136,6 +136,6 @@ def test_the_command_line_refuses_them(
 
 
 @pytest.mark.parametrize("name", [name for name in NO_JOB if name != "a/b"])
-def test_no_name_on_the_command_line(name: str) -> None:
+def test_job_name_option_rejects_invalid_names(name: str) -> None:
     with pytest.raises(click.BadParameter, match="is not the name of a TrainJob"):
         job_name(name)
