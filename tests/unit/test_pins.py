@@ -1,4 +1,4 @@
-"""The lists of constraints/: what has hashes, and that lists that follow from another one agree with it."""
+"""The lists of constraints/ have hashes, and derived lists agree with the main list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOW = "run `make hashes` after a change of constraints/main.txt or pyproject.tom
 
 
 def pins(name: str) -> dict[tuple[str, str], int]:
-    """Name and version of each pin -> how many hashes it has."""
+    """Name and version of each pin -> number of its hashes."""
     found: dict[tuple[str, str], int] = {}
     for line in (CONSTRAINTS / f"{name}.txt").read_text().splitlines():
         if pin := re.match(r"([a-z0-9-]+)==([^ ;]+)", line):
@@ -44,17 +44,17 @@ def test_derived_lists_have_pins_of_the_main_list(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "extras"), [("step-image", ["hf", "in-cluster", "mlflow", "storage"]), ("digits-image", ["examples"])]
 )
-def test_images_have_all_that_their_extras_require(name: str, extras: list[str]) -> None:
+def test_images_have_all_requirements_of_their_extras(name: str, extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
     required = {re.split(r"[^a-z0-9-]", each)[0] for each in asked}
     assert required - {pinned for pinned, _ in pins(name)} == set(), HOW
 
 
-def test_images_install_nothing_without_a_hash() -> None:
+def test_images_install_only_hashed_packages() -> None:
     for file in ("components/trainjob/install/Dockerfile", "dags_examples/cluster/Dockerfile"):
         installs = [line for line in (ROOT / file).read_text().splitlines() if "pip install" in line]
         assert installs
         for line in installs:
-            own = "--no-index" in line and "/opt/wheels/" in line  # the wheel that this build has made
+            own = "--no-index" in line and "/opt/wheels/" in line  # the wheel that this build created
             assert own or ("--require-hashes" in line and "--only-binary=:all:" in line), line

@@ -1,4 +1,4 @@
-"""Logs of pods as a kubelet sends them: a real server, with replies written by hand."""
+"""Logs of pods from a real server that sends recorded replies of a kubelet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECOND = "2026-11-21T10:00:02.000000001Z"
 
 
 class Kubelet(EndsConnections):
-    """Sends the `replies`, one for each request for the log, chunk by chunk; then logs without a line.
+    """Sends the `replies`, one for each request for the log, chunk by chunk; then empty logs.
 
     `None` in a reply waits for `opened`, and breaks the connection in any reply but the last.
     """
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Kubelet
 
     def log_message(self, *_: Any) -> None:
-        """Be quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if "/log?" not in self.path:
@@ -102,7 +102,7 @@ def client(kubelet: Kubelet, tmp_path: Path) -> ApiClient:
 
 
 async def followed(kubelet: Kubelet, client: ApiClient) -> list[LogLine]:
-    """The lines of a job whose log waits, once a state was seen, until it may go on."""
+    """Follow the log until `done`; open the server's gate when a state arrives."""
     logs = RankLogs(client, JobRef("ns", "x", "uid"), (), "", None)
     lines: list[LogLine] = []
     with anyio.fail_after(30):
@@ -117,17 +117,17 @@ async def followed(kubelet: Kubelet, client: ApiClient) -> list[LogLine]:
     return lines
 
 
-async def test_the_states_of_a_bar_are_seen_before_its_line_ends(kubelet: Kubelet, client: ApiClient) -> None:
-    # containerd keeps a line back until it ends or has 16 KiB, which then come without an end.
+async def test_states_of_a_bar_are_passed_on_before_the_line_ends(kubelet: Kubelet, client: ApiClient) -> None:
+    # containerd holds a line back until it ends or has 16 KiB, which are then sent without an end.
     states = b"".join(b"\r%5d%%" % i for i in range(2600))
     kubelet.replies = [[f"{FIRST} ".encode() + states, None, b"\r 100%\n", f"{SECOND} done\n".encode()]]
     lines = await followed(kubelet, client)
     assert [line.text for line in lines if not line.transient] == [" 100%", "done"]
-    assert [line.text for line in lines if line.transient][-1] == " 2598%"  # the last one may go on
+    assert [line.text for line in lines if line.transient][-1] == " 2598%"  # the last state may be incomplete
     assert {line.time for line in lines[:-1]} == {FIRST}
 
 
-async def test_a_bar_whose_connection_breaks_ends_all_the_same(kubelet: Kubelet, client: ApiClient) -> None:
+async def test_a_bar_is_completed_after_a_broken_connection(kubelet: Kubelet, client: ApiClient) -> None:
     begin = f"{FIRST}   0%\r 10%\r".encode()
     kubelet.replies = [[begin, None], [begin, None, b" 20%\r\n", f"{SECOND} done\r\n".encode()]]
     lines = await followed(kubelet, client)
@@ -135,7 +135,7 @@ async def test_a_bar_whose_connection_breaks_ends_all_the_same(kubelet: Kubelet,
     assert {line.text for line in lines if line.transient} == {" 10%"}
 
 
-async def test_what_is_stored_is_the_last_state(kubelet: Kubelet, client: ApiClient) -> None:
+async def test_stored_lines_have_the_last_state(kubelet: Kubelet, client: ApiClient) -> None:
     kubelet.replies = [[f"{FIRST} 1%\r2%\r".encode(), b"3%\r", b"4%\r\n", f"{SECOND} done\r\n".encode()]]
     lines = await RankLogs(client, JobRef("ns", "x", "uid"), (), "", None).stored()
     await client.aclose()

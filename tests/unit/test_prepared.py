@@ -1,4 +1,4 @@
-"""A request that is ready to go, on a connection of its own."""
+"""A ready-made request with a separate connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATCH = Request("PATCH", "/apis/jobs/a", {"fieldManager": "trainjob"}, body=BODY
 
 
 class Server:
-    """Notes what it is asked, by connection."""
+    """Records its requests with their connections."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[str, int], str, str, dict[str, str], bytes]] = []
@@ -35,25 +35,25 @@ class Server:
         self.statuses: dict[str, int] = {}  # by method
         self.held: str | None = None  # a method that is answered after `release`
         self.release = Event()
-        self.hangs_up = False
-        noting = self
+        self.closes = False
+        recorder = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                noting.asked.append((self.client_address, self.command, self.path, dict(self.headers), body))
-                if self.command == noting.held:
-                    noting.release.wait(30)
+                recorder.asked.append((self.client_address, self.command, self.path, dict(self.headers), body))
+                if self.command == recorder.held:
+                    recorder.release.wait(30)
                 if self.command == "DELETE":
-                    noting.release.set()
-                self.close_connection = noting.hangs_up  # before the client has its answer, and changes that
-                self.send_response(noting.statuses.get(self.command, noting.status))
-                self.send_header("Content-Length", str(len(noting.reply)))
+                    recorder.release.set()
+                self.close_connection = recorder.closes  # set before the client has its response
+                self.send_response(recorder.statuses.get(self.command, recorder.status))
+                self.send_header("Content-Length", str(len(recorder.reply)))
                 self.end_headers()
-                with suppress(OSError):  # the client has not waited
-                    self.wfile.write(noting.reply)
+                with suppress(OSError):  # the client did not wait
+                    self.wfile.write(recorder.reply)
 
             do_GET = do_PATCH = do_DELETE = answer  # noqa: N815 - http.server's names
 
@@ -65,7 +65,7 @@ class Server:
 
     @property
     def methods(self) -> list[str]:
-        """What was asked, without the requests that keep connections open."""
+        """Methods of the requests, without those that keep connections open."""
         return [method for _, method, path, *_ in self.asked if method != "GET" and "dryRun" not in path]
 
     def prepared_request(self, request: Request = PATCH, token: str = "t") -> PreparedRequest:
@@ -92,27 +92,27 @@ def server() -> Iterator[Server]:
     made.http.server_close()
 
 
-async def test_it_goes_over_the_connection_that_is_open(server: Server) -> None:
-    urgent = server.prepared_request()
-    await urgent.warm()
-    await urgent.warm()
-    assert urgent.send()
+async def test_a_request_uses_the_open_connection(server: Server) -> None:
+    prepared = server.prepared_request()
+    await prepared.warm()
+    await prepared.warm()
+    assert prepared.send()
     (one, *_), (two, rehearsal, rehearsed, _, _), (three, patch, sent, headers, body) = server.asked
     assert one == two == three, "one connection"
     path = "/behind/apis/jobs/a?fieldManager=trainjob"
     assert (rehearsal, rehearsed, patch, sent) == ("PATCH", f"{path}&dryRun=All", "PATCH", path)
     assert (headers["Authorization"], headers["Content-Type"]) == ("Bearer t", MERGE_PATCH)
     assert json.loads(body) == BODY
-    urgent.close()
+    prepared.close()
 
 
-async def test_a_deletion_is_kept_ready_by_reading(server: Server) -> None:
-    urgent = server.prepared_request(DELETE)
-    await urgent.warm()
-    assert urgent.send()
+async def test_a_deletion_is_warmed_up_by_a_get(server: Server) -> None:
+    prepared = server.prepared_request(DELETE)
+    await prepared.warm()
+    assert prepared.send()
     assert [method for _, method, *_ in server.asked] == ["GET", "DELETE"]
-    assert urgent.took is None
-    urgent.close()
+    assert prepared.took is None
+    prepared.close()
 
 
 @pytest.mark.parametrize("refused", [[], ["PATCH"], ["DELETE"], ["PATCH", "DELETE"]])
@@ -120,12 +120,12 @@ async def test_a_deletion_is_kept_ready_by_reading(server: Server) -> None:
     ("late", "took", "asked", "by"),
     [
         (False, 0.1, ["PATCH"], "PATCH"),
-        (True, 0.1, ["PATCH", "DELETE"], "DELETE"),  # the PATCH is in a webhook until the DELETE was answered
-        (True, 0.3, ["DELETE"], "DELETE"),  # dry runs have shown it
+        (True, 0.1, ["PATCH", "DELETE"], "DELETE"),  # the PATCH waits in a webhook until the DELETE has its response
+        (True, 0.3, ["DELETE"], "DELETE"),  # known from dry runs
     ],
     ids=["in time", "late", "known to be late"],
 )
-async def test_a_patch_that_is_not_answered_in_time_becomes_a_deletion(
+async def test_a_patch_without_a_timely_response_becomes_a_deletion(
     server: Server, *, late: bool, took: float, asked: list[str], by: str, refused: list[str]
 ) -> None:
     patch, delete = server.prepared_request(), server.prepared_request(DELETE)
@@ -135,7 +135,7 @@ async def test_a_patch_that_is_not_answered_in_time_becomes_a_deletion(
     server.statuses = dict.fromkeys(refused, 403)
     server.held = "PATCH" if late else None
     found = patch.send_or(delete, 0.2 if late else 30)
-    if by in refused:  # then the other one counts, and is sent if it was not
+    if by in refused:  # then the other request counts, and is sent if it was not yet
         other = "DELETE" if by == "PATCH" else "PATCH"
         asked, by = [*asked, *({other} - set(asked))], other
     assert found is (None if by in refused else patch if by == "PATCH" else delete)
@@ -155,86 +155,86 @@ DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEv
     ("reply", "reason"),
     [
         (pod({"type": "Ready", "status": "True"}, DRAINED), "EvictionByEvictionAPI"),
-        (pod({**DRAINED, "status": "False"}), ""),  # it was not carried out
+        (pod({**DRAINED, "status": "False"}), ""),  # the eviction did not happen
         (pod(), ""),
         (b'{"kind": "PodList", "items": null}', ""),
         (b'{"kind": "PodList", "items": [{"metadata": {"deletionTimestamp": "2026-11-25T14:00:00Z"}}]}', ""),
     ],
     ids=["drained", "not any more", "running", "gone", "deleted"],
 )
-async def test_a_pod_is_read(server: Server, reply: bytes, reason: str) -> None:
-    urgent = server.prepared_request(Request("GET", "/api/pods", {"fieldSelector": "metadata.name=a"}))
+async def test_disruption_of_a_pod_is_read(server: Server, reply: bytes, reason: str) -> None:
+    prepared = server.prepared_request(Request("GET", "/api/pods", {"fieldSelector": "metadata.name=a"}))
     server.reply = reply
-    await urgent.warm()
-    assert disruption_of(urgent.read(5) or b"") == reason
+    await prepared.warm()
+    assert disruption_of(prepared.read(5) or b"") == reason
     one, two = server.asked
     assert one[:3] == two[:3] == (one[0], "GET", "/behind/api/pods?fieldSelector=metadata.name%3Da"), "one connection"
-    urgent.close()
+    prepared.close()
 
 
-async def test_a_pod_that_cannot_be_read_in_time_is_unknown(server: Server) -> None:
-    urgent = server.prepared_request(Request("GET", "/api/pods"))
-    assert urgent.read(0.1) is None, "there is no connection"
-    await urgent.warm()
+async def test_a_read_without_a_timely_response_returns_none(server: Server) -> None:
+    prepared = server.prepared_request(Request("GET", "/api/pods"))
+    assert prepared.read(0.1) is None, "no connection is open"
+    await prepared.warm()
     server.held = "GET"
-    assert urgent.read(0.1) is None
-    assert not server.release.is_set(), "it was not answered"
+    assert prepared.read(0.1) is None
+    assert not server.release.is_set(), "the server has not responded"
     server.release.set()
     server.status = 403
-    await urgent.warm()
-    assert urgent.forbidden
-    assert urgent.read(5) is None
-    urgent.close()
+    await prepared.warm()
+    assert prepared.forbidden
+    assert prepared.read(5) is None
+    prepared.close()
 
 
-async def test_a_dry_run_shows_how_long_a_patch_takes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # what the server takes for each
+async def test_dry_runs_measure_the_time_of_a_patch(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.3, 0.1, 0.3, 0.2, 0.4]  # the server's time for each
     clock = SimpleNamespace(monotonic=lambda: sum(seconds[: len(server.asked)]))
     monkeypatch.setattr("trainjob.backends.kubernetes.prepared.time", clock)
-    urgent = server.prepared_request()
+    prepared = server.prepared_request()
     shortest = []
     for _ in seconds:
-        await urgent.warm()
-        shortest.append(urgent.took)
-    assert shortest == pytest.approx([0.3, 0.1, 0.1, 0.1, 0.2]), "of the last three"
-    urgent.close()
+        await prepared.warm()
+        shortest.append(prepared.took)
+    assert shortest == pytest.approx([0.3, 0.1, 0.1, 0.1, 0.2]), "the minimum of the last three"
+    prepared.close()
 
 
-async def test_a_dry_run_that_is_refused_shows_nothing(server: Server) -> None:
-    urgent = server.prepared_request()
+async def test_a_rejected_dry_run_is_not_measured(server: Server) -> None:
+    prepared = server.prepared_request()
     server.status = 400  # a webhook with side effects
-    await urgent.warm()
-    assert urgent.took is None
+    await prepared.warm()
+    assert prepared.took is None
     server.status = 200
-    assert urgent.send()
-    urgent.close()
+    assert prepared.send()
+    prepared.close()
 
 
-async def test_a_connection_that_was_closed_is_opened_again(server: Server) -> None:
-    urgent = server.prepared_request()
-    server.hangs_up = True
-    await urgent.warm()
-    server.hangs_up = False
-    await urgent.warm()
-    assert urgent.send()
+async def test_a_closed_connection_is_opened_again(server: Server) -> None:
+    prepared = server.prepared_request()
+    server.closes = True
+    await prepared.warm()
+    server.closes = False
+    await prepared.warm()
+    assert prepared.send()
     assert len({asked[0] for asked in server.asked}) == 2
-    urgent.close()
+    prepared.close()
 
 
 @pytest.mark.parametrize(("status", "done"), [(200, True), (202, True), (404, True), (403, False), (503, False)])
-async def test_what_is_answered(server: Server, status: int, done: bool) -> None:
-    urgent = server.prepared_request(DELETE)
-    await urgent.warm()
+async def test_send_returns_whether_the_request_succeeded(server: Server, status: int, done: bool) -> None:
+    prepared = server.prepared_request(DELETE)
+    await prepared.warm()
     server.status = status
-    assert urgent.send() is done
-    urgent.close()
+    assert prepared.send() is done
+    prepared.close()
 
 
-async def test_without_a_connection_it_says_so(server: Server) -> None:
+async def test_send_without_a_connection_returns_false(server: Server) -> None:
     assert not server.prepared_request().send()
-    urgent = server.prepared_request()
-    server.hangs_up = True
-    await urgent.warm()
-    assert not urgent.send(), "the server has hung up"
-    urgent.close()
-    assert not urgent.send()
+    prepared = server.prepared_request()
+    server.closes = True
+    await prepared.warm()
+    assert not prepared.send(), "the server closed the connection"
+    prepared.close()
+    assert not prepared.send()

@@ -33,7 +33,7 @@ ENVIRONMENT = (
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _new_reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     reporter = progress._Reporter()
@@ -54,7 +54,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def said(path: Path) -> Report:
+def written(path: Path) -> Report:
     content = path.read_bytes()
     assert len(content) <= 4096
     json.loads(content)
@@ -66,7 +66,7 @@ def said(path: Path) -> Report:
 # --- the termination message ---------------------------------------------------------------------------------------
 
 
-def test_message(log: Path) -> None:
+def test_message_has_all_fields(log: Path) -> None:
     report(progress=40.9, metrics={"loss": 0.25, "step": 7, "phase": "warm-up"}, remaining_seconds=89.2)
     report(outputs={"model": "file:///m"})
     message = json.loads(log.read_text())
@@ -85,26 +85,26 @@ def test_message(log: Path) -> None:
     }
 
 
-def test_calls_add_up_and_later_values_win(log: Path) -> None:
+def test_calls_are_merged_and_later_values_replace_earlier_ones(log: Path) -> None:
     report(progress=10, metrics={"loss": 3, "lr": 1}, outputs={"a": "file:///1"})
     report(progress=20, metrics={"loss": 2}, outputs={"a": "file:///2", "b": "file:///b"})
     report()
-    answer = said(log)
+    answer = written(log)
     assert answer.progress == 20
     assert answer.metrics == {"lr": 1, "loss": 2}
     assert answer.outputs == {"a": "file:///2", "b": "file:///b"}
 
 
-def test_what_is_unknown_is_left_out(log: Path) -> None:
+def test_unknown_fields_are_omitted(log: Path) -> None:
     report()
     assert set(json.loads(log.read_text())) == {"trainjob", "lastUpdatedTime"}
 
 
-def test_a_shorter_message_leaves_nothing_of_the_longer_one(log: Path) -> None:
+def test_a_shorter_message_replaces_a_longer_one_completely(log: Path) -> None:
     log.write_text("x" * 9000)
     inode = log.stat().st_ino
     report(progress=1)
-    assert said(log).progress == 1
+    assert written(log).progress == 1
     assert log.stat().st_ino == inode, "a bind mount does not follow a rename"
 
 
@@ -126,10 +126,10 @@ def test_a_shorter_message_leaves_nothing_of_the_longer_one(log: Path) -> None:
         (np.array(3), "3"),
     ],
 )
-def test_numbers(log: Path, value: Any, text: str) -> None:
+def test_numbers_keep_type_and_value(log: Path, value: Any, text: str) -> None:
     report(metrics={"m": value})
     assert json.loads(log.read_text())["metrics"] == [{"name": "m", "value": text}]
-    read_back = said(log).metrics["m"]
+    read_back = written(log).metrics["m"]
     assert progress.text_of(read_back) == text
     assert type(read_back) is (bool if text in ("true", "false") else int if text.isdecimal() else float)
 
@@ -137,17 +137,17 @@ def test_numbers(log: Path, value: Any, text: str) -> None:
 @pytest.mark.parametrize("text", ["adam", "1_000", "true story", "0x10", "1,5", "s3://b/1"])
 def test_text_stays_text(log: Path, text: str) -> None:
     report(metrics={"m": text}, outputs={"o": text})
-    assert (said(log).metrics, said(log).outputs) == ({"m": text}, {"o": text})
+    assert (written(log).metrics, written(log).outputs) == ({"m": text}, {"o": text})
 
 
 @pytest.mark.parametrize(
-    ("given", "there"),
+    ("given", "expected"),
     [(True, True), (np.bool_(True), True), (7, 7), (np.int64(7), 7), (0.5, 0.5), (np.float32(0.5), 0.5), ("7", "7")],
 )
-def test_outputs_keep_their_type(log: Path, given: Any, there: object) -> None:
+def test_outputs_keep_their_type(log: Path, given: Any, expected: object) -> None:
     report(outputs={"o": given})
-    (read_back,) = said(log).outputs.values()
-    assert (type(read_back), read_back) == (type(there), there)
+    (read_back,) = written(log).outputs.values()
+    assert (type(read_back), read_back) == (type(expected), expected)
 
 
 NAMES = st.text(min_size=1, max_size=64)
@@ -180,49 +180,49 @@ def test_any_report_fits_and_reads_back(log: Path, calls: list[dict[str, Any]]) 
         try:
             report(**call)
         except ValueError as error:
-            assert "outputs need" in str(error)  # noqa: PT017 - any other would be a bug
+            assert "outputs need" in str(error)  # noqa: PT017 - any other message is a bug
             continue
         if "progress" in call:
             expected_progress = int(call["progress"])
         outputs |= call.get("outputs", {})
         for name, value in call.get("metrics", {}).items():
             metrics[name] = progress.text_of(value)
-        answer = said(log)
+        answer = written(log)
         assert answer.progress == expected_progress
         assert answer.outputs == outputs
         for name, value in answer.metrics.items():
             assert progress.text_of(value) == progress.text_of(progress.value_of(metrics[name]))
         if len(answer.metrics) < len(metrics):
             worst = min(len(json.dumps({"name": n, "value": v})) for n, v in metrics.items() if n not in answer.metrics)
-            assert len(log.read_bytes()) + worst > 3800, "nothing is dropped that would have fitted easily"
+            assert len(log.read_bytes()) + worst > 3800, "no metric is dropped that would have fitted"
 
 
-def test_the_metrics_dropped_first_are_the_oldest_then_the_largest(log: Path) -> None:
+def test_the_oldest_then_the_largest_metrics_are_dropped_first(log: Path) -> None:
     report(metrics={f"old{i}": "o" * 30 for i in range(60)})
     report(metrics={"large": "l" * 64} | {f"new{i}": i for i in range(150)}, outputs={"model": "file:///m"})
-    kept = said(log).metrics
+    kept = written(log).metrics
     assert {f"new{i}" for i in range(100)} <= set(kept)
     assert "large" not in kept
     assert not [name for name in kept if name.startswith("old")]
     report(metrics={"large": "l" * 64})
-    assert "large" in said(log).metrics
+    assert "large" in written(log).metrics
 
 
-def test_at_most_as_many_metrics_as_trainer_accepts() -> None:
+def test_number_of_metrics_is_limited_as_in_trainer() -> None:
     for i in range(300):
         report(metrics={f"m{i}": i})
     assert list(progress._reporter._metrics) == [f"m{i}" for i in range(44, 300)]
 
 
-def test_outputs_that_cannot_fit_are_refused_at_once(log: Path) -> None:
+def test_outputs_that_do_not_fit_are_rejected(log: Path) -> None:
     report(outputs={"a": "file:///a"})
     with pytest.raises(ValueError, match=r"outputs need 5.* bytes.*report the URI of that file"):
         report(progress=50, outputs={"b": "x" * 5000})
     report()
-    assert said(log) == Report(outputs={"a": "file:///a"}, updated=said(log).updated)
+    assert written(log) == Report(outputs={"a": "file:///a"}, updated=written(log).updated)
 
 
-def test_outputs_are_checked_without_a_channel() -> None:
+def test_outputs_are_checked_without_a_termination_log() -> None:
     with pytest.raises(ValueError, match="outputs"):
         report(outputs={"b": "x" * 5000})
 
@@ -252,12 +252,12 @@ def test_outputs_are_checked_without_a_channel() -> None:
         ({"outputs": {"model": [1, 2]}}, "outputs"),
     ],
 )
-def test_bad_arguments_are_named_and_change_nothing(log: Path, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_named_and_change_nothing(log: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         report(**({"progress": 5} | arguments))
     assert not log.exists()
     report()
-    assert said(log).progress is None
+    assert written(log).progress is None
 
 
 @pytest.mark.parametrize(
@@ -279,21 +279,21 @@ def test_one_process_per_node_writes(
     assert log.exists() is writes
 
 
-def test_in_a_pod_the_default_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_termination_log_is_used_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "termination-log"
     monkeypatch.setattr(progress, "_DEFAULT_LOG", str(path))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     report(progress=1)
-    assert not path.exists(), "kubelet makes the file; where it is not there, nobody reads it"
+    assert not path.exists(), "the kubelet creates the file; without it, nothing reads the message"
     path.touch()
     report(progress=2)
-    assert said(path).progress == 2
+    assert written(path).progress == 2
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     report(progress=3)
-    assert said(path).progress == 2
+    assert written(path).progress == 2
 
 
-def test_a_file_that_cannot_be_written_warns_once(
+def test_an_unwritable_file_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRAINJOB_TERMINATION_LOG", str(tmp_path / "no" / "such" / "directory"))
@@ -304,18 +304,18 @@ def test_a_file_that_cannot_be_written_warns_once(
     assert "termination message failed, the training continues" in error
 
 
-def test_concurrent_calls_lose_nothing_and_readers_see_whole_messages(log: Path) -> None:
+def test_concurrent_calls_lose_nothing_and_readers_see_complete_messages(log: Path) -> None:
     report(metrics={"start": 0})
     stop = threading.Event()
-    halves = whole = 0
+    partial = complete = 0
 
     def watch() -> None:
-        nonlocal halves, whole
+        nonlocal partial, complete
         while not stop.is_set():
             if read(log.read_text()) is None:
-                halves += 1
+                partial += 1
             else:
-                whole += 1
+                complete += 1
 
     def work(thread: int) -> None:
         for i in range(100):
@@ -329,10 +329,10 @@ def test_concurrent_calls_lose_nothing_and_readers_see_whole_messages(log: Path)
         thread.join()
     stop.set()
     watcher.join()
-    metrics = said(log).metrics
+    metrics = written(log).metrics
     assert {f"t{n}": 99 for n in range(8)}.items() <= metrics.items()
-    assert whole > 0
-    assert halves <= whole // 10
+    assert complete > 0
+    assert partial <= complete // 10
 
 
 def test_a_fork_has_a_new_reporter(log: Path, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ go.set()
 sys.exit(os.waitstatus_to_exitcode(status))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=30)
-    child = said(tmp_path / "child")
+    child = written(tmp_path / "child")
     assert child == Report(metrics={"m": 1}, updated=child.updated, history=child.history)
 
 
@@ -412,7 +412,7 @@ def test_reading_never_raises(text: str) -> None:
     read('{"trainjob": 1, "metrics": ' + text)
 
 
-def test_report_is_a_value() -> None:
+def test_report_is_immutable_and_comparable() -> None:
     one = Report(5, 6, {"a": "b"}, {"c": "d"}, "t")
     assert pickle.loads(pickle.dumps(one)) == one
     assert one != Report(5)
@@ -425,10 +425,10 @@ def test_report_is_a_value() -> None:
         one.progress = 7  # type: ignore[misc, unused-ignore]
 
 
-# --- one file, no cost ---------------------------------------------------------------------------------------------
+# --- a single small file -------------------------------------------------------------------------------------------
 
 
-def test_a_copy_works_beside_a_script(tmp_path: Path) -> None:
+def test_a_copied_file_works_without_the_package(tmp_path: Path) -> None:
     (tmp_path / "progress.py").write_bytes(SOURCE.read_bytes())
     code = """
 import sys
@@ -448,14 +448,14 @@ assert not heavy, heavy
         env={"TRAINJOB_TERMINATION_LOG": str(log)},
         timeout=30,
     )
-    assert said(log).progress == 50
+    assert written(log).progress == 50
 
 
 # --- Trainer's status API ------------------------------------------------------------------------------------------
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Trainer's status server, as a client sees it."""
+    """A fake of Trainer's status server."""
 
     daemon_threads = True
 
@@ -500,7 +500,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A throw-away authority (ca.crt) and its certificate for localhost (tls.crt, tls.key)."""
+    """A temporary authority (ca.crt) and its certificate for localhost (tls.crt, tls.key)."""
     directory = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
@@ -531,7 +531,7 @@ def server(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield server
 
 
-def test_the_format_of_a_post(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_post_has_trainers_format(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     report(progress=99.9, metrics={"loss": math.nan}, remaining_seconds=1e12, outputs={"model": "file:///m"})
     server.wait(1)
     _, path, headers, body = server.requests[0]
@@ -549,13 +549,13 @@ def test_the_format_of_a_post(server: Server, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
-def test_one_post_per_second_and_the_latest_wins(
+def test_posts_are_limited_and_have_the_latest_values(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_POST_INTERVAL", 0.3)
     report(progress=0)
     server.wait(1)
-    (tmp_path / "token").write_text("secret-2")  # kubelet renewed it
+    (tmp_path / "token").write_text("secret-2")  # the kubelet renewed the token
     for percent in range(1, 51):
         report(progress=percent)
     server.wait(2)
@@ -564,10 +564,10 @@ def test_one_post_per_second_and_the_latest_wins(
     assert server.requests[1][2]["Authorization"] == "Bearer secret-2"
 
 
-def test_both_channels(server: Server, log: Path) -> None:
+def test_reports_go_to_the_server_and_the_termination_log(server: Server, log: Path) -> None:
     report(progress=5)
     server.wait(1)
-    assert said(log).progress == 5
+    assert written(log).progress == 5
 
 
 @pytest.mark.parametrize("variable", ["RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK"])
@@ -576,7 +576,7 @@ def test_only_global_rank_0_posts(server: Server, log: Path, monkeypatch: pytest
     report(progress=5)
     progress.flush()
     assert server.requests == []
-    assert said(log).progress == 5, "it is the first process of another node"
+    assert written(log).progress == 5, "the first process of another node writes its message"
 
 
 SCRIPT = """
@@ -607,8 +607,8 @@ def test_the_last_state_is_posted_at_exit(server: Server, end: str, code: int) -
     assert "trainjob.progress" not in done.stderr
 
 
-def test_a_report_in_an_exit_handler(server: Server) -> None:
-    # From Python 3.12 on no thread can be started anymore by then.
+def test_a_report_in_an_exit_handler_is_posted(server: Server) -> None:
+    # Since Python 3.12, no thread can be started in exit handlers.
     script = f"""
 import atexit, sys
 sys.path.insert(0, {str(SOURCE.parent)!r})
@@ -691,7 +691,7 @@ def test_a_silent_server_does_not_block_report(server: Server, monkeypatch: pyte
         for percent in range(50):
             report(progress=percent)
         progress.flush()
-        assert time.monotonic() - start < progress._POST_TIMEOUT, "something waited for a post"
+        assert time.monotonic() - start < progress._POST_TIMEOUT, "report waited for a post"
 
 
 def test_the_exit_is_not_delayed(
@@ -734,7 +734,7 @@ def test_an_incomplete_configuration_is_ignored(server: Server, monkeypatch: pyt
     assert server.requests == []
 
 
-def test_no_proxy_sees_the_token(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     report(progress=5)

@@ -1,4 +1,4 @@
-"""Metrics over time, and the remaining time that is derived from the progress."""
+"""Metrics over time, and the remaining time derived from the progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "message"
 
 
-def said(log: Path) -> Report:
+def written(log: Path) -> Report:
     flush()
     assert log.stat().st_size <= 4096
     found = read(log.read_text())
@@ -38,12 +38,12 @@ def said(log: Path) -> Report:
     return found
 
 
-def test_each_value_with_its_step_and_time(log: Path) -> None:
+def test_history_has_step_and_time_of_each_value(log: Path) -> None:
     before = time.time()
     report(step=10, metrics={"loss": 0.5, "phase": "warm-up", "ok": True, "bad": math.nan})
     report(metrics={"accuracy": 1})
     report(step=30, metrics={"loss": 0.25, "bad": 2.0})
-    history = said(log).history
+    history = written(log).history
     assert {name: [(step, value) for step, _, value in points] for name, points in history.items()} == {
         "loss": [(10, 0.5), (30, 0.25)],
         "accuracy": [(2, 1.0)],
@@ -59,14 +59,14 @@ def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(
     for step, value in enumerate(values):
         report(step=step, metrics={"loss": value, "rate": 1 - step / 20_000, "same": 1.0})
     report(outputs={"model": "s3://models/digits/7"})
-    found = said(log)
+    found = written(log)
     assert sum(map(len, found.history.values())) <= 256
     loss = found.history["loss"]
-    assert len(loss) >= 60, "a curve can be drawn"
+    assert len(loss) >= 60, "enough points for a curve"
     assert {0: pytest.approx(2.0), 7_001: 9.5, 13_003: -1.5}.items() <= {step: value for step, _, value in loss}.items()
     assert loss[-1][0] == 19_999
     assert loss[-1][2] == pytest.approx(values[-1], rel=1e-5)
-    # Evenly: no part of the way is without points.
+    # Evenly spaced: no part of the training is without points.
     steps = [step for step, _, _ in loss]
     assert max(b - a for a, b in pairwise(steps)) < 20_000 / 15
 
@@ -76,12 +76,12 @@ def test_a_long_training_keeps_first_last_lowest_and_highest_within_the_message(
     values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=600),
     metrics=st.integers(1, 80),
 )
-def test_the_bounds_hold_for_any_values(log: Path, values: list[float], metrics: int) -> None:
+def test_limits_hold_for_any_values(log: Path, values: list[float], metrics: int) -> None:
     progress._reporter = progress._Reporter()
     for step, value in enumerate(values):
         report(step=step, metrics={"m": value})
     report(step=len(values), metrics={f"n{i}": i for i in range(metrics - 1)})
-    history = said(log).history
+    history = written(log).history
     assert sum(map(len, history.values())) <= 256
     for points in history.values():
         assert [step for step, _, _ in points] == sorted({step for step, _, _ in points})
@@ -93,18 +93,18 @@ def test_the_bounds_hold_for_any_values(log: Path, values: list[float], metrics:
 
 def test_other_fields_have_priority_over_the_history(log: Path) -> None:
     report(metrics={f"m{i}": i for i in range(60)})
-    first = said(log)
+    first = written(log)
     history = len(json.loads(log.read_text())["history"])
     report(outputs={"text": "x" * (4096 - log.stat().st_size + history // 2)})
-    assert said(log).metrics == first.metrics
-    assert 0 < len(said(log).history) < 60
+    assert written(log).metrics == first.metrics
+    assert 0 < len(written(log).history) < 60
     progress.report_returned("y" * (history // 4))
-    later = said(log)
+    later = written(log)
     assert (later.metrics, later.returned) == (first.metrics, "y" * (history // 4))
     assert len(later.history) <= 1
 
 
-def test_a_full_message_takes_no_longer(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_message_is_not_thinned_at_each_report(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thinning most points takes 20 ms, and a training may report 1,000 times per second."""
     calls: list[int] = []
     thinned = progress._Reporter._thinned
@@ -119,7 +119,7 @@ def test_a_full_message_takes_no_longer(log: Path, monkeypatch: pytest.MonkeyPat
     for i in range(200):
         report(metrics={"m0": 1 / (i + 1), "m1": 10 ** (i % 60)}, outputs={"note": "x" * (i * 9)})
     assert len(calls) == 1
-    assert said(log).outputs == {"note": "x" * 199 * 9}
+    assert written(log).outputs == {"note": "x" * 199 * 9}
     assert len(calls) == 2
 
 
@@ -129,7 +129,7 @@ def test_dropped_metrics_lose_their_history() -> None:
     assert len(progress._reporter._series) == 256
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_of_the_history_is_limited() -> None:
     for i in range(5_000):
         report(metrics={"loss": math.sin(i)})
     assert len(progress._reporter._series["loss"]._buckets) <= 128
@@ -137,7 +137,7 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1/0", "progress.flush(); os._exit(0)"])
 def test_the_last_values_are_written_at_the_end(log: Path, end: str) -> None:
-    """The history is renewed once per second while it runs; these 40 reports take less."""
+    """The history is updated once per second; these 40 reports take less."""
     code = f"""
 import os
 from trainjob import progress
@@ -151,7 +151,7 @@ for step in range(40):
     assert found.history["loss"][-1][::2] == (39, 39.0)
 
 
-def test_a_process_that_reported_nothing_writes_nothing_at_its_end(log: Path) -> None:
+def test_a_process_without_reports_writes_nothing_at_exit(log: Path) -> None:
     report(metrics={"loss": 1})
     before = log.read_bytes()
     subprocess.run([sys.executable, "-c", "from trainjob import progress"], check=True, timeout=60)
@@ -161,7 +161,7 @@ def test_a_process_that_reported_nothing_writes_nothing_at_its_end(log: Path) ->
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def test_other_programs_write_it_as_plain_json() -> None:
+def test_plain_json_history_is_read() -> None:
     text = '{"trainjob": 1, "history": {"loss": [[100, 1769860800.0, 0.9], [400, 1769860860, 1]]}}'
     found = read(text)
     assert found is not None
@@ -201,11 +201,11 @@ def remaining(samples: list[tuple[float, float]], now: float | None = None) -> i
     return speed.remaining(samples[-1][0] if now is None else now)
 
 
-def test_remaining_time() -> None:
-    assert remaining([(100, 10)]) is None, "one report has no speed"
+def test_remaining_time_depends_on_the_speed() -> None:
+    assert remaining([(100, 10)]) is None, "one report gives no speed"
     assert remaining([(100, 10), (110, 10)]) is None
     assert remaining([(100, 0), (110, 10)]) == 90
-    assert remaining([(100, 0), (110, 10)], now=130) == 70, "time passes also without reports"
+    assert remaining([(100, 0), (110, 10)], now=130) == 70, "time without reports counts"
     assert remaining([(100, 0), (110, 10)], now=500) == 0
     assert remaining([(100, 60), (110, 61)]) == 390, "after a resume from a checkpoint"
     assert remaining([(100, 90), (200, 100)]) == 0
@@ -213,7 +213,7 @@ def test_remaining_time() -> None:
     assert remaining([(0, 0), (1, 1e-12)]) == 2**31 - 1
 
 
-def test_the_latest_speed_counts() -> None:
+def test_recent_speed_has_more_weight() -> None:
     """100 s for the first 10 %, as with a cold cache, then 1 s for each percent."""
     samples = [(float(10 * i), float(i)) for i in range(10)] + [(100.0 + i, 10.0 + i) for i in range(61)]
     assert remaining(samples) == pytest.approx(30, rel=0.5)
@@ -221,7 +221,7 @@ def test_the_latest_speed_counts() -> None:
     assert remaining(samples) == pytest.approx(101, rel=0.1)
 
 
-def test_the_memory_of_the_speed_is_bounded() -> None:
+def test_number_of_speed_samples_is_limited() -> None:
     speed = progress._Speed()
     most = 0
     for i in range(50_000):
@@ -233,27 +233,27 @@ def test_the_memory_of_the_speed_is_bounded() -> None:
 
 def test_remaining_time_is_derived_from_progress(log: Path) -> None:
     report(step=1, total_steps=10)
-    assert said(log) == Report(progress=10, updated=said(log).updated)
+    assert written(log) == Report(progress=10, updated=written(log).updated)
     report(step=2)
-    assert said(log).progress == 20
-    assert said(log).remaining_seconds in range(60), "of two reports within a moment"
+    assert written(log).progress == 20
+    assert written(log).remaining_seconds in range(60), "two reports in quick succession"
     report(progress=55, step=3)
-    assert said(log).progress == 55, "what the script says wins"
+    assert written(log).progress == 55, "explicit progress has priority"
     report(remaining_seconds=4000)
     report(step=9)
-    assert (said(log).progress, said(log).remaining_seconds) == (90, 4000)
+    assert (written(log).progress, written(log).remaining_seconds) == (90, 4000)
 
 
-def test_more_steps_than_there_should_be(log: Path) -> None:
+def test_progress_is_at_most_100(log: Path) -> None:
     report(step=11, total_steps=10)
-    assert said(log).progress == 100
+    assert written(log).progress == 100
 
 
 @pytest.mark.parametrize(
     "arguments",
     [{"step": -1}, {"step": 1.5}, {"step": "x"}, {"step": math.nan}, {"step": 2**53 + 2}, {"total_steps": 0}],
 )
-def test_bad_steps(log: Path, arguments: dict[str, Any]) -> None:
+def test_invalid_steps_are_rejected(log: Path, arguments: dict[str, Any]) -> None:
     (name,) = arguments
     with pytest.raises(ValueError, match=f"^{name} "):
         report(metrics={"loss": 1}, **arguments)

@@ -1,4 +1,4 @@
-"""Which changes of a job are logged, and in which words."""
+"""The log lines for changes of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OSC = "\x1b]52;c;ZXZpbA==\x07"
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves time by so many seconds."""
+    """Moves the time by a number of seconds."""
     now = 100.0
 
     def move(seconds: float) -> None:
@@ -107,7 +107,7 @@ def test_lines_of_ranks_are_limited_and_the_rest_is_counted(
     assert lines == ["[node-0] 0", "[node-0] 1", "(3 lines were left out: more than 2 in 10 s)", "[node-0] 5"]
 
 
-def test_crashes_are_warnings() -> None:
+def test_crashes_are_logged_as_warnings() -> None:
     lines: list[str] = []
     warnings: list[str] = []
     log = ProgressLogger(LogSink(lines.append, warnings.append))

@@ -45,9 +45,9 @@ def test_every_error_is_public() -> None:
     assert {error.__name__ for error in ERRORS} <= set(dir(trainjob))
 
 
-def test_other_names_are_refused() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        # mypy has to see that it is missing: strict as it is set, it complains of an ignore that it does not need.
+        # In strict mode, mypy reports an unnecessary ignore: so this also checks that the name is missing for mypy.
         _ = trainjob.Nothing  # type: ignore[attr-defined]
 
 
@@ -81,7 +81,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_every_error_has_a_verdict_and_a_place_in_the_tree(error: type[errors.TrainJobError]) -> None:
+def test_every_error_has_a_verdict_and_is_documented(error: type[errors.TrainJobError]) -> None:
     assert error.retry in RetryVerdict
     assert error.__doc__
     assert errors.__doc__ is not None
@@ -102,5 +102,5 @@ def test_errors_with_values_survive_a_process_boundary() -> None:
 @pytest.mark.parametrize(
     ("verdict", "retryable"), [("user", 0), ("infrastructure", 1), ("preempted", 1), ("quota", 1), ("configuration", 0)]
 )
-def test_retryable_verdicts(verdict: str, retryable: int) -> None:
+def test_verdicts_are_retryable_or_final(verdict: str, retryable: int) -> None:
     assert RetryVerdict(verdict).retryable == bool(retryable)
