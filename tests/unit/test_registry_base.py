@@ -40,7 +40,7 @@ def _compare(
         (math.inf, 0.1, "max", 0.0, True),
     ],
 )
-def test_only_the_better_one_takes_over(new: float, old: float, mode: Mode, gain: float, promoted: bool) -> None:
+def test_only_a_better_version_is_promoted(new: float, old: float, mode: Mode, gain: float, promoted: bool) -> None:
     verdict = _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain)
     assert (verdict.promoted, verdict.previous) == (promoted, "1")
     assert verdict.reason
@@ -69,11 +69,11 @@ def test_only_the_better_one_takes_over(new: float, old: float, mode: Mode, gain
         ),
     ],
 )
-def test_the_reason_names_what_was_compared(new: float, old: float, mode: Mode, gain: float, reason: str) -> None:
+def test_reason_names_the_compared_values(new: float, old: float, mode: Mode, gain: float, reason: str) -> None:
     assert _compare(_version(2, acc=new), _version(1, acc=old), mode=mode, gain=gain).reason == reason
 
 
-def test_rules_that_cannot_decide() -> None:
+def test_invalid_rules_are_rejected() -> None:
     assert check_rule("acc", "max", "0.25") == 0.25
     assert check_rule(None, "min", 0) == 0
     with pytest.raises(ConfigurationError, match="mode must be 'max' or 'min', not 'best'"):
@@ -85,7 +85,7 @@ def test_rules_that_cannot_decide() -> None:
         check_rule("", "max", 0.1)
 
 
-def test_without_a_holder_or_a_metric() -> None:
+def test_promotion_without_a_holder_or_a_metric() -> None:
     assert _compare(_version(1, acc=0.1), None) == Promotion(
         True, "no version held 'champion'; version 1 has acc 0.1", None
     )
@@ -98,7 +98,7 @@ def test_without_a_holder_or_a_metric() -> None:
 
 
 @given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.floats(min_value=0, allow_nan=False))
-def test_two_versions_never_take_over_from_each_other(one: float, two: float, gain: float) -> None:
+def test_two_versions_never_replace_each_other(one: float, two: float, gain: float) -> None:
     there = _compare(_version(2, acc=one), _version(1, acc=two), gain=gain)
     back = _compare(_version(1, acc=two), _version(2, acc=one), gain=gain)
     assert not (there.promoted and back.promoted)
@@ -107,13 +107,13 @@ def test_two_versions_never_take_over_from_each_other(one: float, two: float, ga
 @pytest.mark.parametrize(
     "name", ["", " ", "a/b", "a:b", "..", ".", "a'b", 'a"b', "a`b", "a\nb", "a\\b", "a@b", "x" * 201]
 )
-def test_names_that_no_registry_holds(name: str) -> None:
+def test_invalid_model_names_are_rejected(name: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a valid model name"):
         check_name(name)
 
 
 @pytest.mark.parametrize("alias", ["", "latest", "Latest", "v1", "V12", "7", "a.b", "a b", "a/b"])
-def test_aliases_that_no_registry_holds(alias: str) -> None:
+def test_invalid_aliases_are_rejected(alias: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a valid alias"):
         check_alias(alias)
 
@@ -126,7 +126,7 @@ def test_aliases_that_no_registry_holds(alias: str) -> None:
         ("champion", "acc", "metric 'acc' decides about 'champion', but the metrics given are: f1, loss"),
     ],
 )
-def test_a_promotion_that_would_fail_is_refused_before_the_upload(
+def test_an_impossible_promotion_is_rejected_before_the_upload(
     alias: str | None, metric: str | None, words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -135,7 +135,7 @@ def test_a_promotion_that_would_fail_is_refused_before_the_upload(
     check_promotion({}, None, None)
 
 
-def test_metrics() -> None:
+def test_invalid_metrics_are_rejected() -> None:
     assert check_metrics({"val/acc": 1}) == {"val/acc": 1.0}
     for bad in ({"a\n": 1.0}, {"": 1.0}, {"/a": 1.0}, {"a..b": 1.0}, {"acc": "high"}):
         with pytest.raises(ConfigurationError):
@@ -157,7 +157,7 @@ def test_metrics() -> None:
         ("mlflow:x", "is not a supported scheme of a registry"),
     ],
 )
-def test_what_is_no_registry(uri: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_registry_uris_are_rejected(uri: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINJOB_REGISTRY", raising=False)
     with pytest.raises(ConfigurationError, match=words) as caught:
         connect(uri)

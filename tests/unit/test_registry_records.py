@@ -1,4 +1,4 @@
-"""What a version in the Kubeflow Model Registry says, also after others have edited it."""
+"""Reads versions of the Kubeflow Model Registry, also after manual edits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from trainjob.registry.records import METRIC, double, plain, read, text
 
 
-def test_what_others_have_edited_hides_nothing_else() -> None:
+def test_manual_edits_do_not_hide_other_properties() -> None:
     properties = {
         f"{METRIC}a": text("edited by hand"),
         f"{METRIC}b": double(0.5),
@@ -18,7 +18,7 @@ def test_what_others_have_edited_hides_nothing_else() -> None:
         "stage": text("trial"),
     }
     version = read("digits", {"name": "1", "customProperties": properties, "createTimeSinceEpoch": "1000"}).version
-    assert version.metrics == {"b": 0.5, "recall": 0.25}, "ours win"
+    assert version.metrics == {"b": 0.5, "recall": 0.25}, "prefixed metrics have priority"
     assert version.tags == {"stage": "trial"}
     assert version.created == 1.0
     assert read("digits", {"name": "1"}).version.created == 0.0

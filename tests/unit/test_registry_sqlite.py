@@ -1,4 +1,4 @@
-"""The lock beside a registry in a file, and what is said of one that cannot be written to."""
+"""The lock file of a registry in a SQLite file, and errors of unusable files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainjob.errors import ConfigurationError, RegistryUnavailable
 from trainjob.registry.sqlite import create, locked, probe
 
 
-def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
+def test_lock_waits_until_its_timeout(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     taken, release = threading.Event(), threading.Event()
 
@@ -35,7 +35,7 @@ def test_the_lock_is_waited_for_and_given_up_in_time(tmp_path: Path) -> None:
     thread.join(10)
 
 
-def test_the_lock_is_taken_anew_each_time(tmp_path: Path) -> None:
+def test_lock_is_acquired_again_after_release(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     with locked(path, 1):
         pass
@@ -55,8 +55,8 @@ def test_the_lock_is_taken_anew_each_time(tmp_path: Path) -> None:
     thread.join(10)
 
 
-def test_an_empty_file_is_no_registry_yet(tmp_path: Path) -> None:
-    """As a program leaves it that only opened it; one with content is not built again."""
+def test_an_empty_file_is_initialized_once(tmp_path: Path) -> None:
+    """A program that only opened the file leaves it empty; a file with content is not initialized again."""
     path = tmp_path / "mlflow.db"
     path.touch()
     built: list[str] = []
@@ -71,12 +71,12 @@ def test_an_empty_file_is_no_registry_yet(tmp_path: Path) -> None:
     assert path.read_bytes() == b"schema"
 
 
-def test_directories_on_the_way_to_the_database_are_created(tmp_path: Path) -> None:
+def test_parent_directories_of_the_database_are_created(tmp_path: Path) -> None:
     with locked(tmp_path / "some" / "where" / "mlflow.db", 1):
         assert (tmp_path / "some" / "where" / "mlflow.db.lock").exists()
 
 
-def test_a_database_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_unusable_databases_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("CREATE TABLE x (y)")

@@ -1,4 +1,4 @@
-"""The report on a job: as a value, as text and as a page."""
+"""The report of a job: as a value, as text and as an HTML page."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Page(HTMLParser):
         self.text += data if "style" not in self._open else ""
 
 
-def test_a_failed_job() -> None:
+def test_report_of_a_failed_job_has_the_root_cause() -> None:
     report = failed(["loading", "ValueError: no"])
     assert (report.observation.phase, report.diagnosis.rank) == (Phase.FAILED, "node-1")
     assert report.running_since == datetime(2026, 11, 21, 10, 1, tzinfo=UTC)
@@ -145,12 +145,12 @@ def test_a_failed_job() -> None:
         ("node-1", "CrashLoopBackOff", 3, 2, True),
     ]
     for text in (plain(report), Page(report_html(report)).text):
-        for said in (
+        for expected in (
             *("ns/x", "Failed", "node-1 exited with code 3", "ValueError: no", "fix the training code"),
             *("torch-distributed", "nvidia.com/gpu 8", "CrashLoopBackOff", "Back-off restarting failed container"),
             *("dag/run/train", "img:1"),
         ):
-            assert said in text, said
+            assert expected in text, expected
     assert "(4 times)" in plain(report)
 
 
@@ -162,14 +162,14 @@ def test_only_the_root_cause_is_red() -> None:
     assert cells == [("node-0", ""), ("node-1", "bad"), ("node-2", "warn")]
 
 
-def test_status_and_diagnose_say_the_same() -> None:
+def test_status_and_diagnose_have_the_same_text() -> None:
     report = failed(["ValueError: no"])
     assert texts.report_text(report).startswith(texts.status_text(report))
     assert report.diagnosis.text() in texts.status_text(report)
 
 
 @pytest.mark.parametrize("render", [plain, report_html, lambda report: texts.as_json(report.as_dict())], ids=["text", "html", "json"])  # fmt: skip # noqa: E501
-def test_variable_values_and_secrets_are_left_out(render: Any) -> None:
+def test_variable_values_and_secrets_are_omitted(render: Any) -> None:
     event = {**EVENT, "message": f"cannot pull with {SECRET}"}
     pods = [pod(1, ENDED)]
     evidence = Evidence(trainjob(FAILED), pods, {"x-node-0-1-abcde": [f"login {SECRET} refused"]}, [event])
@@ -177,8 +177,8 @@ def test_variable_values_and_secrets_are_left_out(render: Any) -> None:
     assert SECRET not in text
     assert "the-value" not in text
     assert "abcdefghijk" not in text
-    for said in ("NAME, HF_TOKEN", f"login {MASK} refused", f"cannot pull with {MASK}", f"--token={MASK}"):
-        assert said in text
+    for expected in ("NAME, HF_TOKEN", f"login {MASK} refused", f"cannot pull with {MASK}", f"--token={MASK}"):
+        assert expected in text
 
 
 def test_hostile_text_is_escaped() -> None:
@@ -219,7 +219,7 @@ def test_a_waiting_job_shows_its_blocker() -> None:
         assert "queue" in text
 
 
-def test_a_job_whose_pods_do_not_start() -> None:
+def test_report_of_pending_pods_has_the_blocker() -> None:
     job = trainjob()
     job["status"] = {"jobsStatus": [{"name": "node", "active": 1}]}
     why = f"no room for {SECRET}: {'0/6 nodes are available; ' * 30}"
@@ -233,10 +233,10 @@ def test_a_job_whose_pods_do_not_start() -> None:
     assert SECRET not in report_html(report) + plain(report) + report.observation.message
     crashed = examine(REF, Evidence(job, [waiting, pod(1, ENDED)]), NOW)
     assert crashed.diagnosis.exit_code == 3
-    assert crashed.besides == crashed.observation.message, "which is about another rank"
+    assert crashed.besides == crashed.observation.message, "the blocker concerns another rank"
 
 
-def test_a_healthy_job() -> None:
+def test_report_of_a_healthy_job_has_no_diagnosis() -> None:
     job = trainjob()
     job["status"] = {"jobsStatus": [{"name": "node", "ready": 1, "active": 1}], "trainerStatus": {"progressPercentage": 42}}  # fmt: skip # noqa: E501
     report = examine(REF, Evidence(job, [pod(0, RUNNING), pod(1, RUNNING)]), NOW)
@@ -264,14 +264,14 @@ def test_a_given_up_job_keeps_its_diagnosis() -> None:
     assert "ValueError: no" in Page(report_html(report)).text
 
 
-def test_related_objects_of_a_deleted_job() -> None:
+def test_report_of_a_deleted_job_has_its_events() -> None:
     report = examine(JobRef("ns", "x", ""), Evidence(None, [], {}, [EVENT]), NOW)
     assert (report.observation.phase, report.diagnosis.category) == (Phase.DELETED, Category.DELETED)
     assert "Back-off" in plain(report)
     assert "the TrainJob was deleted" in Page(report_html(report)).text
 
 
-def test_many_ranks_and_events_are_limited_and_failed_ranks_come_first() -> None:
+def test_ranks_and_events_are_limited_and_failed_ranks_come_first() -> None:
     pods = [*(pod(i, RUNNING) for i in range(1000)), pod(1000, ENDED)]
     events = [{**EVENT, "message": f"event {i}"} for i in range(5000)]
     began = datetime.now(UTC)
@@ -307,7 +307,7 @@ OBJECT = st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), JSON, 
 
 @settings(max_examples=60, deadline=None)
 @given(OBJECT, st.lists(OBJECT, max_size=3), st.lists(OBJECT, max_size=3), OBJECT, st.lists(st.text(), max_size=3))
-def test_a_report_is_made_of_any_evidence(job: Any, pods: Any, events: Any, workload: Any, lines: Any) -> None:
+def test_any_evidence_can_be_reported(job: Any, pods: Any, events: Any, workload: Any, lines: Any) -> None:
     report = examine(REF, Evidence(job, pods, {"": lines}, events, workload), NOW)
     report_html(report).encode()
     plain(report).encode()

@@ -1,4 +1,4 @@
-"""`Backoff` and its presets, by a clock of the test's; the header Retry-After."""
+"""`Backoff` and its presets, with a fake clock; the header Retry-After."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRESETS: dict[str, Preset] = {
 
 
 class Clock:
-    """Time that passes only where the test says so."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def outage(backoff: Backoff, clock: Clock, *, attempt: float = 0.0, retry_after: float | None = None) -> list[float]:
-    """The pauses of an outage without end, in which each attempt takes so many seconds."""
+    """The pauses during an endless outage; each attempt takes `attempt` seconds."""
     pauses: list[float] = []
     clock.now += attempt
     while not backoff.failure():
@@ -54,7 +54,7 @@ def outage(backoff: Backoff, clock: Clock, *, attempt: float = 0.0, retry_after:
     return pauses
 
 
-# --- when to give up
+# --- limits
 
 
 def test_either_limit_ends_the_retries(clock: Clock) -> None:
@@ -64,7 +64,7 @@ def test_either_limit_ends_the_retries(clock: Clock) -> None:
     assert 60 <= clock.now - began <= 60 + 20 + 1
 
 
-def test_both_limits_have_to_be_used_up(clock: Clock) -> None:
+def test_both_requires_both_limits(clock: Clock) -> None:
     began = clock.now
     assert len(outage(Backoff(failures=3, seconds=600, both=True), clock, attempt=1)) > 3
     assert 600 <= clock.now - began <= 600 + 20 + 2
@@ -72,7 +72,7 @@ def test_both_limits_have_to_be_used_up(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_success_sets_back_failures_and_time(clock: Clock, both: bool) -> None:
+def test_success_resets_failures_and_time(clock: Clock, both: bool) -> None:
     backoff = Backoff(failures=2, seconds=10, both=both)
     for _ in range(100):
         assert not backoff.failure()
@@ -81,7 +81,7 @@ def test_success_sets_back_failures_and_time(clock: Clock, both: bool) -> None:
     assert (backoff.count, backoff.count_total) == (0, 100)
 
 
-def test_the_total_is_not_set_back(clock: Clock) -> None:
+def test_success_does_not_reset_the_total(clock: Clock) -> None:
     backoff = Backoff(failures=5, total=7)
     for _ in range(6):
         assert not backoff.failure()
@@ -89,18 +89,18 @@ def test_the_total_is_not_set_back(clock: Clock) -> None:
     assert backoff.failure()
 
 
-def test_silence_counts_for_a_transfer_and_not_for_a_watch(clock: Clock) -> None:
+def test_idle_time_counts_for_a_transfer_but_not_for_a_watch(clock: Clock) -> None:
     transfer, watch = Backoff(failures=9, seconds=60), Backoff(failures=1, seconds=60, both=True)
     clock.now += 3600
     assert transfer.failure()
     assert not watch.failure()
 
 
-def test_a_pause_that_the_server_asks_for_does_not_use_up_a_transfer(clock: Clock) -> None:
+def test_retry_after_does_not_count_towards_the_time_limit(clock: Clock) -> None:
     assert len(outage(Backoff(failures=5, seconds=60, longest_retry_after=3600), clock, retry_after=3600)) == 4
 
 
-def test_an_answer_begins_the_time_anew_and_keeps_the_pauses(clock: Clock) -> None:
+def test_an_answer_resets_the_time_but_not_the_failures(clock: Clock) -> None:
     backoff = Backoff(failures=1, seconds=10, both=True)
     assert not backoff.failure()
     clock.now += 100
@@ -122,17 +122,17 @@ def test_an_answer_begins_the_time_anew_and_keeps_the_pauses(clock: Clock) -> No
     asked=st.none() | st.floats(-10, 1e9),
     cap=st.floats(0, 4000),
 )
-def test_pauses_are_within_their_bounds(
+def test_pauses_are_within_their_limits(
     clock: Clock, count: int, first: float, longest: float, asked: float | None, cap: float
 ) -> None:
     backoff = Backoff(failures=math.inf, first_pause=first, longest_pause=longest, longest_retry_after=cap)
     backoff.count = count
-    obeyed = min(cap, max(0.0, asked or 0.0))
+    requested = min(cap, max(0.0, asked or 0.0))
     bound = min(longest, first * 2 ** min(max(count - 1, 0), 40))
-    assert obeyed < backoff.pause(asked) <= (obeyed + bound) * 1.000001
+    assert requested < backoff.pause(asked) <= (requested + bound) * 1.000001
 
 
-def test_pauses_spread_over_the_span() -> None:
+def test_pauses_are_spread_evenly() -> None:
     backoff = Backoff(failures=math.inf, first_pause=8)
     backoff.failure()
     pauses = [backoff.pause() for _ in range(2000)]
@@ -144,7 +144,7 @@ def test_pauses_spread_over_the_span() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(attempt=st.floats(0, 40), asked=st.none() | st.floats(0, 1e6))
-def test_each_preset_ends(clock: Clock, name: str, attempt: float, asked: float | None) -> None:
+def test_every_preset_has_a_limit(clock: Clock, name: str, attempt: float, asked: float | None) -> None:
     limits = {"seconds": 5.0} if name in ("KUBERNETES", "KUBERNETES_TAIL") else {}
     backoff = PRESETS[name](**{"failures": 3, **limits} if limits else {})
     began = clock.now
@@ -159,14 +159,14 @@ def test_each_preset_ends(clock: Clock, name: str, attempt: float, asked: float 
     assert clock.now - began <= most + 1e-6
 
 
-def test_a_preset_is_made_anew_for_each_use() -> None:
+def test_presets_create_independent_objects() -> None:
     used = retrying.STORE()
     used.failure()
     assert retrying.STORE().count == 0
     assert retrying.STORE(failures=1).failures == 1
 
 
-def test_the_table_names_every_preset_and_its_figures() -> None:
+def test_documented_table_matches_the_presets() -> None:
     rows = re.findall(r"^([A-Z_]+) +(.+?)  +(.+?)  +(.+?)  +.+$", retrying.__doc__ or "", re.MULTILINE)
     assert {row[0] for row in rows} == PRESETS.keys() - {"KUBERNETES"}
     for name, limits, pauses, header in rows:
@@ -185,14 +185,14 @@ def test_the_table_names_every_preset_and_its_figures() -> None:
 
 
 class Busy(Exception):
-    """With what a server asked for."""
+    """An error with the server's Retry-After."""
 
     def __init__(self, retry_after: float | None) -> None:
         super().__init__("busy")
         self.retry_after = retry_after
 
 
-def test_retry(clock: Clock) -> None:
+def test_retry_repeats_until_success(clock: Clock) -> None:
     answers: list[Busy | str] = [Busy(None), Busy(7), "done"]
 
     def action() -> str:
@@ -216,11 +216,11 @@ def test_retry_gives_up_with_the_last_error(clock: Clock) -> None:
     with pytest.raises(Busy) as caught:
         retrying.retry(action, Busy, Backoff(failures=3))
     assert caught.value is errors[-1]
-    with pytest.raises(IndexError):  # of another kind, so at once
+    with pytest.raises(IndexError):  # another error is raised at once
         retrying.retry(action, Busy, Backoff(failures=3))
 
 
-def test_it_needs_the_standard_library_only() -> None:
+def test_module_imports_only_the_standard_library() -> None:
     assert retrying.__file__ is not None
     tree = ast.parse(Path(retrying.__file__).read_text())
     names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -235,16 +235,16 @@ def test_it_needs_the_standard_library_only() -> None:
     ("header", "seconds"),
     [("7", 7), (" 0 ", 0), pytest.param(PAST, 0, id="yesterday"), ("Wed, 21 Oct 2015 07:28:00 -0000", 0)],
 )
-def test_seconds_and_dates(header: str, seconds: float) -> None:
+def test_seconds_and_past_dates_are_parsed(header: str, seconds: float) -> None:
     assert retrying.seconds(header) == seconds
 
 
-def test_a_date_to_come() -> None:
+def test_a_future_date_is_parsed() -> None:
     found = retrying.seconds(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True))
     assert found is not None
     assert 50 < found <= 60
 
 
 @pytest.mark.parametrize("header", [None, "", "soon", "-5", "\N{SUPERSCRIPT TWO}", "Wed, 99 Oct", "1 Jan 99999999999"])
-def test_what_says_nothing(header: str | None) -> None:
+def test_invalid_retry_after_is_ignored(header: str | None) -> None:
     assert retrying.seconds(header) is None
