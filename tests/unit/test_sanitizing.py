@@ -53,7 +53,7 @@ def test_colored_text_has_no_sequence_but_colors(text: str) -> None:
     shown = colored(text)
     assert controls(COLOR.sub("", shown)) == []
     assert colored(shown) == shown
-    for line in shown.split("\n"):  # none leaks into what is printed next
+    for line in shown.split("\n"):  # no color continues on the next line
         found = COLOR.findall(line)
         assert not found or re.fullmatch(r"\x1b\[[0;]*m", found[-1])
     assert plain(shown) == plain(text)
@@ -75,11 +75,11 @@ def test_text_cut_anywhere_is_safe(text: str, position: int) -> None:
         ("\x1b_apc\x1b\\\x1b^pm\x1b\\\x1bXsos\x1b\\after", "after"),
         ("\x9d52;c;aGVp\x9cafter", "after"),
         ("\x9b31mafter", "after"),
-        ("\x1b[>4;2mafter", "after"),  # xterm's key modifiers, which end as a color does
+        ("\x1b[>4;2mafter", "after"),  # xterm's key modifiers end with m, like colors
         ("\x1b[?1049h\x1b[2J\x1b[Hafter", "after"),
         ("\x1bcafter", "after"),
         ("\x1b(0after", "after"),
-        ("\x1b]0;no end", "0;no end"),  # nothing is lost of a line for a stray introducer
+        ("\x1b]0;no end", "0;no end"),  # a stray introducer removes no text
         ("\x1b\x1b[31m[2J", "[2J"),
         ("a\x00b\x7fc", "a\ufffdb\ufffdc"),
         ("beep\x07 back\x08", "beep back"),
@@ -99,7 +99,7 @@ def test_colors_stay_and_end_with_the_line() -> None:
     assert colored("\x1b[38:2:1:2:3mred\x1b]0;x\x07") == "\x1b[38:2:1:2:3mred\x1b[0m"
 
 
-def test_one_line_has_a_limit() -> None:
+def test_length_of_one_line_is_limited() -> None:
     assert one_line("a\tb\nc\n", 9) == "a    b c"
     assert one_line("x" * 30, 10) == "xxxxxxxxxx … (20 characters more)"
     assert one_line("x" * 1000, 10) == "xxxxxxxxxx … (990 characters more)"
@@ -112,7 +112,7 @@ def test_json_is_the_same_value_and_safe(text: str) -> None:
     assert is_safe(written)
 
 
-def test_a_hostile_line_takes_linear_time() -> None:
+def test_sanitizing_takes_linear_time() -> None:
     for part in ("\x1b]", "\x9d", "\x1b[", "\x1bP1", "\x1b[31", "\x9b0;", "\x1b \x1b"):
-        assert controls(plain(part * 100_000)) == []  # quadratic: hours
+        assert controls(plain(part * 100_000)) == []  # quadratic time would take hours
         assert controls(COLOR.sub("", colored(part * 100_000))) == []

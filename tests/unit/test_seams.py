@@ -1,4 +1,4 @@
-"""No caller asks which backend it has: what differs is in the protocol of `trainjob.backends.base`."""
+"""Callers use the protocol of `trainjob.backends.base` and never check the class of a backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = {"LocalBackend", "KubernetesBackend"}
 
 
 def checks(program: str) -> Iterator[int]:
-    """The lines that look at the class of a backend: by `isinstance` or `issubclass`, or in a `match` statement."""
+    """Lines that check the class of a backend with `isinstance`, `issubclass` or `match`."""
     for node in ast.walk(ast.parse(program)):
         named: list[ast.AST] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -35,7 +35,7 @@ def checks(program: str) -> Iterator[int]:
                 yield each.lineno
 
 
-def test_no_caller_looks_at_the_class_of_a_backend() -> None:
+def test_callers_do_not_check_the_class_of_a_backend() -> None:
     inside = ROOT / "components" / "trainjob" / "backends"
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     assert inside / "base.py" in files
@@ -57,17 +57,15 @@ def test_no_caller_looks_at_the_class_of_a_backend() -> None:
         "match backend:\n  case KubernetesBackend(): pass",
     ],
 )
-def test_what_is_found(line: str) -> None:
+def test_class_checks_are_detected(line: str) -> None:
     assert [*checks(line)]
     assert not [*checks(line.replace("LocalBackend", "Local").replace("KubernetesBackend", "Path"))]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_pods_that_may_not_be_listed_are_a_field_of_the_evidence(
-    monkeypatch: pytest.MonkeyPatch, allowed: bool
-) -> None:
-    """A diagnosis tells "no pods" from "pods that may not be seen" by this field, and not by a sentence of `unseen`."""
+async def test_evidence_has_a_field_for_invisible_pods(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    """A diagnosis distinguishes "no pods" from "pods cannot be listed" by this field, not by the text of `unseen`."""
     backend = KubernetesBackend(Credentials(host="http://localhost:1"))
 
     async def list_pods(*_: object) -> list[object]:

@@ -10,7 +10,7 @@ from trainjob.backends.local.backend import LocalBackend
 from trainjob.errors import ConfigurationError
 
 
-def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINJOB_HOME")
     settings = Settings()
     assert settings.backend == "kubernetes"
@@ -26,15 +26,15 @@ def test_environment_is_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> N
         assert Settings().namespace == namespace
 
 
-def test_names_in_any_case_and_empty_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_case_insensitive_and_empty_values_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("trainjob_registry", "mlflow+https://host")
     monkeypatch.setenv("TRAINJOB_NAMESPACE", "")
     assert Settings().registry == "mlflow+https://host"
     assert Settings().namespace is None
-    assert Settings(registry="kubeflow+https://host").registry == "kubeflow+https://host", "an argument wins"
+    assert Settings(registry="kubeflow+https://host").registry == "kubeflow+https://host", "an argument has priority"
 
 
-def test_home_is_absolute_wherever_the_process_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_becomes_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINJOB_HOME", "here")
     assert Settings().home == tmp_path / "here"
@@ -42,7 +42,7 @@ def test_home_is_absolute_wherever_the_process_goes(monkeypatch: pytest.MonkeyPa
     assert Settings().home == Path.home() / "there"
 
 
-def test_local_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_environments_are_read_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINJOB_LOCAL_ENVIRONMENTS", '{"torch-distributed": "/venvs/torch"}')
     assert Settings().local_environments == {"torch-distributed": Path("/venvs/torch")}
     assert LocalBackend().environments == {"torch-distributed": Path("/venvs/torch")}
@@ -56,7 +56,7 @@ def test_the_local_backend_is_never_the_default(monkeypatch: pytest.MonkeyPatch)
         anyio.run(connect().get, "default", "x")
 
 
-def test_local_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_local_backend_is_selected_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     assert isinstance(connect("local"), LocalBackend)
     monkeypatch.setenv("TRAINJOB_BACKEND", "local")
     backend = connect()
@@ -64,6 +64,6 @@ def test_local_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch, home:
     assert backend.home == home
 
 
-def test_an_unknown_backend_is_named_with_those_that_exist() -> None:
+def test_error_of_an_unknown_backend_lists_the_backends() -> None:
     with pytest.raises(ConfigurationError, match=r"unknown backend 'lokal'.*kubernetes, local"):
         connect("lokal")

@@ -13,12 +13,12 @@ from trainjob.manifest import render
 from trainjob.spec import EnvVarSource, KeyRef, Resources, RuntimeRef
 
 TRAIN = {"runtime": "torch-distributed", "command": ["torchrun", "train.py"]}
-WHOLE: dict[str, Any] = {
+MANIFEST: dict[str, Any] = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
     "kind": "TrainJob",
     "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
 }
-TOKEN = "hf_" + "a1B2" * 6  # the form of one; nobody's
+TOKEN = "hf_" + "a1B2" * 6  # a valid form, but not a real token
 
 
 def problems(source: Any, **fields: Any) -> dict[str, str]:
@@ -33,7 +33,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return rendered
 
 
-# ---------------------------------------------------------------- every field, as it reaches the API
+# ---------------------------------------------------------------- every field in the API
 
 PATCH = {
     "manager": "example.com/team",
@@ -81,7 +81,7 @@ PATCH = {
         ),
         ({"runtime": {"name": "mine", "kind": "TrainingRuntime"}}, "runtimeRef.kind", "TrainingRuntime"),
         ({}, "trainer", {"command": ["torchrun", "train.py"]}),
-        ({"command": []}, "trainer", {}),  # sent all the same
+        ({"command": []}, "trainer", {}),  # sent although empty
         ({"image": "ghcr.io/team/train:1"}, "trainer.image", "ghcr.io/team/train:1"),
         ({"args": ["--lr", "0.1"]}, "trainer.args", ["--lr", "0.1"]),
         ({"num_nodes": 4}, "trainer.numNodes", 4),
@@ -139,7 +139,7 @@ PATCH = {
         ({"managed_by": "kueue.x-k8s.io/multikueue"}, "managedBy", "kueue.x-k8s.io/multikueue"),
     ],
 )
-def test_field(fields: dict[str, Any], path: str, expected: object) -> None:
+def test_fields_are_rendered(fields: dict[str, Any], path: str, expected: object) -> None:
     value: Any = body(**fields)
     for name in path.split("."):
         value = value[name]
@@ -150,7 +150,7 @@ def test_unset_fields_are_not_sent() -> None:
     assert set(body()) == {"runtimeRef", "trainer"}
 
 
-def test_runtime_patch() -> None:
+def test_runtime_patches_are_rendered() -> None:
     (patch,) = body(runtime_patches=[PATCH])["runtimePatches"]
     assert patch["manager"] == "example.com/team"
     template = patch["trainingRuntimeSpec"]["template"]
@@ -220,11 +220,11 @@ def test_a_spec_is_immutable_and_built_by_its_names() -> None:
         spec.num_nodes = 2
 
 
-# ---------------------------------------------------------------- what is refused, and how
+# ---------------------------------------------------------------- rejected specs
 
 
 @pytest.mark.parametrize(
-    ("fields", "path", "says"),
+    ("fields", "path", "text"),
     [
         ({"comand": ["x"]}, "comand", "no such field (did you mean command?)"),
         ({"numNode": 2}, "numNode", "did you mean num_nodes?"),
@@ -283,16 +283,16 @@ def test_a_spec_is_immutable_and_built_by_its_names() -> None:
         ({"func_args": {"x": 1}}, "func_args", "needs func"),
         ({"packages_to_install": ["numpy"]}, "packages_to_install", "needs func"),
         ({"pip_index_urls": ["https://x"]}, "pip_index_urls", "needs func"),
-        ({"manifest": WHOLE}, "command", "cannot be combined with a whole manifest"),
+        ({"manifest": MANIFEST}, "command", "cannot be combined with a whole manifest"),
     ],
 )
-def test_refused(fields: dict[str, Any], path: str, says: str) -> None:
+def test_invalid_fields_are_rejected(fields: dict[str, Any], path: str, text: str) -> None:
     found = problems(TRAIN, **fields)
-    assert says in found[path], found
+    assert text in found[path], found
 
 
 @pytest.mark.parametrize("container", ["node", "dataset-initializer", "model-initializer"])
-def test_trainer_refuses_env_patches_of_its_own_containers(container: str) -> None:
+def test_env_patches_of_trainers_containers_are_rejected(container: str) -> None:
     patch = {
         "template": {
             "spec": {
@@ -445,7 +445,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "a bad runtime": ({"runtime": {"name": "X_"}, "func": 3, "func_args": {"a": 1}}, {"runtime.name": "", "func": ""}),
     "a manifest": (
         {
-            **WHOLE,
+            **MANIFEST,
             "specs": {},
             "statu": {},
             "metadata": {"labels": {1: "x"}},
@@ -461,7 +461,10 @@ AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         },
     ),
     "a manifest beside fields": (
-        {"manifest": {**WHOLE, "spec": {"initializer": {"x": 3}, "trainer": {"command": ["tune", "run"]}}}, "args": []},
+        {
+            "manifest": {**MANIFEST, "spec": {"initializer": {"x": 3}, "trainer": {"command": ["tune", "run"]}}},
+            "args": [],
+        },
         {
             "args": "cannot be combined",
             "manifest.spec.initializer.x": "must be a mapping",
@@ -480,7 +483,7 @@ def test_unknown_fields_and_bad_values_are_reported_together(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "text"),
     [
         ("a: [", "not valid YAML"),
         ("just text", "the spec is a single value; write a mapping of fields"),
@@ -490,8 +493,8 @@ def test_unknown_fields_and_bad_values_are_reported_together(case: str) -> None:
         ({1: 2}, "should be strings"),
     ],
 )
-def test_invalid_sources(source: Any, says: str) -> None:
-    assert says in str(problems(source))
+def test_invalid_sources_are_rejected(source: Any, text: str) -> None:
+    assert text in str(problems(source))
 
 
 # ---------------------------------------------------------------- secrets
@@ -535,7 +538,7 @@ def test_invalid_sources(source: Any, says: str) -> None:
         ({"labels": {"token": "hunter2"}}, "labels.token"),
     ],
 )
-def test_a_literal_secret_is_refused(fields: dict[str, Any], path: str) -> None:
+def test_literal_secrets_are_rejected(fields: dict[str, Any], path: str) -> None:
     assert "secret" in problems(TRAIN, **fields)[path].lower() or "credential" in problems(TRAIN, **fields)[path]
 
 
@@ -574,7 +577,7 @@ def test_a_literal_secret_is_refused(fields: dict[str, Any], path: str) -> None:
         {"env": {"IMAGE": "host/x@sha256:9b74c9897bac770ffc029102a200c5de6a1d2f3b4c5d6e7f8091a2b3c4d5e6f7"}},
     ],
 )
-def test_text_that_resembles_a_secret_passes(fields: dict[str, Any]) -> None:
+def test_text_that_resembles_a_secret_is_accepted(fields: dict[str, Any]) -> None:
     TrainJobSpec.parse({**TRAIN, **fields})
 
 
@@ -584,13 +587,13 @@ def test_the_error_suggests_a_secret_key_ref() -> None:
     assert TOKEN not in str(problems(TRAIN, env={"A": TOKEN}))
     assert "hunter2" not in str(problems(TRAIN, inputs={"data": "no uri password=hunter2"}))
     assert "hunter2" not in str(problems(TRAIN, outputs={"data": "https://a?sig=hunter2"}))
-    said = problems(TRAIN, command=["sh", "-c", "PASSWORD=hunter2 run"], annotations={"password": "hunter2"})
-    assert "secretKeyRef and write $(NAME)" in said["command[2]"]
-    assert "hunter2" not in str(said)
+    found = problems(TRAIN, command=["sh", "-c", "PASSWORD=hunter2 run"], annotations={"password": "hunter2"})
+    assert "secretKeyRef and write $(NAME)" in found["command[2]"]
+    assert "hunter2" not in str(found)
 
 
 @pytest.mark.parametrize("value", ["password=hunter2", TOKEN])
-def test_a_secret_in_any_part_of_a_patch_is_refused(value: str) -> None:
+def test_secrets_in_any_part_of_a_patch_are_rejected(value: str) -> None:
     template = {
         "metadata": {"annotations": {"note": value}},
         "spec": {"volumes": [{"name": "v", "csi": {"options": value}}]},
@@ -602,7 +605,7 @@ def test_a_secret_in_any_part_of_a_patch_is_refused(value: str) -> None:
     assert {f"{where}metadata.annotations.note", f"{where}spec.volumes[0].csi.options"} <= found.keys()
 
 
-def test_a_literal_secret_in_a_function_is_refused() -> None:
+def test_a_literal_secret_in_a_function_is_rejected() -> None:
     function = {"name": "train", "source": "def train():\n    login(token='hunter2')"}
     found = problems({"runtime": "torch-distributed", "func": function})
     assert found == {"func": "contains a secret in its source (read it from an environment variable of env)"}
@@ -610,85 +613,95 @@ def test_a_literal_secret_in_a_function_is_refused() -> None:
     TrainJobSpec.parse({"runtime": "torch-distributed", "func": function})
 
 
-# ---------------------------------------------------------------- whole manifests
+# ---------------------------------------------------------------- complete manifests
 
 
-def test_a_whole_manifest_is_sent_unchanged() -> None:
-    whole = {
-        **WHOLE,
+def test_a_complete_manifest_is_sent_unchanged() -> None:
+    complete = {
+        **MANIFEST,
         "metadata": {"name": "mine", "labels": {"team": "a"}, "annotations": {"note": "b"}},
-        "spec": {**WHOLE["spec"], "podTemplateOverrides": [{"targetJobs": [{"name": "node"}]}]},
+        "spec": {**MANIFEST["spec"], "podTemplateOverrides": [{"targetJobs": [{"name": "node"}]}]},
     }
-    rendered = render(TrainJobSpec.parse(whole), "key", 1, "ns")
-    assert rendered["spec"] == whole["spec"]
+    rendered = render(TrainJobSpec.parse(complete), "key", 1, "ns")
+    assert rendered["spec"] == complete["spec"]
     assert rendered["metadata"]["name"] != "mine"
     assert rendered["metadata"]["labels"]["team"] == "a"
     assert rendered["metadata"]["annotations"]["note"] == "b"
-    assert TrainJobSpec.parse(yaml.safe_dump(whole)) == TrainJobSpec.parse({"manifest": whole})
+    assert TrainJobSpec.parse(yaml.safe_dump(complete)) == TrainJobSpec.parse({"manifest": complete})
 
 
-def whole(**spec: Any) -> dict[str, Any]:
-    return {**WHOLE, "spec": {**WHOLE["spec"], **spec}}
+def manifest_with(**spec: Any) -> dict[str, Any]:
+    return {**MANIFEST, "spec": {**MANIFEST["spec"], **spec}}
 
 
 @pytest.mark.parametrize(
-    ("manifest", "path", "says"),
+    ("manifest", "path", "text"),
     [
-        ({**WHOLE, "kind": "Job"}, "manifest", "is a trainer.kubeflow.org/v1alpha1 Job"),
-        ({**WHOLE, "apiVersion": "v1"}, "manifest", "apiVersion: trainer.kubeflow.org/v1alpha1"),
-        ({**WHOLE, "status": {}}, "manifest.status", "not a field"),
-        (whole(runtimeRef={}), "manifest.spec.runtimeRef.name", "is missing"),
-        ({**WHOLE, "spec": "x"}, "manifest.spec", "must be a mapping, not str"),
-        ({**WHOLE, "metadata": []}, "manifest.metadata", "must be a mapping, not list"),
-        (whole(runtimeRef="torch"), "manifest.spec.runtimeRef", "must be a mapping"),
-        (whole(trainer={"env": {"A": "1"}}), "manifest.spec.trainer.env", "must be a list, not dict"),
-        (whole(trainer={"env": ["A=1"]}), "manifest.spec.trainer.env[0]", "needs a name"),
-        (whole(trainer={"env": [{"name": "A", "value": 1}]}), "manifest.spec.trainer.env.A", "must be text, not int"),
+        ({**MANIFEST, "kind": "Job"}, "manifest", "is a trainer.kubeflow.org/v1alpha1 Job"),
+        ({**MANIFEST, "apiVersion": "v1"}, "manifest", "apiVersion: trainer.kubeflow.org/v1alpha1"),
+        ({**MANIFEST, "status": {}}, "manifest.status", "not a field"),
+        (manifest_with(runtimeRef={}), "manifest.spec.runtimeRef.name", "is missing"),
+        ({**MANIFEST, "spec": "x"}, "manifest.spec", "must be a mapping, not str"),
+        ({**MANIFEST, "metadata": []}, "manifest.metadata", "must be a mapping, not list"),
+        (manifest_with(runtimeRef="torch"), "manifest.spec.runtimeRef", "must be a mapping"),
+        (manifest_with(trainer={"env": {"A": "1"}}), "manifest.spec.trainer.env", "must be a list, not dict"),
+        (manifest_with(trainer={"env": ["A=1"]}), "manifest.spec.trainer.env[0]", "needs a name"),
         (
-            whole(trainer={"env": [{"name": "PET_NNODES", "value": "1"}]}),
+            manifest_with(trainer={"env": [{"name": "A", "value": 1}]}),
+            "manifest.spec.trainer.env.A",
+            "must be text, not int",
+        ),
+        (
+            manifest_with(trainer={"env": [{"name": "PET_NNODES", "value": "1"}]}),
             "manifest.spec.trainer.env.PET_NNODES",
             "torch",
         ),
-        (whole(trainer={"env": [{"name": "HF_TOKEN", "value": "x"}]}), "manifest.spec.trainer.env.HF_TOKEN", "secret"),
-        (whole(trainer={"command": "train"}), "manifest.spec.trainer.command", "must be a list"),
-        (whole(trainer={"args": ["--lr", 0.1]}), "manifest.spec.trainer.args[1]", "must be text, not float"),
-        (whole(trainer={"args": [TOKEN]}), "manifest.spec.trainer.args[0]", "secret"),
         (
-            whole(initializer={"dataset": {"storageUri": "https://a:b@c/d"}}),
+            manifest_with(trainer={"env": [{"name": "HF_TOKEN", "value": "x"}]}),
+            "manifest.spec.trainer.env.HF_TOKEN",
+            "secret",
+        ),
+        (manifest_with(trainer={"command": "train"}), "manifest.spec.trainer.command", "must be a list"),
+        (manifest_with(trainer={"args": ["--lr", 0.1]}), "manifest.spec.trainer.args[1]", "must be text, not float"),
+        (manifest_with(trainer={"args": [TOKEN]}), "manifest.spec.trainer.args[0]", "secret"),
+        (
+            manifest_with(initializer={"dataset": {"storageUri": "https://a:b@c/d"}}),
             "manifest.spec.initializer.dataset.storageUri",
             "credential",
         ),
         (
-            whole(initializer={"model": {"env": [{"name": "ACCESS_TOKEN", "value": "x"}]}}),
+            manifest_with(initializer={"model": {"env": [{"name": "ACCESS_TOKEN", "value": "x"}]}}),
             "manifest.spec.initializer.model.env.ACCESS_TOKEN",
             "secret",
         ),
         (
-            whole(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "A", "value": TOKEN}]}}]),
+            manifest_with(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "A", "value": TOKEN}]}}]),
             "manifest.spec.runtimePatches[0].x.env[0].value",
             "secret",
         ),
         (
-            whole(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "HF_TOKEN", "value": "x"}]}}]),
+            manifest_with(runtimePatches=[{"manager": "a/b", "x": {"env": [{"name": "HF_TOKEN", "value": "x"}]}}]),
             "manifest.spec.runtimePatches[0].x.env[0].value",
             "secret",
         ),
         (
-            whole(podTemplateOverrides=[{"spec": {"volumes": [{"flexVolume": {"options": {"password": "hunter2"}}}]}}]),
+            manifest_with(
+                podTemplateOverrides=[{"spec": {"volumes": [{"flexVolume": {"options": {"password": "hunter2"}}}]}}]
+            ),
             "manifest.spec.podTemplateOverrides[0].spec.volumes[0].flexVolume.options.password",
             "secret",
         ),
         (
-            {**WHOLE, "metadata": {"labels": {"trainjob.dev/attempt": "1"}}},
+            {**MANIFEST, "metadata": {"labels": {"trainjob.dev/attempt": "1"}}},
             "manifest.metadata.labels.trainjob.dev/attempt",
             "reserved",
         ),
-        ({**WHOLE, "metadata": {"labels": {"a": 1}}}, "manifest.metadata.labels.a", "must be text"),
+        ({**MANIFEST, "metadata": {"labels": {"a": 1}}}, "manifest.metadata.labels.a", "must be text"),
     ],
 )
-def test_problems_of_a_whole_manifest(manifest: dict[str, Any], path: str, says: str) -> None:
+def test_problems_of_a_complete_manifest_are_reported(manifest: dict[str, Any], path: str, text: str) -> None:
     found = problems(manifest)
-    assert says in found[path], found
+    assert text in found[path], found
 
 
 @pytest.mark.parametrize(
@@ -711,16 +724,16 @@ def test_problems_of_a_whole_manifest(manifest: dict[str, Any], path: str, says:
         ("1e3", "1e3"),
     ],
 )
-def test_quantities_are_sent_as_the_api_writes_them(amount: str, canonical: str) -> None:
+def test_quantities_are_sent_in_canonical_form(amount: str, canonical: str) -> None:
     """Responses of Kubernetes 1.36. With any other spelling, Kueue could not start the job (`env_api`)."""
     spec = TrainJobSpec.parse(
         {"runtime": "r", "command": ["x"], "resources_per_node": {"requests": {"memory": amount}}}
     )
     trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
-    assert trainer["resourcesPerNode"] == {"requests": {"memory": canonical}}, "and no empty limits"
+    assert trainer["resourcesPerNode"] == {"requests": {"memory": canonical}}, "without empty limits"
 
 
-def test_an_empty_value_is_left_out() -> None:
+def test_empty_values_are_omitted() -> None:
     spec = TrainJobSpec.parse({"runtime": "r", "command": ["x"], "env": {"A": "", "B": "b"}, "outputs": {"c": ""}})
     assert render(spec, "key", 1, "ns")["spec"]["trainer"]["env"] == [
         {"name": "TRAINJOB_OUTPUT_C"},

@@ -25,17 +25,17 @@ from trainjob.spec import Function
 from trainjob.spec.checks import secret_texts
 
 LIMIT = 3
-NASTY = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %s {x} \x07 é 😀 EOM\nEOM\n"
+SPECIAL_CHARACTERS = "$(HOME) $$(HOME) ${HOME} $HOME $5.00 `echo no` 'one' \"two\" \\n \\\\ %s {x} \x07 é 😀 EOM\nEOM\n"
 
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directory for the functions that a node runs; it is deleted with a pod, but would stay on this machine."""
+    """Directory for the functions that a node runs. In a pod it is deleted with the pod; here it would remain."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 def parts(func: object, **fields: Any) -> list[str]:
-    """The command as the nodes get it."""
+    """The command that the nodes run."""
     spec = TrainJobSpec.parse({"runtime": "a-runtime", "func": func, **fields})
     trainer = render(spec, "key", 1, "ns")["spec"]["trainer"]
     return [expand(word, {"HOME": "/expanded"}) for word in (*trainer["command"], *trainer["args"])]
@@ -60,7 +60,7 @@ def test_literals_survive_the_expansion_of_variables(text: str) -> None:
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=5,
-    ).filter(lambda value: not [*secret_texts(value, "x")]),  # hypothesis knows the words of our sources
+    ).filter(lambda value: not [*secret_texts(value, "x")]),  # hypothesis may generate words from the sources
 )
 def test_source_and_arguments_arrive_unchanged(source: str, value: object) -> None:
     *_, arrived, options = parts({"name": "f", "source": source}, func_args={"x": value})
@@ -75,9 +75,9 @@ def show(text: str, times: int = 1, *, more: dict[str, Any] | None = None) -> No
     print(json.dumps([text * times, more, "$5.00 `x` \\ $(HOME) $$"]))
 
 
-def test_a_function_really_runs_with_nasty_arguments() -> None:
-    output = run(show, func_args={"text": NASTY, "times": 2, "more": {"a": [1, None, True]}})
-    assert json.loads(output) == [NASTY * 2, {"a": [1, None, True]}, "$5.00 `x` \\ $(HOME) $$"]
+def test_a_function_runs_with_special_characters_in_arguments() -> None:
+    output = run(show, func_args={"text": SPECIAL_CHARACTERS, "times": 2, "more": {"a": [1, None, True]}})
+    assert json.loads(output) == [SPECIAL_CHARACTERS * 2, {"a": [1, None, True]}, "$5.00 `x` \\ $(HOME) $$"]
 
 
 def test_a_nested_function_keeps_its_multiline_strings() -> None:
@@ -90,7 +90,7 @@ left
     assert run(nested) == "'\\nleft\\n        right'\n"
 
 
-# ---------------------------------------------------------------- what a function returns
+# ---------------------------------------------------------------- return values
 
 
 def give(value: Any, report: bool = False) -> Any:
@@ -112,13 +112,13 @@ def message(tmp_path: Path, func: object, environment: Mapping[str, str] | None 
 @pytest.mark.parametrize(
     "value", [0, False, "", [], "é\n$(HOME)", 0.1, {"a": [1, None, {"b": True}]}, [1, "x"]], ids=repr
 )
-@pytest.mark.parametrize("report", [False, True], ids=["alone", "beside a report"])
+@pytest.mark.parametrize("report", [False, True], ids=["alone", "with a report"])
 def test_the_return_value_is_reported(tmp_path: Path, value: object, report: bool) -> None:
-    told = message(tmp_path, give, func_args={"value": value, "report": report})
-    assert told is not None
-    assert json.dumps(told.returned) == json.dumps(value), "0 is not False"
+    reported = message(tmp_path, give, func_args={"value": value, "report": report})
+    assert reported is not None
+    assert json.dumps(reported.returned) == json.dumps(value), "0 is not False"
     expected = (50, {"loss": 0.5}, {"model": "file:///m"}) if report else (None, {}, {})
-    assert (told.progress, told.metrics, told.outputs) == expected
+    assert (reported.progress, reported.metrics, reported.outputs) == expected
 
 
 def test_none_is_not_reported(tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ def test_only_rank_0_reports_and_only_its_value_counts(tmp_path: Path, variable:
         return object()
 
     assert message(tmp_path, unwritable, {variable: "1"}) is None
-    told = message(tmp_path, give, {variable: "0"}, func_args={"value": 7})
-    assert told is not None
-    assert told.returned == 7
-    # Of a process of torchrun on node 0 the number of the node says nothing.
+    reported = message(tmp_path, give, {variable: "0"}, func_args={"value": 7})
+    assert reported is not None
+    assert reported.returned == 7
+    # For processes of torchrun, RANK counts, not the index of the node.
     (tmp_path / "termination-log").write_text("")
     assert message(tmp_path, give, {"RANK": "3", "JOB_COMPLETION_INDEX": "0"}, func_args={"value": 7}) is None
 
 
 def without_the_package() -> dict[str, str]:
-    """Reports as a copy of `trainjob.progress` or another program does, where the package is not installed."""
+    """Report like a copy of `trainjob.progress` or another program, without the package."""
     import importlib.util
     import json
     import os
@@ -153,19 +153,19 @@ def without_the_package() -> dict[str, str]:
     return {"package": str(importlib.util.find_spec("trainjob")), "text": "é" * 300}
 
 
-def test_no_package_is_needed_in_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_does_not_need_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To make space for the value, the history is dropped, then the oldest metrics."""
     monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]  # not in typeshed
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     monkeypatch.setattr(os, "environ", environment)
-    told = message(tmp_path, without_the_package)
-    assert told is not None
-    assert told.returned == {"package": "None", "text": "é" * 300}
-    assert told.outputs == {"model": "file:///m"}
-    assert 0 < len(told.metrics) < 40
-    assert not told.history
-    assert f"{'m' * 50}39" in told.metrics
-    assert f"{'m' * 50}0" not in told.metrics
+    reported = message(tmp_path, without_the_package)
+    assert reported is not None
+    assert reported.returned == {"package": "None", "text": "é" * 300}
+    assert reported.outputs == {"model": "file:///m"}
+    assert 0 < len(reported.metrics) < 40
+    assert not reported.history
+    assert f"{'m' * 50}39" in reported.metrics
+    assert f"{'m' * 50}0" not in reported.metrics
 
 
 def test_a_later_report_of_a_thread_keeps_the_return_value(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_scalars_of_libraries_are_numbers(tmp_path: Path) -> None:
 
         return {"loss": Scalar()}
 
-    told = message(tmp_path, train)
-    assert told is not None
-    assert told.returned == {"loss": 0.5}
+    reported = message(tmp_path, train)
+    assert reported is not None
+    assert reported.returned == {"loss": 0.5}
 
 
-@pytest.mark.parametrize("report", [False, True], ids=["alone", "beside a report"])
+@pytest.mark.parametrize("report", [False, True], ids=["alone", "with a report"])
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -219,7 +219,7 @@ def test_a_value_that_cannot_be_reported_does_not_fail_the_function(
     assert reason in ended.stderr.splitlines()[-1]
     if "5000" in value:
         assert "of 4096 bytes are free in the termination message of rank 0; write it to a file" in ended.stderr
-    assert (told := progress.read(path.read_text())) is None or told.returned is None
+    assert (reported := progress.read(path.read_text())) is None or reported.returned is None
 
 
 def test_only_strict_json_is_read() -> None:
@@ -230,7 +230,7 @@ def test_the_hash_of_a_spec_does_not_depend_on_the_program_that_runs_the_functio
     spec = TrainJobSpec.parse({"runtime": "r", "func": {"name": "f", "source": "def f(): return 1\n"}})
     annotations = render(spec, "key", 1, "ns")["metadata"]["annotations"]
     recorded = "d55a2569056732dcfaf28a4b7736148bea162708ca88d7b8f88ffe50a8c6da84"
-    assert annotations["trainjob.dev/spec-hash"] == recorded, "jobs of an earlier version would not be found again"
+    assert annotations["trainjob.dev/spec-hash"] == recorded, "otherwise jobs of an earlier version are not found"
 
 
 def logged(function: Callable[[], None]) -> Callable[[], None]:
@@ -251,7 +251,7 @@ def test_decorators_are_removed() -> None:
     assert "logged" not in Function.of(decorated).source
 
 
-def test_options_of_pip() -> None:
+def test_packages_become_options_of_pip() -> None:
     *_, options = parts(
         decorated, packages_to_install=["a==1", "b"], pip_index_urls=["https://one/simple", "https://two/simple"]
     )
@@ -278,10 +278,10 @@ case "$1" in *.py) exec "{python}" "$@";; *) exec "$@";; esac
     ],
     ids=["plain", "jax", "torch", "mpi"],
 )
-def test_the_launcher_follows_from_the_runtimes_plugin(
+def test_launcher_depends_on_the_plugin_of_the_runtime(
     variables: dict[str, str], started_by: list[str], tmp_path: Path
 ) -> None:
-    """By the variables of the plugin, not by the name of the runtime; fake launchers with the same arguments."""
+    """The plugin's variables select it, not the runtime's name. Fake launchers have the same arguments."""
     for name in ("torchrun", "mpirun"):
         (tmp_path / name).write_text(LAUNCHER.format(name=name, python=sys.executable))
         (tmp_path / name).chmod(0o755)
@@ -327,7 +327,7 @@ def uses_a_keyword_default(*, limit: int = LIMIT) -> None:
         (uses_a_keyword_default, "LIMIT"),
     ],
 )
-def test_names_from_outside_are_refused_by_name(function: Callable[[], None], names: str) -> None:
+def test_functions_with_outside_names_are_rejected(function: Callable[[], None], names: str) -> None:
     with pytest.raises(InvalidSpec, match=f"uses {names} from outside itself"):
         TrainJobSpec.parse({"runtime": "r", "func": function})
 
@@ -355,7 +355,7 @@ def test_only_plain_functions_are_accepted(function: object) -> None:
         TrainJobSpec.parse({"runtime": "r", "func": function})
 
 
-def test_a_function_without_a_file() -> None:
+def test_functions_without_a_file_are_rejected() -> None:
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent("def typed():\n    pass\n"), namespace)
     with pytest.raises(InvalidSpec, match=r"source of typed\(\) cannot be read.*write the function to a file"):
@@ -379,7 +379,7 @@ def test_a_function_without_a_file() -> None:
         ({"func": {"name": "f", "source": "x" * (96 * 1024 + 1)}}, "func.source"),
     ],
 )
-def test_refused(fields: dict[str, Any], path: str) -> None:
+def test_invalid_fields_are_rejected(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         TrainJobSpec.parse({"runtime": "r", "func": decorated, **fields})
     assert [problem.path for problem in caught.value.problems] == [path]

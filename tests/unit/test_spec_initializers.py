@@ -1,4 +1,4 @@
-"""Settings of Trainer's initializers, as the environment variables of their images."""
+"""Settings of Trainer's initializers become environment variables of their images."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def problems(kind: str, source: Any) -> dict[str, str]:
         ("model", "model-registry://llama/1", {}),
     ],
 )
-def test_environment(kind: str, source: Any, env: dict[str, Any]) -> None:
+def test_settings_become_environment_variables(kind: str, source: Any, env: dict[str, Any]) -> None:
     expected = [{"name": n, "value": v} if isinstance(v, str) else {"name": n, "valueFrom": v} for n, v in env.items()]
     assert rendered(kind, source).get("env", []) == expected
 
@@ -106,7 +106,7 @@ def test_the_secret_reference_is_rendered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "source", "path", "says"),
+    ("kind", "source", "path", "text"),
     [
         ("dataset", "hf://squad", "storage_uri", "hf://org/name"),
         ("dataset", {"storage_uri": "hf://o/s", "region": "eu"}, "region", "settings: ignore_patterns, access_token"),
@@ -123,9 +123,9 @@ def test_the_secret_reference_is_rendered() -> None:
         ("dataset", {"storage_uri": "hf://o/s", "acess_token": BY_KEY}, "acess_token", "no such field"),
     ],
 )
-def test_refused(kind: str, source: Any, path: str, says: str) -> None:
+def test_invalid_settings_are_rejected(kind: str, source: Any, path: str, text: str) -> None:
     found = problems(kind, source)
-    assert says in found[path], found
+    assert text in found[path], found
     assert set(found) == {path}
 
 

@@ -1,6 +1,6 @@
-"""Specs that are too large, too deep or not readable: one line names the file, the limit and the position.
+"""Specs that are too large, too deep or unreadable: one line names the file, the limit and the position.
 
-What is refused here hung, ended in a traceback or filled the memory where nothing looked at size and depth first.
+Without checks of size and depth, these specs hung, ended in a traceback or exhausted memory.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ def test_errors_are_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFi
     ):
         assert len(err.splitlines()) == 1
     if "no such field" not in expected and str(file) not in err:
-        assert err.startswith("error: invalid TrainJob spec:\n  - "), "a field is named instead"
+        assert err.startswith("error: invalid TrainJob spec:\n  - "), "the error names the file or a field"
 
 
-def test_a_file_of_50_mb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_50_mb_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "large.yaml"
     with file.open("wb") as made:
         made.truncate(50_000_000)
@@ -130,7 +130,7 @@ class Endless(io.RawIOBase):
         self.given = 0
 
     def read(self, size: int = -1) -> bytes:
-        assert size > 0, "all of it was asked for"
+        assert size > 0, "the read has no limit"
         self.given += size
         return b"#" * size
 
@@ -138,11 +138,11 @@ class Endless(io.RawIOBase):
 def test_reading_stops_at_the_maximum_size() -> None:
     endless = Endless()
     with pytest.raises(InvalidSpec, match="standard input has more than 1,048,576 bytes"):
-        read_spec_file(endless, "standard input")  # type: ignore[arg-type]  # all that is used of it
+        read_spec_file(endless, "standard input")  # type: ignore[arg-type]  # only this method is used
     assert endless.given == MAX_BYTES + 1
 
 
-def test_text_that_is_too_long() -> None:
+def test_too_long_text_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r"the spec has 1,048,6\d\d bytes; a spec has at most"):
         TrainJobSpec.parse(STEP + "#" * MAX_BYTES)
 
@@ -173,7 +173,7 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_limits_of_parsed_values(kind: str) -> None:
+def test_limits_apply_to_parsed_values(kind: str) -> None:
     """Arguments of Airflow, KFP and Python."""
     make, expected = VALUES[kind]
     fields: dict[str, Any] = {"runtime": "trainjob-step", "command": ["a"], "func_args": {"a": make()}}
@@ -191,7 +191,7 @@ def test_limits_of_parsed_values(kind: str) -> None:
         assert len(str(refused.value)) < 1000
 
 
-def test_values_at_the_limits_pass() -> None:
+def test_values_at_the_limits_are_accepted() -> None:
     check_limits(nested(MAX_DEPTH))
     check_limits(["x" * (MAX_BYTES - 10)])
     check_limits((1 << 1024) - 1)
@@ -203,7 +203,7 @@ def test_values_at_the_limits_pass() -> None:
     assert len(load_spec(large)["args"][0]) == 1000_000
 
 
-def test_yaml_is_read_as_kubectl_reads_it() -> None:
+def test_yaml_is_parsed_like_kubectl() -> None:
     """Unlike in YAML 1.1, dates and numbers to base 60 are text."""
     texts = {"2026-01-31": "2026-01-31", "12:30": "12:30", "1:30.5": "1:30.5", "=": "=", "'1'": "1"}
     others = {"010": 8, "0x10": 16, "1.5": 1.5, "yes": True, "~": None, "1_000": 1000}

@@ -41,7 +41,7 @@ def test_each_sdk_argument_has_a_field(owner: str, name: str) -> None:
             if found
             for part in parts(found)
         ]
-        assert at, f"{path} of {owner}.{name} is no field of a spec"
+        assert at, f"{path} of {owner}.{name} is not a field of a spec"
 
 
 def test_all_listed_arguments_exist_in_the_sdk() -> None:
@@ -53,7 +53,7 @@ def test_all_listed_arguments_exist_in_the_sdk() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_each_row_is_recorded_and_is_a_spec(row: Row) -> None:
     call = RECORDED["calls"][row.name]
-    assert call["call"] == row.sdk, "make record-sdk"
+    assert call["call"] == row.sdk, "run make record-sdk"
     assert bool(row.refused) == bool(call["refused"])
     if row.sooner:
         with pytest.raises(InvalidSpec):
@@ -65,6 +65,6 @@ def test_each_row_is_recorded_and_is_a_spec(row: Row) -> None:
 def test_the_table_is_complete() -> None:
     assert len(TABLE) >= 25
     assert [row.name for row in TABLE] == list(RECORDED["calls"])
-    told = {name for name in RECORDED["arguments"] if name[0].isupper() and "." not in name}
+    classes = {name for name in RECORDED["arguments"] if name[0].isupper() and "." not in name}
     calls = " ".join(row.sdk for row in TABLE)
-    assert [name for name in sorted(told) if f"{name}(" not in calls] == [], "no row says what these become"
+    assert [name for name in sorted(classes) if f"{name}(" not in calls] == [], "no row of the table uses these classes"

@@ -1,4 +1,4 @@
-"""Fine-tuning by configuration: arguments of ``tune run``, and refusals of Trainer's webhook."""
+"""Fine-tuning by configuration: arguments of ``tune run``, and rejections by Trainer's webhook."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def problems(source: Any = TUNE, **fields: Any) -> dict[str, str]:
         ),
     ],
 )
-def test_arguments(config: dict[str, Any], args: list[str]) -> None:
+def test_configuration_becomes_arguments(config: dict[str, Any], args: list[str]) -> None:
     rendered = trainer(torchtune=config)
     assert rendered["command"] == ["tune", "run"]
     assert rendered.get("args", []) == args
@@ -98,7 +98,7 @@ def test_arguments(config: dict[str, Any], args: list[str]) -> None:
         ("s3://bucket/alpaca/data", "dataset.data_dir=/workspace/dataset"),
     ],
 )
-def test_the_path_of_the_dataset(dataset: str, arg: str) -> None:
+def test_dataset_argument_depends_on_its_location(dataset: str, arg: str) -> None:
     assert trainer(initializer={"dataset": dataset})["args"] == [arg]
 
 
@@ -123,7 +123,7 @@ def test_a_prompt_arrives_unchanged(prompt: str) -> None:
     assert by_omegaconf(read["dataset.column_map"]["input"]) == prompt
 
 
-def test_round_trip() -> None:
+def test_serialized_spec_parses_to_the_same_spec() -> None:
     spec = TrainJobSpec.parse({**TUNE, "torchtune": {"epochs": 1, "peft_config": {"lora_rank": 8}}})
     assert spec.torchtune == TorchTuneConfig(epochs=1, peft_config=LoraConfig(lora_rank=8))
     assert TrainJobSpec.parse(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True))) == spec
@@ -134,7 +134,7 @@ QLORA = {"peft_config": {"quantize_base": True}}
 
 
 @pytest.mark.parametrize(
-    ("fields", "path", "says"),
+    ("fields", "path", "text"),
     [
         ({"runtime": "torch-distributed"}, "runtime", "torchtune-llama3.2-1b"),
         ({"runtime": "my-own-llama3.2-1b"}, "runtime", "does not name a model"),
@@ -173,9 +173,9 @@ QLORA = {"peft_config": {"quantize_base": True}}
         ),
     ],
 )
-def test_refused(fields: dict[str, Any], path: str, says: str) -> None:
+def test_invalid_configurations_are_rejected(fields: dict[str, Any], path: str, text: str) -> None:
     found = problems(**fields)
-    assert says in found[path], found
+    assert text in found[path], found
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_refused(fields: dict[str, Any], path: str, says: str) -> None:
         {"torchtune": {"peft_config": {"quantize_base": False}}, "resources_per_node": {"gpu": 2}},
     ],
 )
-def test_not_refused(fields: dict[str, Any]) -> None:
+def test_valid_configurations_are_accepted(fields: dict[str, Any]) -> None:
     TrainJobSpec.parse({**TUNE, **fields})
 
 

@@ -90,11 +90,11 @@ def job(
         (None, Phase.DELETED),
     ],
 )
-def test_phase(trainjob: dict[str, Any] | None, phase: Phase) -> None:
+def test_phase_follows_from_the_status(trainjob: dict[str, Any] | None, phase: Phase) -> None:
     assert observe(trainjob).phase is phase
 
 
-def test_a_suspension_has_the_reason_and_words_of_its_condition() -> None:
+def test_suspended_phase_has_reason_and_message_of_its_condition() -> None:
     early = observe(job(suspend=True))
     assert (early.reason, early.message) == ("Suspended", "the TrainJob is suspended")
     by_hand = condition("Suspended", "True", "ByHand", "until Monday", QUEUED)
@@ -102,7 +102,7 @@ def test_a_suspension_has_the_reason_and_words_of_its_condition() -> None:
     assert (later.reason, later.message) == ("ByHand", "until Monday")
 
 
-def test_which_phases_are_final() -> None:
+def test_final_phases() -> None:
     assert {phase for phase in Phase if phase.terminal} == {
         Phase.COMPLETE,
         Phase.FAILED,
@@ -111,7 +111,7 @@ def test_which_phases_are_final() -> None:
     }
 
 
-def test_reason_and_message_of_the_final_phase() -> None:
+def test_final_phase_has_reason_and_message_of_its_condition() -> None:
     observation = observe(job(counts(failed=1), conditions=[FAILED]))
     assert observation.reason == "FailedJobs"
     assert observation.message == "jobset failed due to one or more job failures (first failed step: node)"
@@ -126,21 +126,23 @@ def test_reason_and_message_of_the_final_phase() -> None:
         (job(suspend=True), None, 10),
         (job(conditions=[SUSPENDED], suspend=True, queue="q"), None, 11),
         (job(counts(active=1), conditions=[RESUMED_CONDITION], suspend=False), 12, None),
-        # Stale for some 10 ms, until the controller has caught up with what was asked for.
+        # Outdated for about 10 ms, until the controller has processed the request.
         (job(counts(suspended=1), conditions=[SUSPENDED], suspend=False, queue="q"), None, None),
         (job(counts(ready=1), conditions=[RESUMED_CONDITION], suspend=True, queue="q"), None, None),
         (job(conditions=[RESUMED_CONDITION, COMPLETE]), 12, None),
         (job(conditions=[SUSPENDED, FAILED], suspend=True), None, None),
     ],
 )
-def test_clocks(trainjob: dict[str, Any], admitted: int | None, waiting_since: int | None) -> None:
+def test_created_admitted_and_waiting_times(
+    trainjob: dict[str, Any], admitted: int | None, waiting_since: int | None
+) -> None:
     observation = observe(trainjob)
     assert observation.created == at(10)
     assert observation.admitted == (at(admitted) if admitted else None)
     assert observation.waiting_since == (at(waiting_since) if waiting_since else None)
 
 
-def test_kueue_takes_a_job_back() -> None:
+def test_a_preempted_job_is_queued_again() -> None:
     running = observe(job(counts(ready=1), conditions=[RESUMED_CONDITION], suspend=False, queue="team-a"))
     assert running.has_run
     queued = observe(job(counts(suspended=1), conditions=[SUSPENDED], suspend=True, queue="team-a"), running)
@@ -151,7 +153,7 @@ def test_kueue_takes_a_job_back() -> None:
     assert (restarting.phase, restarting.has_run) == (Phase.RESTARTING, True)
 
 
-def test_counters_of_zero_between_the_last_pod_and_the_verdict() -> None:
+def test_counters_of_zero_keep_the_running_phase() -> None:
     running = observe(job(counts(ready=1)))
     between = observe(job(counts()), running)
     assert between.phase is Phase.RUNNING
@@ -182,12 +184,12 @@ ACTIVE, READY, LAST = counts(active=1), counts(active=1, ready=1), counts(ready=
         pytest.param(
             [ACTIVE, READY, ACTIVE, counts(), ACTIVE, READY],
             "Starting Running Restarting Running",
-            id="the same, seen less",
+            id="the same, with fewer observations",
         ),
         pytest.param([ACTIVE, READY, ACTIVE, READY], "Starting Running", id="a rank restarts in place"),
     ],
 )
-def test_the_counters_of_real_jobs(recorded: list[Any], phases: str) -> None:
+def test_phases_of_recorded_jobs(recorded: list[Any], phases: str) -> None:
     """Recorded from Trainer 2.3 on the real node."""
     seen: list[Observation] = []
     for step in recorded:
@@ -197,7 +199,7 @@ def test_the_counters_of_real_jobs(recorded: list[Any], phases: str) -> None:
     assert " ".join(phase for phase, _ in itertools.groupby(each.phase for each in seen)) == phases
 
 
-def test_a_pod_that_was_replaced_and_cannot_start() -> None:
+def test_a_pending_replacement_pod_blocks_a_restarting_job() -> None:
     running = observe(job(READY))
     pending = Blocker("Unschedulable", "pod x is not scheduled: no room")
     restarting = observe(job(ACTIVE), running, pending)
@@ -214,20 +216,20 @@ def test_a_restarted_job_is_initializing_again() -> None:
 
 
 def test_the_first_final_phase_stays() -> None:
-    """Trainer up to 2.3 takes Failed back when the JobSet is gone, and trains again (kubeflow/trainer#3891)."""
+    """Trainer up to 2.3 removes Failed if the JobSet is deleted, and trains again (kubeflow/trainer#3891)."""
     failed = observe(job(conditions=[FAILED]))
     for later in (job(counts(active=1)), job(conditions=[COMPLETE]), None):
         assert observe(later, failed) == failed
 
 
-def test_deletion_keeps_what_was_known() -> None:
+def test_deleted_phase_keeps_earlier_values() -> None:
     running = observe(job(counts(ready=1), trainerStatus={"progressPercentage": 40}))
     gone = observe(None, running)
     assert (gone.phase, gone.reason, gone.progress, gone.created) == (Phase.DELETED, "Deleted", 40, at(10))
     assert gone.message == "the TrainJob was deleted while it was waited for"
 
 
-def test_a_deletion_after_a_cancel() -> None:
+def test_deletion_after_a_cancel_has_the_reason() -> None:
     cancelled = job(counts(ready=1))
     cancelled["metadata"]["annotations"] = {CANCELLED: "true"}
     gone = observe(None, observe(cancelled))
@@ -235,7 +237,7 @@ def test_a_deletion_after_a_cancel() -> None:
     assert gone.message == "the TrainJob was cancelled with trainjob while it was waited for"
 
 
-def test_reported_progress_and_metrics() -> None:
+def test_reported_progress_and_metrics_are_kept() -> None:
     status = {
         "progressPercentage": 40,
         "estimatedRemainingSeconds": 90,
@@ -264,11 +266,11 @@ def test_reported_progress_and_metrics() -> None:
         (5, None),
     ],
 )
-def test_times(text: object, expected: datetime | None) -> None:
+def test_times_are_parsed(text: object, expected: datetime | None) -> None:
     assert parse_time(text) == expected
 
 
-# ---------------------------------------------------------------- whatever a server may send
+# ---------------------------------------------------------------- arbitrary objects
 
 NAMES = st.sampled_from(
     [
