@@ -31,7 +31,7 @@ def client(backend: MemoryBackend) -> Iterator[TrainJobClient]:
 
 
 def _trained(client: TrainJobClient, backend: MemoryBackend, reported: Any, key: str = "key", **fields: Any) -> JobRef:
-    """A successful job with one pod, whose image is known."""
+    """A successful job with one pod and a known image."""
     ref = client.launch({"runtime": "torch-distributed", "command": ["train"], **fields}, key)
     message = {"trainjob": 1, "metrics": [{"name": "accuracy", "value": "0.97"}], "outputs": reported}
     backend.end(ref, message=json.dumps(message))
@@ -46,7 +46,7 @@ def _find(client: TrainJobClient, ref: JobRef, output: str = "model", source: st
     return client.call(lambda: trained.find(client.backend, ref, output, source=source))
 
 
-def test_the_provenance_of_a_job_on_a_cluster(client: TrainJobClient, backend: MemoryBackend) -> None:
+def test_provenance_of_a_cluster_job_is_collected(client: TrainJobClient, backend: MemoryBackend) -> None:
     initializer = {"dataset": {"storage_uri": "hf://org/digits"}, "model": {"storage_uri": "hf://org/base"}}
     inputs = {"more": "pvc://claim/more", "model": f"oci://registry.example/m@sha256:{SHA}", "none": ""}
     ref = _trained(
@@ -54,14 +54,14 @@ def test_the_provenance_of_a_job_on_a_cluster(client: TrainJobClient, backend: M
     )
     found = _find(client, ref)
     assert (found.source, dict(found.metrics), found.target) == ("s3://models/7", {"accuracy": 0.97}, "")
-    told = found.provenance
-    assert told["run"] == {"kfp": "run-7"}
-    assert told["images"] == [{"uri": "registry.example/train:v1", "digest": f"sha256:{SHA}"}]
-    assert [each["uri"] for each in told["datasets"]] == ["hf://org/digits", "pvc://claim/more"]
-    assert [each["uri"] for each in told["base_model"]] == ["hf://org/base", inputs["model"]]
-    assert told["trainjob"]["runtime"] == "torch-distributed"
-    assert told["trainjob"]["finished"].endswith("Z")
-    # Its pods are gone: what the spec says is left.
+    provenance = found.provenance
+    assert provenance["run"] == {"kfp": "run-7"}
+    assert provenance["images"] == [{"uri": "registry.example/train:v1", "digest": f"sha256:{SHA}"}]
+    assert [each["uri"] for each in provenance["datasets"]] == ["hf://org/digits", "pvc://claim/more"]
+    assert [each["uri"] for each in provenance["base_model"]] == ["hf://org/base", inputs["model"]]
+    assert provenance["trainjob"]["runtime"] == "torch-distributed"
+    assert provenance["trainjob"]["finished"].endswith("Z")
+    # Its pods are deleted: only the spec is left.
     del backend.terminated[ref.uid]
     with pytest.raises(ConfigurationError, match=r"its text outputs: none.*progress\.report"):
         _find(client, ref)
@@ -72,7 +72,7 @@ def test_the_provenance_of_a_job_on_a_cluster(client: TrainJobClient, backend: M
     assert "run" not in found.provenance
 
 
-def test_paths_of_pods_need_a_source(
+def test_paths_in_pods_require_a_source(
     client: TrainJobClient, backend: MemoryBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")

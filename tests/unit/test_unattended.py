@@ -29,7 +29,7 @@ def rendered(origin: dict[str, str] | None = None, **asked: Any) -> dict[str, An
     return render(TrainJobSpec.parse({"runtime": "torch-distributed", **asked}), "a", 1, "ns", origin=origin)
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- policies
 
 
 def test_jobs_are_kept_by_default() -> None:
@@ -40,7 +40,7 @@ def test_jobs_are_kept_by_default() -> None:
     assert policy_of(rendered(unattended="suspend", unattended_after=90)) == Policy("suspend", timedelta(seconds=90))
 
 
-def test_jobs_of_workflows_are_suspended_unless_the_spec_says_otherwise() -> None:
+def test_jobs_of_workflows_are_suspended_by_default() -> None:
     origin = dict(SUSPEND)
     assert policy_of(rendered(origin)) == Policy("suspend", timedelta(hours=1))
     assert policy_of(rendered(origin, unattended_after=600)) == Policy("suspend", timedelta(minutes=10))
@@ -48,7 +48,7 @@ def test_jobs_of_workflows_are_suspended_unless_the_spec_says_otherwise() -> Non
     assert policy_of(rendered(origin, unattended="delete")) == Policy("delete", timedelta(hours=1))
 
 
-def test_a_whole_manifest_has_a_policy_too() -> None:
+def test_a_complete_manifest_can_have_a_policy() -> None:
     manifest = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -67,23 +67,23 @@ def test_a_whole_manifest_has_a_policy_too() -> None:
         ({"unattended": "keep", "unattended_after": 3600}, "unattended_after"),
     ],
 )
-def test_invalid_policies(asked: dict[str, Any], path: str) -> None:
+def test_invalid_policies_are_rejected(asked: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
         TrainJobSpec.parse({"runtime": "torch-distributed", **asked})
     assert [problem.path for problem in refused.value.problems] == [path]
 
 
-def test_another_policy_does_not_make_another_job() -> None:
+def test_policy_does_not_change_the_spec_hash() -> None:
     assert spec_hash(rendered()) == spec_hash(rendered(unattended="delete", unattended_after=600))
 
 
 @pytest.mark.parametrize("after", ["", "soon", "1e999", None])
-def test_an_invalid_annotation_means_the_default(after: object) -> None:
+def test_an_invalid_annotation_gives_the_default(after: object) -> None:
     changed = job(labels={LABEL: "suspend"}, annotations={AFTER: after})
     assert policy_of(changed) == Policy("suspend", timedelta(hours=1))
 
 
-# ---------------------------------------------------------------- since when
+# ---------------------------------------------------------------- unattended time
 
 
 def test_unattended_time_starts_at_the_last_wait_creation_or_resume() -> None:
@@ -94,7 +94,7 @@ def test_unattended_time_starts_at_the_last_wait_creation_or_resume() -> None:
     condition = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-25T12:30:00Z"}
     resumed = {**job(), "status": {"conditions": [condition]}}
     assert unattended_for(resumed, NOON, later) == timedelta(minutes=30)
-    assert unattended_for({"metadata": {}}, None, NOON) == timedelta(0), "nothing is known: it is not ended"
+    assert unattended_for({"metadata": {}}, None, NOON) == timedelta(0), "a job without times is not ended"
 
 
 def test_suspended_and_finished_jobs_do_not_run() -> None:
@@ -110,7 +110,7 @@ def test_suspensions_by_a_person_are_distinguished() -> None:
     assert marked(ours)
     assert resuming(ours) == {"metadata": {"annotations": {CANCELLED: None}}, "spec": {"suspend": False}}
     by_hand = job(annotations={CANCELLED: MARK})
-    assert resuming(by_hand) == {"metadata": {"annotations": {CANCELLED: None}}}, "it runs already"
+    assert resuming(by_hand) == {"metadata": {"annotations": {CANCELLED: None}}}, "the job is running already"
     assert not marked({**job(annotations={CANCELLED: "true"}), "spec": {"suspend": True}})
     assert not marked({**job(), "spec": {"suspend": True}})
     suspended = {**job(annotations={CANCELLED: MARK}), "spec": {"suspend": True}}
@@ -119,7 +119,7 @@ def test_suspensions_by_a_person_are_distinguished() -> None:
     assert "cancelled with trainjob" in observe(cancelled).message
 
 
-# ---------------------------------------------------------------- who waits
+# ---------------------------------------------------------------- waiters
 
 
 pytestmark = pytest.mark.timeout(20)
@@ -131,7 +131,7 @@ async def launched(backend: MemoryBackend, **asked: Any) -> JobRef:
 
 
 @pytest.mark.anyio
-async def test_a_waiter_is_recorded_while_it_waits() -> None:
+async def test_waiters_are_recorded_during_their_wait() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     async with aclosing(follow(backend, ref)) as changes:
@@ -144,7 +144,7 @@ async def test_a_waiter_is_recorded_while_it_waits() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_waiter_that_gives_up_is_removed() -> None:
+async def test_waiters_are_removed_after_a_timeout() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     with pytest.raises(StartTimeout):
@@ -163,7 +163,7 @@ async def test_no_waiter_is_recorded_for_a_kept_job() -> None:
 
 
 @pytest.mark.anyio
-async def test_waiting_again_resumes_the_job() -> None:
+async def test_a_new_waiter_resumes_a_suspended_job() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     stopped = {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}}
@@ -181,7 +181,7 @@ async def test_waiting_again_resumes_the_job() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_job_that_cannot_be_resumed_is_waited_for() -> None:
+async def test_the_wait_continues_if_the_job_cannot_be_resumed() -> None:
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}, "spec": {"suspend": True}})
@@ -198,8 +198,8 @@ async def test_a_job_that_cannot_be_resumed_is_waited_for() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_job_that_was_resumed_by_hand_loses_its_mark() -> None:
-    """Otherwise a later suspension by a person would count as the reaper's, and be resumed."""
+async def test_a_waiter_removes_the_mark_of_a_manually_resumed_job() -> None:
+    """Otherwise a later suspension by a person would count as the reaper's and be resumed."""
     backend = MemoryBackend()
     ref = await launched(backend, unattended="suspend")
     await backend.patch(ref, {"metadata": {"annotations": {CANCELLED: MARK}}})

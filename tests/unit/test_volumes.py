@@ -1,4 +1,4 @@
-"""``pvc://claim/path``: mounted by the jobs that use it, as a directory in their pods."""
+"""``pvc://claim/path`` locations are mounted as directories in the pods of the jobs that use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def mounted(spec: dict[str, Any]) -> dict[str, str]:
-    """Path in the nodes -> claim."""
+    """Path in the nodes -> PersistentVolumeClaim."""
     (patch,) = spec["runtimePatches"]
     (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]["spec"]
@@ -59,12 +59,12 @@ def test_reported_paths_become_pvc_locations() -> None:
 
 
 @pytest.mark.parametrize("uri", ["pvc://", "pvc:///x", "pvc://Claim/x", "pvc:claim", "pvc://-x/y"])
-def test_invalid_pvc_locations_are_refused(uri: str) -> None:
+def test_invalid_pvc_locations_are_rejected(uri: str) -> None:
     with pytest.raises(InvalidSpec, match=r"inputs\.dataset: .* is not a URI"):
         body(command=["train"], inputs={"dataset": uri})
 
 
-def test_a_claim_that_is_not_mounted_is_never_a_directory_of_the_container(tmp_path: Path) -> None:
+def test_an_unmounted_pvc_is_not_created_as_a_directory(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     with pytest.raises(
         ConfigurationError, match="PersistentVolumeClaim models is not mounted at /mnt/trainjob-claims/models: a job"
@@ -73,7 +73,7 @@ def test_a_claim_that_is_not_mounted_is_never_a_directory_of_the_container(tmp_p
     assert not volumes.directory("models").exists()
 
 
-def test_copies_from_claim_to_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_between_pvcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "MOUNT", str(tmp_path))
     for claim in ("one", "two"):
         (tmp_path / claim).mkdir()

@@ -1,4 +1,4 @@
-"""All options of a waiter are fields of one object, and parameters of the Airflow operators, the CLI and KFP."""
+"""All wait options are fields of one object, and parameters of the Airflow operators, the CLI and KFP."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ AIRFLOW = "airflow_provider/trainjob_airflow/"
 KFP = "kfp_components/trainjob_kfp/"
 
 OTHER_NAMES = {("airflow", "run_timeout"): "execution_timeout"}
-"""Options that an integration has under a name of its platform: Airflow's own timeout bounds the task."""
+"""Options with a platform's name in an integration: in Airflow, the platform's timeout limits the task."""
 
-LEFT_OUT = {
+OMITTED = {
     ("initialize_dataset", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
     ("initialize_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
     ("export_model", "fail_on_first_crash"): "a job of one rank, which Trainer fails without a restart",
@@ -32,7 +32,7 @@ LEFT_OUT = {
 
 
 def function(path: str, name: str) -> ast.FunctionDef:
-    """A function or method, read without importing Airflow or KFP, which not every place of the unit tests has."""
+    """A function or method, read without an import of Airflow or KFP, which may be missing in unit tests."""
     nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
     return next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
 
@@ -44,12 +44,12 @@ def parameters(path: str, name: str) -> set[str]:
 
 def test_the_airflow_operators_have_every_option() -> None:
     path = AIRFLOW + "operators/base.py"
-    of_the_task = parameters(path, "__init__")
+    task_parameters = parameters(path, "__init__")
     documented = (ROOT / AIRFLOW / "operators/trainjob.py").read_text(encoding="utf-8")
     for option in option_names():
         name = OTHER_NAMES.get(("airflow", option), option)
         if name == option:
-            assert name in of_the_task, f"TrainJobTask.__init__ in {path} has no parameter {name}"
+            assert name in task_parameters, f"TrainJobTask.__init__ in {path} has no parameter {name}"
             assert f"        {name}: " in documented, f"the docstring of TrainJobOperator has no argument {name}"
 
 
@@ -78,21 +78,21 @@ def test_the_kfp_components_have_every_option(path: str, component: str) -> None
     found = parameters(KFP + path, component)
     documented = ast.get_docstring(function(KFP + path, component)) or ""
     for option in option_names():
-        if (component, option) in LEFT_OUT:
-            assert option not in found, f"{component} has {option}: remove it from LEFT_OUT"
+        if (component, option) in OMITTED:
+            assert option not in found, f"{component} has {option}: remove it from OMITTED"
             continue
         assert option in found, f"{component} in {KFP}{path} has no parameter {option}"
         assert f"    {option}: " in documented, f"the docstring of {component} in {KFP}{path} has no argument {option}"
 
 
 @pytest.mark.parametrize("call", [TrainJobClient.wait, waiting.wait, waiting.attend, waiting.follow])
-def test_python_code_gives_the_options_as_one_object(call: Any) -> None:
+def test_python_functions_take_one_options_object(call: Any) -> None:
     names = {*inspect.signature(call).parameters}
     assert "options" in names
     assert not names & {*option_names()}
 
 
-def test_a_command_gets_the_options_as_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_one_options_object(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(Target, "do", lambda _, action: action(CommandsDouble(given)))
     words = "wait train --queue-timeout 1h30m --start-timeout 90 --run-timeout 2d --fail-fast --fail-on-first-crash"
@@ -107,7 +107,7 @@ def test_a_command_gets_the_options_as_one_object(monkeypatch: pytest.MonkeyPatc
 
 
 class CommandsDouble:
-    """Keeps what `Commands.wait` is called with."""
+    """Stores the arguments of `Commands.wait`."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._given = given
@@ -125,14 +125,14 @@ def test_a_timeout_is_a_timedelta_seconds_or_text(value: object) -> None:
     assert WaitOptions.parse({"queue_timeout": value, "runtime": "x"}) == WaitOptions(timedelta(minutes=15))
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_missing_options_have_defaults() -> None:
     assert WaitOptions.parse({}) == WaitOptions.parse({"run_timeout": None, "fail_fast": False}) == WaitOptions()
 
 
 @pytest.mark.parametrize(
     "value", [0, -1, True, "", "soon", "0s", [], timedelta(0), timedelta(-1), float("nan"), float("inf"), 1e300]
 )
-def test_what_is_no_timeout(value: object) -> None:
+def test_invalid_timeouts_are_rejected(value: object) -> None:
     with pytest.raises(
         InvalidWaitOptions, match=r"^start_timeout must be a timedelta, a number of seconds above 0, or text"
     ):
@@ -140,7 +140,7 @@ def test_what_is_no_timeout(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["no", 1, 0, None])
-def test_what_is_no_switch(value: object) -> None:
+def test_invalid_switches_are_rejected(value: object) -> None:
     with pytest.raises(ValueError, match=r"^fail_fast must be True or False, not "):
         WaitOptions.parse({"fail_fast": value})
 
@@ -152,7 +152,7 @@ def test_every_invalid_option_is_named() -> None:
     assert all(name in str(caught.value) for name in caught.value.invalid)
 
 
-def test_durations_beyond_what_python_can_count_are_refused() -> None:
+def test_too_long_durations_are_rejected() -> None:
     with pytest.raises(ValueError, match="is not a duration such as"):
         wait_options.duration("9999999999d")
 
@@ -168,12 +168,12 @@ def test_durations_beyond_what_python_can_count_are_refused() -> None:
         WaitOptions(fail_on_first_crash=True),
     ],
 )
-def test_serialized_and_read_again_is_the_same(options: WaitOptions) -> None:
+def test_serialized_options_are_read_back(options: WaitOptions) -> None:
     assert WaitOptions.from_json(options.as_json()) == options
 
 
 def test_the_serialized_form_is_flat_and_has_no_defaults() -> None:
-    """An Airflow triggerer of an earlier version reads options that it knows, and must not get others."""
+    """An Airflow triggerer of an earlier version rejects unknown options, so they must not be sent to it."""
     assert WaitOptions().as_json() == {}
     assert WaitOptions(timedelta(minutes=1), fail_fast=True).as_json() == {"queue_timeout": 60.0, "fail_fast": True}
 
@@ -183,7 +183,7 @@ def test_options_of_an_earlier_version_are_read() -> None:
     assert WaitOptions.from_json(stored) == WaitOptions(timedelta(hours=12), fail_on_first_crash=True)
 
 
-def test_unknown_options_are_refused() -> None:
+def test_unknown_options_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"^unknown options que_timeout; known: queue_timeout, "):
         WaitOptions.from_json({"que_timeout": 1})
 
@@ -191,7 +191,7 @@ def test_unknown_options_are_refused() -> None:
 # --- the earlier name
 
 
-def test_budgets_are_wait_options_under_their_earlier_names() -> None:
+def test_deprecated_budgets_are_wait_options() -> None:
     with pytest.warns(DeprecationWarning, match=r"trainjob\.Budgets is deprecated: use trainjob\.WaitOptions"):
         kind = trainjob.Budgets
     earlier = kind(queue=timedelta(1), start=timedelta(2), run=timedelta(3), fail_fast=True)

@@ -1,4 +1,4 @@
-"""What a process that waits for jobs on a cluster imports: each of these packages costs megabytes in every waiter."""
+"""Packages that a waiter for cluster jobs must not import: each costs megabytes in every waiter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_a_waiter_imports_no_heavy_package() -> None:
     assert printed(PROGRAM) == "[]"
 
 
-def test_httpx_works_and_its_command_line_can_still_be_imported() -> None:
+def test_httpx_works_and_its_command_line_can_be_imported() -> None:
     program = (
         "import trainjob.backends.kubernetes.client, httpx; httpx.Client().close(); import httpx._main; print('yes')"
     )
     assert printed(program) == "yes"
 
 
-def test_an_httpx_that_is_imported_already_is_used() -> None:
+def test_an_already_imported_httpx_is_used() -> None:
     program = (
         "import httpx; main = httpx.main; from trainjob.backends.kubernetes.lean_httpx import httpx as ours; "
         "print(ours is httpx and httpx.main is main)"

@@ -1,4 +1,4 @@
-"""Replies of an API server, decoded."""
+"""Decoding of an API server's replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REST = {
 }
 
 
-def test_an_item_has_all_but_its_managed_fields() -> None:
+def test_managed_fields_of_items_are_removed() -> None:
     item = {"metadata": META | {"managedFields": [{"manager": "k"}]}, **REST}
     reply = {"kind": "PodList", "metadata": {"continue": "m", "resourceVersion": "9"}, "items": [item]}
     found = decode_list(json.dumps(reply).encode())
@@ -41,12 +41,12 @@ def test_an_item_has_all_but_its_managed_fields() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"{}", b'{"items": null, "metadata": null}', b'{"items": []}'])
-def test_an_empty_list(reply: bytes) -> None:
+def test_empty_lists_are_decoded(reply: bytes) -> None:
     assert decode_list(reply) == {"metadata": {}, "items": []}
 
 
 @pytest.mark.parametrize("reply", [b"", b"[]", b'{"items": [{"metadata"', b'{"items": [1]}', b'{"items": {}}'])
-def test_a_reply_that_is_no_list_is_refused_and_garbage_is_collected_as_before(reply: bytes) -> None:
+def test_invalid_replies_are_rejected_and_garbage_collection_stays_enabled(reply: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_list(reply)
     assert gc.isenabled()
