@@ -267,8 +267,8 @@ def test_dumb_terminals_and_no_color_get_plain_text(tmp_path: Path, variables: d
     script = "from trainjob.progress import report; report(progress=50); raise SystemExit(3)"
     run = ["run", *STEP, "--", sys.executable, "-c", script]
     if "NO_COLOR" in variables:
-        code, coloured = on_a_terminal(tmp_path, run)
-        assert (code, "\x1b[" in coloured) == (1, True), "escape sequences are the default"
+        code, colored = on_a_terminal(tmp_path, run)
+        assert (code, "\x1b[" in colored) == (1, True), "escape sequences are the default"
     for words, expected in {tuple(run): 1, ("doctor",): 0}.items():
         code, plain = on_a_terminal(tmp_path, [*words], **variables)
         assert code == expected, plain

@@ -67,7 +67,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @dataclass
 class Internet:
-    """Addresses that lead to the server, and their names. The resolver returns its answers in turn."""
+    """Addresses and names of the server. The resolver returns a name's answers in turn, and repeats the last one."""
 
     server: _Server
     names: dict[str, list[list[str]]] = field(default_factory=dict)

@@ -52,7 +52,7 @@ def test_classes_are_balanced(rows: list[list[int]]) -> None:
     assert max(counts.values()) == 183
 
 
-def test_readme_names_origin_and_licence() -> None:
+def test_readme_names_origin_and_license() -> None:
     readme = (DATA / "README.md").read_text(encoding="utf-8")
     for fact in ("Alpaydin", "Kaynak", "UCI Machine Learning", "10.24432/C50P49", "CC BY 4.0"):
         assert fact in readme

@@ -40,7 +40,7 @@ def repository() -> MemoryRepository:
     return MemoryRepository()
 
 
-@pytest.fixture(params=["small", "large", "many stretches"])
+@pytest.fixture(params=["default", "large", "many stretches"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat small layers and files also as large, or as divided into many stretches: each case has its own code."""
     if request.param == "large":
