@@ -1,7 +1,7 @@
-"""What is seen of the jobs of `failures`: made for real, written down, read again.
+"""The evidence of the jobs of `failures`: produces the failures, records their evidence, and reads the records.
 
-Seen through the product's own `Backend.evidence` and `Backend.crashes`. ``make record-diagnosis`` makes all of them and
-writes tests/unit/corpus/ and the table of docs/reference/failures.md anew.
+The evidence comes from `Backend.evidence` and `Backend.crashes`. ``make record-diagnosis`` produces all failures and
+rewrites tests/unit/corpus/ and the table of docs/reference/failures.md.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _ROOT = Path(__file__).parents[2]
 DIRECTORY = _ROOT / "tests" / "unit" / "corpus"
 PAGE = _ROOT / "docs" / "reference" / "failures.md"
 
-_SECONDS = 300  # for a job to fail as it should: the node of one is given up after a minute
+_SECONDS = 300  # for a job to fail as expected: a lost node is given up after a minute
 _POLL_SECONDS = 1.0
 _AT_ONCE = 10
-_CRASHES = 32  # that are kept, as `waiting` does
+_CRASHES = 32  # crashes that are kept, as in `waiting`
 
 Object = dict[str, Any]
 
@@ -53,41 +53,43 @@ Object = dict[str, Any]
 
 def differences(failure: Failure, found: Diagnosis, evidence: Evidence) -> list[str]:
     """Differences of a diagnosis from the expected one, and missing evidence, one a line."""
-    wanted = {
+    expected = {
         "category": failure.category,
         "retry": failure.retry,
         "rank": failure.rank,
         "exit code": failure.exit_code if failure.exit_code is not None else found.exit_code,
         "failed": failure.failed or found.failed,
     }
-    said = {
+    actual = {
         "category": found.category,
         "retry": found.retry,
         "rank": found.rank,
         "exit code": found.exit_code,
         "failed": found.failed,
     }
-    different = [f"{name}: {said[name]!r}, not {wanted[name]!r}" for name in wanted if said[name] != wanted[name]]
-    if not re.search(failure.says, found.summary):
-        different.append(f"summary: {found.summary!r}, in which there is no {failure.says!r}")
+    different = [
+        f"{name}: {actual[name]!r}, not {expected[name]!r}" for name in expected if actual[name] != expected[name]
+    ]
+    if not re.search(failure.summary, found.summary):
+        different.append(f"summary: {found.summary!r} does not match {failure.summary!r}")
     if failure.victim and failure.victim not in {crash.rank for crash in crashes_in(evidence.pods)}:
         different.append(f"evidence: {failure.victim} has not ended")
-    if failure.shows and not any(re.search(failure.shows, line) for line in found.log):
-        different.append(f"log: {found.log!r}, in which there is no {failure.shows!r}")
+    if failure.shown_log and not any(re.search(failure.shown_log, line) for line in found.log):
+        different.append(f"log: {found.log!r} does not match {failure.shown_log!r}")
     return different
 
 
-# ---------------------------------------------------------------- making
+# ---------------------------------------------------------------- producing failures
 
 
 @dataclass
 class Made:
-    """A job that was made to fail.
+    """A job that has failed.
 
     Attributes:
-        failure: As which.
-        evidence: What was seen of it.
-        diagnosis: What is said of that.
+        failure: The failure that it has.
+        evidence: The evidence.
+        diagnosis: The diagnosis of the evidence.
     """
 
     failure: Failure
@@ -96,9 +98,9 @@ class Made:
 
 
 def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[str, Made | Exception]:
-    """Make many failures at the same time: most of their time they wait. `record` writes them to the corpus."""
+    """Produce many failures in parallel, since most of the time is waiting; `record` writes them to the corpus."""
     assert cluster.real_node
-    # Those that take longest first.
+    # Start those that take longest first.
     wanted.sort(key=lambda failure: (not failure.slow, failure.node == "simulated"))
     found: dict[str, Made | Exception] = {}
 
@@ -106,7 +108,7 @@ def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[s
         async with limit:
             try:
                 found[failure.name] = made = await make(failure, cluster)
-            except Exception as error:  # noqa: BLE001 - kept: the test of this failure raises it
+            except Exception as error:  # noqa: BLE001 - the test of this failure raises it
                 found[failure.name] = error
                 return
         if record and not differences(failure, made.diagnosis, made.evidence):
@@ -127,7 +129,7 @@ def make_all(wanted: list[Failure], cluster: Cluster, *, record: bool) -> dict[s
 
 
 async def make(failure: Failure, cluster: Access) -> Made:
-    """Make a job fail, and diagnose it until the diagnosis is right or the time limit of the failure expires."""
+    """Let a job fail, and diagnose it until the diagnosis is right or the time limit of the failure expires."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     run = anyio.to_thread.run_sync
     room = cluster.namespace(f"fails-{failure.name[:30]}", real=failure.node != "simulated")
@@ -207,7 +209,7 @@ async def _look(failure: Failure, backend: KubernetesBackend, ref: JobRef, crash
 
 @contextmanager
 def registry(node: RealNode) -> Iterator[None]:
-    """A registry on the real node without images; for one of them it never answers."""
+    """A registry on the real node without images; requests for the image ``/slow`` are never answered completely."""
     host = node.directory / "registries" / REGISTRY
     host.mkdir()
     (host / "hosts.toml").write_text(f'server = "http://{REGISTRY}"\n')  # otherwise containerd requires TLS
@@ -230,7 +232,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         found = slow or self.path == "/v2/"
         body = b"{}" if found else b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}'
         self.send_response(200 if found else 404)
-        # containerd waits 30 s for headers, and for five minutes for what follows them.
+        # containerd waits 30 s for headers, and five minutes for the body.
         kind = "vnd.oci.image.manifest.v1+json" if slow else "json"
         self.send_header("Content-Type", f"application/{kind}")
         self.send_header("Content-Length", str(500 if slow else len(body)))
@@ -251,7 +253,7 @@ server.serve_forever()
 
 
 def write(made: Made, cluster: Access) -> None:
-    """Keep what was seen of a failure, without what no diagnosis looks at and what is of this machine only."""
+    """Record the evidence of a failure, without fields that no diagnosis reads and without paths of this machine."""
     evidence = made.evidence
     kept = {
         "trainjob": _without_managed_fields(evidence.trainjob),
@@ -269,8 +271,8 @@ def write(made: Made, cluster: Access) -> None:
     (DIRECTORY / f"{made.failure.name}.json").write_text(f"{text}\n")
 
 
-_LINES = 120  # of a log
-_LINE = 300  # characters of a line
+_LINES = 120  # of each log
+_LINE = 300  # characters of each line
 
 
 def _without_managed_fields(value: Any) -> Any:
@@ -280,13 +282,13 @@ def _without_managed_fields(value: Any) -> Any:
 
 
 def read(name: str) -> Evidence:
-    """What was seen of a failure."""
+    """The recorded evidence of a failure."""
     kept = json.loads((DIRECTORY / f"{name}.json").read_text())
     return Evidence(**kept)
 
 
 def recorded() -> list[str]:
-    """Names of the failures that the corpus has."""
+    """Names of the recorded failures."""
     return sorted(file.stem for file in DIRECTORY.glob("*.json"))
 
 
@@ -297,7 +299,7 @@ BEGIN, END = "<!-- failures -->\n", "<!-- end -->"
 
 def table() -> str:
     """The table of docs/reference/failures.md, from the corpus."""
-    rows = ["| failure | how it was made | what is said | category | retry |", "|---|---|---|---|---|"]
+    rows = ["| failure | how it is produced | diagnosis | category | retry |", "|---|---|---|---|---|"]
     for failure in FAILURES:
         if not (DIRECTORY / f"{failure.name}.json").exists():
             continue
@@ -309,14 +311,14 @@ def table() -> str:
 
 
 def _cell(text: str) -> str:
-    """Without what is new in every run, and short enough."""
+    """A summary for the table: names and times of a single run replaced, at most 160 characters."""
     named = re.sub(r"\b[a-z][a-z-]*-[a-z0-9]{10}-1\b", "train", re.sub(r"\bfails-[a-z0-9-]+", "ns", text))
     plain = re.sub(r"\d{4}-\d\d-\d\dT[0-9:]+Z", "…", named).replace("|", "¦").replace("`", "'")
     return plain if len(plain) <= 160 else plain[:159] + "…"
 
 
 def write_page() -> None:
-    """Write the table into the page."""
+    """Write the table to the page."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}")

@@ -1,4 +1,4 @@
-"""Parts of failures: specs, scripts, and changes of a cluster. The failures are in `failures`."""
+"""Parts of the failures in `failures`: specs, scripts, and changes of a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainjob.manifest import JobRef
 Object = dict[str, Any]
 
 REGISTRY = "127.0.0.1:5000"
-"""As the kubelet of the real node sees it: has no image, and never answers for ``/slow``. See `corpus.registry`."""
+"""Address of the registry on the real node, which has no image and never completes ``/slow``; see `corpus.registry`."""
 
 
 def python(script: str, nodes: int = 1, **fields: Any) -> Object:
@@ -33,7 +33,7 @@ def shell(script: str) -> Object:
 
 
 def one_of(nodes: int, script: str, **fields: Any) -> Object:
-    """Rank 1 runs `script`, the others run for long."""
+    """Rank 1 runs `script`; the others sleep."""
     lines = ["import os, sys, time", "if os.environ['PET_NODE_RANK'] != '1': time.sleep(600)"]
     return python("\n".join([*lines, script]), nodes, **fields)
 
@@ -68,13 +68,13 @@ def stages(
     pod: Mapping[str, Any] | None = None,
     node: Mapping[str, Any] | None = None,
 ) -> Object:
-    """Spec of a runtime of replicated jobs that run one after the other, with pods that are left as they end.
+    """Spec of a runtime whose replicated jobs run one after the other and whose pods are not restarted.
 
     Args:
         steps: Names of the replicated jobs.
-        job: More of the spec of each Job.
-        pod: More of the spec of each pod.
-        node: More of the container of the last step.
+        job: Additional fields of the spec of each Job.
+        pod: Additional fields of the spec of each pod.
+        node: Additional fields of the container of the last step.
     """
     jobs: list[Object] = []
     for step in steps:
@@ -120,7 +120,7 @@ def own_node(cluster: Access, where: str, *taints: Object) -> Iterator[None]:
 
 
 ON_OWN_NODE = patched({"nodeSelector": {"trainjob.test/own": "$NAMESPACE"}, "tolerations": [nodes.ADMITTED]})
-"""``$NAMESPACE`` in a spec is the namespace of the job, ``$API_SERVER`` the API server as the real node sees it."""
+"""``$NAMESPACE`` in a spec is the namespace of the job, ``$API_SERVER`` the API server's address for the real node."""
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def remove_node(cluster: Access, ref: JobRef) -> None:
 
 
 def silence_node(cluster: Access, ref: JobRef) -> None:
-    """As if its kubelet had been killed: kwok leaves a node alone that has another label."""
+    """Stop the heartbeats of a node, as after a kill of its kubelet: kwok ignores nodes with another label."""
     cluster.api.patch("v1", "Node", "", ref.namespace, {"metadata": {"labels": {nodes.LABEL: "silent"}}})
 
 
@@ -151,8 +151,8 @@ def cordoned_node(cluster: Access, where: str) -> Iterator[None]:
 
 
 @contextmanager
-def kubelet_as_it_was(cluster: Access, _where: str) -> Iterator[None]:
-    """Undo `squeeze`."""
+def restored_kubelet(cluster: Access, _where: str) -> Iterator[None]:
+    """Undo `press_memory`."""
     node = _node(cluster)
     file = node.directory / "kubelet.yaml"
     text = file.read_text()
@@ -162,11 +162,11 @@ def kubelet_as_it_was(cluster: Access, _where: str) -> Iterator[None]:
         file.write_text(text)
         _restart_kubelet(node)
         kubelet = node.components["kubelet"]
-        wait_until("the node has memory again", lambda: not _pressed(cluster), 60, poll=0.5, among=[kubelet])
+        wait_until("the node has no memory pressure", lambda: not _pressed(cluster), 60, poll=0.5, among=[kubelet])
 
 
-def squeeze(cluster: Access, _ref: JobRef) -> None:
-    """Have the kubelet think that its node is short of memory: it begins to when less than 99 % are free."""
+def press_memory(cluster: Access, _ref: JobRef) -> None:
+    """Let the kubelet report memory pressure, by a threshold of 99 % free memory."""
     node = _node(cluster)
     file = node.directory / "kubelet.yaml"
     config = yaml.safe_load(file.read_text())
@@ -176,7 +176,7 @@ def squeeze(cluster: Access, _ref: JobRef) -> None:
 
 def _node(cluster: Access) -> RealNode:
     if not isinstance(cluster, Cluster) or cluster.real_node is None:
-        raise ComponentError("only the kubelet of a node that was started here can be changed")
+        raise ComponentError("only the kubelet of a node that these tests started can be reconfigured")
     return cluster.real_node
 
 
@@ -192,7 +192,7 @@ def _restart_kubelet(node: RealNode) -> None:
         return False
 
     kubelet.kill()
-    # It ends a little later than the program that has put it into the node's namespaces, and has its port until then.
+    # It ends a little later than nsenter, which started it in the node's namespaces, and keeps its port until then.
     wait_until("the kubelet has ended", ended, 60)
     kubelet.start()
 
@@ -204,7 +204,7 @@ def _pressed(cluster: Access) -> bool:
 
 
 def kill_rank_1(cluster: Access, ref: JobRef) -> None:
-    """Kill the container of rank 1, as the kernel does when memory is short, without a notice to the container."""
+    """Kill the container of rank 1 by SIGKILL, as the kernel does when memory runs out."""
     labels = f"jobset.sigs.k8s.io/jobset-name={ref.name},batch.kubernetes.io/job-completion-index=1"
     (pod,) = cluster.api.find("v1", "Pod", ref.namespace, labels=labels)
     (container,) = pod["status"]["containerStatuses"]
@@ -212,7 +212,7 @@ def kill_rank_1(cluster: Access, ref: JobRef) -> None:
 
 
 def evict(cluster: Access, ref: JobRef) -> None:
-    """As ``kubectl drain`` does."""
+    """Evict the pods, as ``kubectl drain`` does."""
     for pod in pods(cluster, ref):
         metadata = {"name": pod, "namespace": ref.namespace}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
@@ -229,7 +229,7 @@ def delete(cluster: Access, ref: JobRef) -> None:
 
 
 def job(where: str, name: str, gpus: int, **metadata: Any) -> Object:
-    """Another job, which takes what a case is about."""
+    """Another job, which uses the resources that a failure needs."""
     asked = {nodes.GPU: str(gpus)}
     trainer = {"numNodes": 1, "resourcesPerNode": {"requests": asked, "limits": asked}, "env": simulate(run="never")}
     return {
@@ -271,7 +271,7 @@ def cpu_quota(cluster: Access, where: str) -> Iterator[None]:
 
 
 def applied(*objects: Object) -> Callable[[Access, str], AbstractContextManager[None]]:
-    """The job's namespace has these objects."""
+    """Create these objects in the job's namespace."""
 
     @contextmanager
     def made(cluster: Access, where: str) -> Iterator[None]:
@@ -285,7 +285,7 @@ def applied(*objects: Object) -> Callable[[Access, str], AbstractContextManager[
 def together(
     *steps: Callable[[Access, str], AbstractContextManager[None]],
 ) -> Callable[[Access, str], AbstractContextManager[None]]:
-    """All of them, one after the other."""
+    """Enter all context managers in order."""
 
     @contextmanager
     def made(cluster: Access, where: str) -> Iterator[None]:
@@ -320,7 +320,7 @@ FAIL_JOB: Object = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": 
 
 @contextmanager
 def restricted(cluster: Access, where: str) -> Iterator[None]:
-    """The namespace demands the strictest level of Pod Security."""
+    """Enforce the Pod Security Standard ``restricted`` in the namespace."""
     cluster.restrict(where)
     yield
 
@@ -349,7 +349,7 @@ def volume_elsewhere(cluster: Access, where: str) -> Iterator[None]:
         return bool((found.get("status") or {}).get("phase") == "Bound")
 
     try:
-        wait_until("the claim is bound", bound)
+        wait_until("the PVC is bound", bound)
         yield
     finally:
         cluster.api.delete("v1", "PersistentVolume", "", where)
@@ -399,7 +399,7 @@ def outrank_in_queue(cluster: Access, ref: JobRef) -> None:
 
 @contextmanager
 def own_node_and_priority(cluster: Access, where: str) -> Iterator[None]:
-    """A simulated node, and a class of a priority for pods that preempt others."""
+    """A simulated node, and a priority class of pods that preempt others."""
     with own_node(cluster, where):
         cluster.add_priority_class(where)
         try:
@@ -409,7 +409,7 @@ def own_node_and_priority(cluster: Access, where: str) -> Iterator[None]:
 
 
 def outrank_on_node(cluster: Access, ref: JobRef) -> None:
-    """A pod of higher priority, for the node that the job has filled."""
+    """Create a pod of higher priority for the node that the job fills."""
     resources = {"requests": {nodes.GPU: "8"}, "limits": {nodes.GPU: "8"}}
     container = {"name": "x", "image": images.PYTHON, "resources": resources, "env": simulate(run="never")}
     spec = {
@@ -423,14 +423,14 @@ def outrank_on_node(cluster: Access, ref: JobRef) -> None:
 
 @contextmanager
 def unbound_claim(cluster: Access, where: str) -> Iterator[None]:
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}  # more than any volume has
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}  # larger than any volume
     metadata = {"name": "data", "namespace": where}
     cluster.api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
     yield
 
 
 def remove_runtime(cluster: Access, ref: JobRef) -> None:
-    """Then resume the suspended job."""
+    """Delete the runtime, then resume the suspended job."""
     cluster.api.delete(TRAINER, "TrainingRuntime", ref.namespace, "own")
     with suppress(ApiError):  # Trainer's webhook refuses every change to a job whose runtime is gone
         cluster.api.patch(TRAINER, "TrainJob", ref.namespace, ref.name, {"spec": {"suspend": False}})
@@ -446,7 +446,7 @@ try:
 except KeyError as error:
     raise RuntimeError("epoch 3 cannot be read") from error
 """
-# What PyTorch 2 writes; there is no GPU here.
+# The output of PyTorch 2; the test machine has no GPU.
 GPU_MEMORY = '''
 import sys
 print("""[rank0]: Traceback (most recent call last):
@@ -493,7 +493,7 @@ server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 urllib.request.urlopen(f"http://127.0.0.1:{{server.server_port}}/model")
 """
-"""Asks a server that answers with that status."""
+"""Sends a request to a server that answers with the given status."""
 SHARED_MEMORY = """
 import mmap, os
 size = 256 << 20  # a container has 64 MiB
@@ -517,7 +517,7 @@ jax.distributed.initialize(
 """
 """Waits for three processes."""
 SCRIPT = "printf '#!/bin/{}\\necho up\\n' > /tmp/train.sh; {} /tmp/train.sh; /tmp/train.sh"
-"""A script with that interpreter, of which that is done before it is called."""
+"""Writes a script with the given interpreter, runs the given command on it, and calls it."""
 NOISE = """
 import os, sys, time
 out = sys.stdout.buffer

@@ -25,22 +25,22 @@ class Failure:
     """One way to fail.
 
     Attributes:
-        name: Also of its file in the corpus.
-        how: How it is made, for people.
-        spec: Of the job. The image is one with Python where the node is real.
-        category: What has to be said of it.
-        retry: Likewise.
-        says: Likewise: a regular expression that is found in the summary.
-        rank: Likewise.
-        exit_code: Likewise.
-        node: ``real`` if pods have to run, ``jax`` or ``torch`` if the pods need these.
+        name: Name, also of its file in the corpus.
+        how: How it is produced, for the table in the documentation.
+        spec: Spec of the job. On the real node the default image has Python.
+        category: Expected category.
+        retry: Expected retry verdict.
+        summary: A regular expression that the summary must match.
+        rank: Expected rank.
+        exit_code: Expected exit code.
+        node: ``real`` if pods have to run, ``jax`` or ``torch`` if the pods need that package.
         before: Creates prerequisites, and removes them at the end.
         after: Applied to the job once it runs; to a suspended job at once.
-        failed: Whether the job itself must have failed before; the shipped runtimes restart ranks for minutes.
+        failed: Whether the job must have failed before the diagnosis; the shipped runtimes restart ranks for minutes.
         alone: Whether to run it after the others, because it disturbs them.
         slow: Whether it takes long and is started first.
-        shows: A regular expression that the shown log lines must match.
-        victim: A rank that ends because it loses the first one. It must have ended when the diagnosis is made.
+        shown_log: A regular expression that the shown log lines must match.
+        victim: A rank that fails because it loses `rank`. It must have ended when the diagnosis is made.
         job_name: Name of the job, if trainjob does not launch it.
     """
 
@@ -49,7 +49,7 @@ class Failure:
     spec: Mapping[str, Any]
     category: Category
     retry: RetryVerdict
-    says: str
+    summary: str
     rank: str = ""
     exit_code: int | None = None
     node: Literal["simulated", "real", "jax", "torch"] = "simulated"
@@ -58,7 +58,7 @@ class Failure:
     failed: bool = False
     alone: bool = False
     slow: bool = False
-    shows: str = ""
+    shown_log: str = ""
     victim: str = ""
     job_name: str = ""
 
@@ -73,14 +73,14 @@ def _script(
     script: str,
     category: Category,
     retry: RetryVerdict,
-    says: str,
+    summary: str,
     **fields: Any,
 ) -> Failure:
-    """A rank that ends on the real node, on a runtime that does not start it again."""
+    """A rank that ends on the real node, with a runtime that does not restart it."""
     wanted = {"rank": "node-0", "exit_code": 1, "node": "real", "failed": True, "before": make.own(make.stages("node"))}
     command = make.python(script) if fields.pop("python", True) else make.shell(script)
     spec = command | make.OWN | fields.pop("spec", {})
-    return Failure(name, how, spec, category, retry, says, **{**wanted, **fields})
+    return Failure(name, how, spec, category, retry, summary, **{**wanted, **fields})
 
 
 FAILURES = (
@@ -95,7 +95,7 @@ FAILURES = (
     ),
     _script(
         "import-error",
-        "a package that does not have what the script imports",
+        "a package without the name that the script imports",
         "from json import nosuch",
         Category.USER_CODE,
         _USER,
@@ -103,7 +103,7 @@ FAILURES = (
     ),
     _script(
         "aborted",
-        "native code that ends with an exception: the kernel lets the first process of a container ignore SIGABRT",
+        "native code that ends with an exception; the first process of a container ignores SIGABRT, so SIGSEGV ends it",
         make.ABORT,
         Category.USER_CODE,
         _UNKNOWN,
@@ -112,7 +112,7 @@ FAILURES = (
     ),
     _script(
         "host-unknown",
-        "the name of a server that does not exist",
+        "a server name that DNS does not know",
         "import urllib.request; urllib.request.urlopen('http://nosuch.invalid/model')",
         Category.OUTAGE,
         _INFRASTRUCTURE,
@@ -136,7 +136,7 @@ FAILURES = (
     ),
     _script(
         "certificate-unknown",
-        "a server whose certificate authority the image does not have",
+        "a server whose certificate authority the image does not trust",
         "import urllib.request; urllib.request.urlopen('https://kubernetes.default.svc')",
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -144,7 +144,7 @@ FAILURES = (
     ),
     _script(
         "shared-memory-full",
-        "256 MiB of shared memory, where /dev/shm has 64",
+        "256 MiB of shared memory, more than the 64 MiB of /dev/shm",
         make.SHARED_MEMORY,
         Category.OUT_OF_MEMORY,
         _UNKNOWN,
@@ -153,7 +153,7 @@ FAILURES = (
     ),
     _script(
         "disk-full",
-        "a volume of 1 MiB, and more that is written",
+        "a script that writes 8 MiB into a volume of 1 MiB",
         "open('/mnt/model', 'wb').write(bytes(8 << 20))",
         Category.USER_CODE,
         _UNKNOWN,
@@ -162,7 +162,7 @@ FAILURES = (
     ),
     _script(
         "volume-read-only",
-        "a script that writes into a volume that is read-only",
+        "a script that writes into a read-only volume",
         "open('/mnt/model', 'wb')",
         Category.CONFIGURATION,
         _UNKNOWN,
@@ -171,7 +171,7 @@ FAILURES = (
     ),
     _script(
         "file-not-writable",
-        "a user who may not write where the script writes",
+        "a script that writes where its user has no write permission",
         "open('/model', 'wb')",
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -180,7 +180,7 @@ FAILURES = (
     ),
     _script(
         "program-of-another-architecture",
-        "a program for ARM",
+        "a program compiled for ARM",
         make.ARM,
         Category.IMAGE,
         _CONFIGURATION,
@@ -190,7 +190,7 @@ FAILURES = (
     ),
     _script(
         "sub-path-missing",
-        "a ConfigMap's key that does not exist, mounted by subPath: it becomes a directory",
+        "a missing key of a ConfigMap, mounted by subPath: it becomes a directory",
         "open('/opt/settings.json').read()",
         Category.CONFIGURATION,
         _UNKNOWN,
@@ -204,7 +204,7 @@ FAILURES = (
     ),
     _script(
         "pod-failure-policy",
-        "exit code 42, for which the Job's podFailurePolicy is FailJob",
+        "exit code 42, for which the Job's podFailurePolicy has FailJob",
         "raise SystemExit(42)",
         Category.USER_CODE,
         _UNKNOWN,
@@ -214,7 +214,7 @@ FAILURES = (
     ),
     Failure(
         "processes-missing",
-        "jax.distributed waits for three processes, and there is one node",
+        "jax.distributed waits for three processes, but the job has one node",
         {"runtime": "jax-distributed", "num_nodes": 1, "command": ["python3", "-c", make.PROCESSES]},
         Category.UNKNOWN,
         _UNKNOWN,
@@ -268,7 +268,7 @@ FAILURES = (
     ),
     Failure(
         "exit-code",
-        "rank 1 of 3 ends with 3",
+        "rank 1 of 3 exits with code 3",
         make.one_of(3, "sys.exit(3)"),
         Category.USER_CODE,
         _UNKNOWN,
@@ -279,7 +279,7 @@ FAILURES = (
     ),
     Failure(
         "exception",
-        "rank 1 of 2 raises; the runtime does not start it again",
+        "rank 1 of 2 raises an exception; the runtime does not restart it",
         make.one_of(2, "raise ValueError('the answer is not 42')") | make.OWN,
         Category.USER_CODE,
         _UNKNOWN,
@@ -289,11 +289,11 @@ FAILURES = (
         node="real",
         before=make.own(make.stages("node")),
         failed=True,
-        shows="^Traceback",
+        shown_log="^Traceback",
     ),
     Failure(
         "exception-chained",
-        "an exception raised from another one",
+        "an exception that is raised from another one",
         make.python(make.CHAINED),
         Category.USER_CODE,
         _UNKNOWN,
@@ -304,7 +304,7 @@ FAILURES = (
     ),
     Failure(
         "exception-noise",
-        "an exception after lines of a megabyte and bytes that are no UTF-8",
+        "an exception after log lines of 1 MB and bytes that are not UTF-8",
         make.python(make.NOISE),
         Category.USER_CODE,
         _UNKNOWN,
@@ -326,7 +326,7 @@ FAILURES = (
     ),
     Failure(
         "handled-exception",
-        "an exception that is handled, and an end in words of the script's own",
+        "a handled exception, then an exit with a message of the script",
         make.python(make.HANDLED) | make.OWN,
         Category.USER_CODE,
         _UNKNOWN,
@@ -336,11 +336,11 @@ FAILURES = (
         node="real",
         before=make.own(make.stages("node")),
         failed=True,
-        shows="CUDA out of memory",
+        shown_log="CUDA out of memory",
     ),
     Failure(
         "service-down",
-        "a server that the training needs refuses the connection",
+        "a server that refuses the connection",
         make.python(make.OUTAGE) | make.OWN,
         Category.OUTAGE,
         _INFRASTRUCTURE,
@@ -379,7 +379,7 @@ FAILURES = (
     ),
     Failure(
         "program-missing",
-        "a shell script calls a program that the image does not have",
+        "a shell script that calls a program that the image does not have",
         make.shell("no-such-program --epochs 3") | make.OWN,
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -392,7 +392,7 @@ FAILURES = (
     ),
     Failure(
         "script-not-executable",
-        "a script that may not be executed",
+        "a script without execute permission",
         make.shell(make.SCRIPT.format("sh", "chmod 644")) | make.OWN,
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -418,7 +418,7 @@ FAILURES = (
     ),
     Failure(
         "torchrun",
-        "rank 1 of 2 raises under torchrun, which adds its own report; rank 0 loses its peer",
+        "rank 1 of 2 raises an exception under torchrun, which appends a report; rank 0 loses its peer",
         make.torch(1, make.TORCHRUN),
         Category.USER_CODE,
         _UNKNOWN,
@@ -426,17 +426,17 @@ FAILURES = (
         rank="node-1",
         exit_code=1,
         node="torch",
-        shows="ValueError: step 3 has no labels",
+        shown_log="ValueError: step 3 has no labels",
         victim="node-0",
         slow=True,
     ),
     Failure(
         "gloo-torch",
-        "rank 1 of 2 raises in the middle of PyTorch's all-reduce by Gloo, and rank 0 loses it",
+        "rank 1 of 2 raises an exception during PyTorch's all-reduce by Gloo; rank 0 loses its peer",
         make.torch(1, make.PLAIN_TORCH),
         Category.USER_CODE,
         _UNKNOWN,
-        # Gloo's threads still run when Python is through: now and then libstdc++ ends the process by a signal instead.
+        # Gloo's threads still run when Python exits: sometimes libstdc++ then ends the process by a signal.
         r"^node-1 (exited with code 1|was killed by signal (6|11) \(SIG(ABRT|SEGV)\))"
         ": ValueError: step 3 has no labels",
         rank="node-1",
@@ -446,7 +446,7 @@ FAILURES = (
     ),
     Failure(
         "gloo-jax",
-        "rank 1 of 2 ends with 7 in the middle of JAX's all-gather by Gloo, and rank 0 loses it",
+        "rank 1 of 2 exits with code 7 during JAX's all-gather by Gloo; rank 0 loses its peer",
         make.jax("_exit(7)"),
         Category.USER_CODE,
         _UNKNOWN,
@@ -459,7 +459,7 @@ FAILURES = (
     ),
     Failure(
         "segmentation-fault",
-        "reads address 0",
+        "a script that reads address 0",
         make.python("import ctypes; ctypes.string_at(0)"),
         Category.USER_CODE,
         _UNKNOWN,
@@ -470,7 +470,7 @@ FAILURES = (
     ),
     Failure(
         "killed",
-        "rank 1 of 2 is killed by SIGKILL from outside",
+        "SIGKILL from outside to rank 1 of 2",
         make.python("import time; time.sleep(600)", 2),
         Category.UNKNOWN,
         _INFRASTRUCTURE,
@@ -482,7 +482,7 @@ FAILURES = (
     ),
     Failure(
         "crash-loop",
-        "ends with 5 again and again",
+        "a rank that exits with code 5 after every restart",
         make.python("import sys; print('again', flush=True); sys.exit(5)"),
         Category.USER_CODE,
         _UNKNOWN,
@@ -490,12 +490,12 @@ FAILURES = (
         rank="node-0",
         exit_code=5,
         node="real",
-        shows="again",
+        shown_log="again",
         slow=True,
     ),
     Failure(
         "init-container",
-        "an init container of the runtime ends with 9",
+        "an init container of the runtime that exits with code 9",
         make.OWN,
         Category.USER_CODE,
         _UNKNOWN,
@@ -507,11 +507,11 @@ FAILURES = (
             make.stages("node", pod={"initContainers": [make.container("fetch", "echo no route; exit 9")]})
         ),
         failed=True,
-        shows="no route",
+        shown_log="no route",
     ),
     Failure(
         "sidecar",
-        "the rank exits with 3 while a sidecar keeps running",
+        "a rank that exits with code 3 while its sidecar keeps running",
         make.OWN | {"command": ["sh", "-c", "exit 3"]},
         Category.USER_CODE,
         _UNKNOWN,
@@ -528,7 +528,7 @@ FAILURES = (
     ),
     Failure(
         "initializer",
-        "the dataset initializer ends with 4",
+        "a dataset initializer that exits with code 4",
         make.OWN | {"initializer": {"dataset": {"storage_uri": "s3://bucket/nosuch"}}},
         Category.USER_CODE,
         _UNKNOWN,
@@ -538,11 +538,11 @@ FAILURES = (
         node="real",
         before=make.own(make.stages("dataset-initializer", "node")),
         failed=True,
-        shows="no such dataset",
+        shown_log="no such dataset",
     ),
     Failure(
         "deadline",
-        "active_deadline_seconds of 8, and a training that takes longer",
+        "a training that takes longer than its active_deadline_seconds of 8",
         make.python("import time; print('epoch 1', flush=True); time.sleep(600)", active_deadline_seconds=8),
         Category.DEADLINE,
         _UNKNOWN,
@@ -553,7 +553,7 @@ FAILURES = (
     # --- memory
     Failure(
         "out-of-memory",
-        "rank 1 of 2 uses more than its limit of 64 MiB",
+        "rank 1 of 2 uses more memory than its limit of 64 MiB",
         make.one_of(2, "x = b'x' * (1 << 30)", resources_per_node={"memory": "64Mi"}),
         Category.OUT_OF_MEMORY,
         _UNKNOWN,
@@ -564,7 +564,7 @@ FAILURES = (
     ),
     Failure(
         "out-of-gpu-memory",
-        "writes what PyTorch writes when a GPU's memory is full (there is no GPU here)",
+        "a script that prints PyTorch's error for full GPU memory (the test machine has no GPU)",
         make.python(make.GPU_MEMORY),
         Category.OUT_OF_MEMORY,
         _UNKNOWN,
@@ -576,7 +576,7 @@ FAILURES = (
     # --- nodes
     Failure(
         "evicted-disk",
-        "writes 40 MB where ephemeral-storage is limited to 8 MiB",
+        "a script that writes 40 MB with an ephemeral-storage limit of 8 MiB",
         make.python(
             "import time; open('/big', 'wb').write(bytes(40_000_000)); time.sleep(600)",
             resources_per_node={"storage": "8Mi"},
@@ -590,8 +590,8 @@ FAILURES = (
     ),
     Failure(
         "evicted-memory",
-        "the kubelet finds its node short of memory",
-        # With a request: a kubelet that is started again lets no pod without one stay where memory is short.
+        "memory pressure on the node",
+        # With a request: under memory pressure, a restarted kubelet refuses pods without one.
         make.python(
             "import time; x = b'x' * (300 << 20); time.sleep(600)",
             resources_per_node={"requests": {"memory": "16Mi"}},
@@ -601,13 +601,13 @@ FAILURES = (
         "^node-0 was stopped: Evicted: The node was low on resource: memory",
         rank="node-0",
         node="real",
-        before=make.kubelet_as_it_was,
-        after=make.squeeze,
+        before=make.restored_kubelet,
+        after=make.press_memory,
         alone=True,
     ),
     Failure(
         "node-gone",
-        "the node that it runs on is removed",
+        "the node of the pod is removed",
         make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.NODE_LOST,
         _INFRASTRUCTURE,
@@ -619,7 +619,7 @@ FAILURES = (
     ),
     Failure(
         "node-tainted",
-        "its node gets a taint with NoExecute, as one that no longer answers does",
+        "the node gets a taint with NoExecute, as if it no longer responded",
         make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.NODE_LOST,
         _INFRASTRUCTURE,
@@ -630,7 +630,7 @@ FAILURES = (
     ),
     Failure(
         "node-drained",
-        "its pod is evicted by the API, as kubectl drain does",
+        "the pod is evicted by the API, as by kubectl drain",
         make.simulated(env=simulate(run="never")),
         Category.NODE_LOST,
         _INFRASTRUCTURE,
@@ -640,7 +640,7 @@ FAILURES = (
     ),
     Failure(
         "preempted-by-scheduler",
-        "a pod of higher priority needs the node that it fills",
+        "a pod of higher priority needs the node, which the job fills",
         make.simulated(gpus=8, env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
@@ -651,7 +651,7 @@ FAILURES = (
     ),
     Failure(
         "preempted-by-kueue",
-        "a job of higher priority needs the queue that it fills",
+        "a job of higher priority needs the queue, which the job fills",
         make.simulated(gpus=8, env=simulate(run="never")) | make.queued("small"),
         Category.PREEMPTED,
         RetryVerdict.PREEMPTED,
@@ -672,7 +672,7 @@ FAILURES = (
     ),
     Failure(
         "registry-unreachable",
-        "a registry that does not answer",
+        "a registry that refuses connections",
         make.simulated(image="127.0.0.1:1/nosuch:1"),
         Category.IMAGE,
         _INFRASTRUCTURE,
@@ -682,8 +682,8 @@ FAILURES = (
     ),
     Failure(
         "image-name-invalid",
-        "an image whose name cannot be one",
-        make.simulated(image="a" * 256),  # which is longer than a reference may be; a spec refuses other wrong names
+        "an image name that is longer than allowed",
+        make.simulated(image="a" * 256),  # the spec refuses other invalid names
         Category.IMAGE,
         _CONFIGURATION,
         "^node-0 InvalidImageName: ",
@@ -703,7 +703,7 @@ FAILURES = (
     ),
     Failure(
         "secret-missing",
-        "a variable from a Secret that is not there",
+        "a variable from a Secret that does not exist",
         make.python("", env={"TOKEN": {"valueFrom": {"secretKeyRef": {"name": "nosuch", "key": "token"}}}}),
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -713,7 +713,7 @@ FAILURES = (
     ),
     Failure(
         "configmap-missing",
-        "a volume from a ConfigMap that is not there",
+        "a volume from a ConfigMap that does not exist",
         make.python("") | make.mounted({"name": "settings", "configMap": {"name": "nosuch"}}),
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -723,7 +723,7 @@ FAILURES = (
     ),
     Failure(
         "image-being-pulled",
-        "a registry that takes its time",
+        "a registry that answers slowly",
         make.simulated(image=f"{make.REGISTRY}/slow:1"),
         Category.NONE,
         _INFRASTRUCTURE,
@@ -732,7 +732,7 @@ FAILURES = (
     ),
     Failure(
         "slow-start",
-        "an init container that takes its time",
+        "an init container that runs for long",
         make.OWN,
         Category.NONE,
         _INFRASTRUCTURE,
@@ -742,7 +742,7 @@ FAILURES = (
     ),
     Failure(
         "run-as-non-root",
-        "runAsNonRoot, and an image whose user is root",
+        "runAsNonRoot with an image whose user is root",
         make.OWN,
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -786,7 +786,7 @@ FAILURES = (
     ),
     Failure(
         "host-path-missing",
-        "a directory of the node that does not exist",
+        "a hostPath directory that does not exist on the node",
         make.python("") | make.mounted({"name": "data", "hostPath": {"path": "/nosuch", "type": "Directory"}}),
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -808,7 +808,7 @@ FAILURES = (
     ),
     Failure(
         "command-not-executable",
-        "a command that is a file which may not be executed",
+        "a command without execute permission",
         {"runtime": "torch-distributed", "command": ["/etc/passwd"]},
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -830,7 +830,7 @@ FAILURES = (
     # --- the scheduler
     Failure(
         "unschedulable-cordoned",
-        "the only node that fits is cordoned",
+        "the only matching node is cordoned",
         make.simulated() | make.ON_OWN_NODE,
         Category.SCHEDULING,
         _UNKNOWN,
@@ -840,7 +840,7 @@ FAILURES = (
     ),
     Failure(
         "volume-of-another-node",
-        "a PersistentVolumeClaim whose volume belongs to another node",
+        "a PersistentVolumeClaim whose volume is on another node",
         make.simulated() | make.mounted({"name": "data", "persistentVolumeClaim": {"claimName": "data"}}),
         Category.SCHEDULING,
         _UNKNOWN,  # nodes of other tests have taints, which the scheduler does not name
@@ -850,7 +850,7 @@ FAILURES = (
     ),
     Failure(
         "node-not-ready",
-        "the kubelet of the node that it runs on does not answer any more",
+        "the kubelet of the pod's node stops responding",
         make.simulated(env=simulate(run="never")) | make.ON_OWN_NODE,
         Category.NODE_LOST,
         _INFRASTRUCTURE,
@@ -861,7 +861,7 @@ FAILURES = (
     ),
     Failure(
         "unschedulable-gpus",
-        "1000 GPUs for each of two nodes",
+        "1000 GPUs on each of two nodes",
         make.simulated(2, gpus=1000),
         Category.SCHEDULING,
         _INFRASTRUCTURE,
@@ -870,7 +870,7 @@ FAILURES = (
     ),
     Failure(
         "unschedulable-selector",
-        "a node selector that no node fits",
+        "a node selector that no node matches",
         make.simulated() | make.patched({"nodeSelector": {"gpu": "nosuch"}}),
         Category.SCHEDULING,
         _UNKNOWN,
@@ -879,7 +879,7 @@ FAILURES = (
     ),
     Failure(
         "unschedulable-taint",
-        "a taint that its pods do not tolerate",
+        "a taint that the pod does not tolerate",
         make.simulated() | make.ON_OWN_NODE,
         Category.SCHEDULING,
         _UNKNOWN,
@@ -889,7 +889,7 @@ FAILURES = (
     ),
     Failure(
         "claim-missing",
-        "a volume claim that is not there",
+        "a PersistentVolumeClaim that does not exist",
         make.simulated() | make.mounted({"name": "data", "persistentVolumeClaim": {"claimName": "nosuch"}}),
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -898,7 +898,7 @@ FAILURES = (
     ),
     Failure(
         "claim-pending",
-        "a volume claim that nothing provides a volume for",
+        "a PersistentVolumeClaim that no volume satisfies",
         make.simulated() | make.mounted({"name": "data", "persistentVolumeClaim": {"claimName": "data"}}),
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -909,7 +909,7 @@ FAILURES = (
     # --- quotas and queues
     Failure(
         "resource-quota",
-        "4 GPUs of a ResourceQuota that has 4, all of them in use",
+        "4 GPUs with a ResourceQuota of 4, all of them in use",
         make.simulated(gpus=4),
         Category.QUOTA,
         RetryVerdict.QUOTA,
@@ -918,7 +918,7 @@ FAILURES = (
     ),
     Failure(
         "resource-quota-too-small",
-        "8 GPUs, where the namespace's ResourceQuota has 4",
+        "8 GPUs with a ResourceQuota of 4",
         make.simulated(gpus=8),
         Category.QUOTA,
         _CONFIGURATION,
@@ -927,7 +927,7 @@ FAILURES = (
     ),
     Failure(
         "resource-quota-demands-limits",
-        "a ResourceQuota for limits of CPU, which the job does not set",
+        "a ResourceQuota for limits.cpu, which the job does not set",
         make.simulated(),
         Category.QUOTA,
         _CONFIGURATION,
@@ -936,7 +936,7 @@ FAILURES = (
     ),
     Failure(
         "limit-range",
-        "2 GiB of memory, where the namespace's LimitRange allows 1",
+        "2 GiB of memory with a LimitRange of 1 GiB",
         make.simulated(resources_per_node={"memory": "2Gi"}),
         Category.ADMISSION,
         _CONFIGURATION,
@@ -945,7 +945,7 @@ FAILURES = (
     ),
     Failure(
         "pod-security",
-        "a namespace that demands the restricted level of Pod Security",
+        "a namespace that enforces the Pod Security Standard restricted",
         make.simulated(),
         Category.ADMISSION,
         _CONFIGURATION,
@@ -981,7 +981,7 @@ FAILURES = (
     ),
     Failure(
         "queue-full",
-        "8 GPUs of a queue that has 8, all of them in use",
+        "8 GPUs in a queue that has 8, all of them in use",
         make.simulated(gpus=8) | make.queued("small"),
         Category.QUOTA,
         RetryVerdict.QUOTA,
@@ -990,7 +990,7 @@ FAILURES = (
     ),
     Failure(
         "queue-too-small",
-        "16 GPUs of a queue that has 8",
+        "16 GPUs in a queue that has 8",
         make.simulated(2, gpus=8) | make.queued("small"),
         Category.QUOTA,
         _CONFIGURATION,
@@ -999,16 +999,16 @@ FAILURES = (
     ),
     Failure(
         "queue-missing",
-        "a LocalQueue that is not there",
+        "a LocalQueue that does not exist",
         make.simulated() | make.queued("nosuch"),
         Category.CONFIGURATION,
         _CONFIGURATION,
         "LocalQueue nosuch doesn't exist",
     ),
-    # --- what is refused
+    # --- admission
     Failure(
         "name-too-long",
-        "a name of 60 characters, which Trainer takes and JobSet does not",
+        "a name of 60 characters, which Trainer accepts and JobSet refuses",
         make.simulated(),
         Category.ADMISSION,
         _CONFIGURATION,
@@ -1017,7 +1017,7 @@ FAILURES = (
     ),
     Failure(
         "patch-refused",
-        "a patch that puts an impossible label on the JobSet",
+        "a patch that puts an invalid label on the JobSet",
         make.simulated()
         | {
             "runtime_patches": [{"training_runtime_spec": {"template": {"metadata": {"labels": {"a": "not a value"}}}}}]
@@ -1028,7 +1028,7 @@ FAILURES = (
     ),
     Failure(
         "volume-refused",
-        "a patch with a volume whose name is impossible, which only the Job is refused for",
+        "a patch with an invalid volume name, which only the Job API refuses",
         make.simulated() | make.patched({"volumes": [{"name": "Not_A_Name", "emptyDir": {}}]}),
         Category.ADMISSION,
         _CONFIGURATION,
@@ -1036,7 +1036,7 @@ FAILURES = (
     ),
     Failure(
         "service-account-missing",
-        "a service account that is not there",
+        "a service account that does not exist",
         make.simulated() | make.patched({"serviceAccountName": "nosuch"}),
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -1044,7 +1044,7 @@ FAILURES = (
     ),
     Failure(
         "runtime-removed",
-        "a job that waits, suspended, while its runtime is removed",
+        "a suspended job whose runtime is removed",
         make.OWN | {"suspend": True},
         Category.CONFIGURATION,
         _CONFIGURATION,
@@ -1052,10 +1052,10 @@ FAILURES = (
         before=make.own(make.stages("node")),
         after=make.remove_runtime,
     ),
-    # --- people
+    # --- deletion
     Failure(
         "deleted",
-        "somebody deletes the TrainJob",
+        "the TrainJob is deleted",
         make.simulated(env=simulate(run="never")),
         Category.DELETED,
         _CONFIGURATION,
