@@ -1,4 +1,4 @@
-"""DAGs for a complete Airflow on the cluster, each with both ways to wait."""
+"""DAGs for a complete Airflow on the cluster, each for workers and for the triggerer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from airflow.sdk import DAG
 
 from trainjob_airflow.operators.trainjob import TrainJobOperator
 
-RUNTIME = {"worker": "torch-distributed", "deferred": "until-told"}
+RUNTIME = {"worker": "torch-distributed", "deferred": "until-finished"}
 
 
 def training(mode: str, task_id: str = "train", **more: Any) -> dict[str, Any]:
     """Arguments of a task."""
     return {
         "task_id": task_id,
-        "runtime": "until-told",
+        "runtime": "until-finished",
         "namespace": "{{ params.namespace }}",
         "num_nodes": 1,
         "deferrable": mode == "deferred",
@@ -32,14 +32,14 @@ for mode in ("worker", "deferred"):
         TrainJobOperator(**training(mode))
     globals()[dag.dag_id] = dag
 
-    # Two cores run so many tasks at once; what is deferred does not count.
+    # Two cores can run four tasks at once; deferred tasks do not count.
     with DAG(f"{mode}_mapped", params={"namespace": "nowhere"}, max_active_tasks=4) as dag:
         mapped = training(mode, runtime=RUNTIME[mode])
         del mapped["num_nodes"]
         TrainJobOperator.partial(**mapped).expand(num_nodes=[1] * int(os.environ["TRAINJOB_TEST_MAPPED"]))
     globals()[dag.dag_id] = dag
 
-    with DAG(f"{mode}_hopeless", params={"namespace": "nowhere"}) as dag:
+    with DAG(f"{mode}_misconfigured", params={"namespace": "nowhere"}) as dag:
         TrainJobOperator(**training(mode, "no_connection", trainjob_conn_id="nosuch"))
         TrainJobOperator(**training(mode, "no_runtime", runtime="nosuch"))
         TrainJobOperator(**training(mode, "forbidden", trainjob_conn_id="elsewhere"))

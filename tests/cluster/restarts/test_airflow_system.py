@@ -1,4 +1,4 @@
-"""A whole Airflow on the cluster: its API server away for a while, many tasks at once, and what cannot work."""
+"""A complete Airflow on the cluster: an outage of the API server, many tasks at once, and configuration errors."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ pytestmark = [
 ]
 
 MODES = ("worker", "deferred")
-OVER = ("success", "failed")
+ENDED = ("success", "failed")
 OUTAGE = 120.0 if campaigns.FULL else 20.0  # seconds
 MANY = 50 if campaigns.FULL else 12
 
-CLEAR = {
+MESSAGES = {
     "no_connection": "connection 'nosuch' does not exist",
     "no_runtime": "there is no ClusterTrainingRuntime 'nosuch'",
     "forbidden": r'cannot create resource "trainjobs" in API group "trainer.kubeflow.org" in the namespace "{}"',
     "ended_token": "the credentials are refused, also after they were reloaded",
 }
-"""What the log says, by task of the DAGs that cannot work; ``{}`` is the namespace."""
+"""Message in the log, by task of the DAGs with configuration errors; ``{}`` is the namespace."""
 
 
 @pytest.fixture(scope="module")
 def ended_token(own_cluster: Cluster) -> str:
-    """Of a service account that is no more."""
+    """Token of a deleted service account."""
     token = own_cluster.token_for("leaver")
     own_cluster.api.delete("v1", "ServiceAccount", "default", "leaver")
     return token
@@ -52,15 +52,15 @@ def ended_token(own_cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def airflow(own_cluster: Cluster, ended_token: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    until_told = copy.deepcopy(own_cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "torch-distributed"))
-    assert until_told is not None
-    until_told["metadata"] = {"name": "until-told", "labels": until_told["metadata"].get("labels", {})}
-    (job,) = until_told["spec"]["template"]["spec"]["replicatedJobs"]
+    until_finished = copy.deepcopy(own_cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "torch-distributed"))
+    assert until_finished is not None
+    until_finished["metadata"] = {"name": "until-finished", "labels": until_finished["metadata"].get("labels", {})}
+    (job,) = until_finished["spec"]["template"]["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]
     pod["metadata"] = {**pod.get("metadata", {}), "annotations": {annotation("run"): "never"}}
-    own_cluster.add_runtime(until_told)
+    own_cluster.add_runtime(until_finished)
 
-    directory = tmp_path_factory.mktemp("whole-airflow")
+    directory = tmp_path_factory.mktemp("complete-airflow")
     authority = directory / "ca.crt"
     authority.write_bytes(own_cluster.api.authority)
     elsewhere = {"kube_config_path": str(own_cluster.kubeconfig_for(RULES))}
@@ -114,8 +114,8 @@ class Run:
         what = f"{text!r} is in the log of {self.dag}"
         wait_until(what, lambda: text in self.log(), 150, poll=0.5, ignore=httpx.HTTPError)
 
-    def until_over(self) -> str:
-        wait_until(f"{self.dag} is over", lambda: self.state in OVER, 400, poll=0.5, ignore=httpx.HTTPError)
+    def until_ended(self) -> str:
+        wait_until(f"{self.dag} has ended", lambda: self.state in ENDED, 400, poll=0.5, ignore=httpx.HTTPError)
         return self.state
 
 
@@ -124,25 +124,31 @@ Runs = dict[str, list[Run]]
 
 @pytest.fixture(scope="module")
 def runs(airflow: Airflow, own_cluster: Cluster) -> Iterator[Runs]:
-    """What is to happen -> a run that is waited for in workers, and one in the triggerer; the short ones at once."""
-    dags = {"marked": "waits", "deleted": "waits", "hopeless": "hopeless", "cut off": "waits", "many": "mapped"}
+    """Case -> a run that waits in a worker, and one that waits in the triggerer; the short cases are started."""
+    dags = {
+        "marked": "waits",
+        "deleted": "waits",
+        "misconfigured": "misconfigured",
+        "cut off": "waits",
+        "many": "mapped",
+    }
     with ExitStack() as stack:
         runs = {
-            fate: [
+            case: [
                 Run(airflow, own_cluster, f"{mode}_{dag}", stack.enter_context(own_cluster.namespace("airflow")))
                 for mode in MODES
             ]
-            for fate, dag in dags.items()
+            for case, dag in dags.items()
         }
-        for one, all_of_them in zip(runs["cut off"], runs["many"], strict=True):
-            one.namespace = all_of_them.namespace
-        for fate in ("marked", "deleted", "hopeless"):
-            for run in runs[fate]:
+        for single, mapped in zip(runs["cut off"], runs["many"], strict=True):
+            single.namespace = mapped.namespace
+        for case in ("marked", "deleted", "misconfigured"):
+            for run in runs[case]:
                 run.begin()
         yield runs
 
 
-def test_marked_by_a_person(runs: Runs) -> None:
+def test_marking_a_task_failed_deletes_its_job(runs: Runs) -> None:
     marked, gone = dict[str, float](), dict[str, float]()
     for run in runs["marked"]:
         run.until_logged("TrainJob is Running")
@@ -161,31 +167,31 @@ def test_marked_by_a_person(runs: Runs) -> None:
     assert max(took.values()) < 30, took
 
 
-def test_deleted_behind_our_back(runs: Runs, own_cluster: Cluster) -> None:
+def test_a_task_is_not_retried_after_its_job_was_deleted(runs: Runs, own_cluster: Cluster) -> None:
     for run in runs["deleted"]:
         run.until_logged("TrainJob is Running")
         (name,) = run.jobs
         own_cluster.api.delete(TRAINER, "TrainJob", run.namespace, name)
     for run in runs["deleted"]:
-        assert run.until_over() == "failed"
+        assert run.until_ended() == "failed"
         assert "the TrainJob was deleted before it finished" in run.log()
-        assert run.task["try_number"] == 1, "who deletes a job does not want it, so it is not tried again"
+        assert run.task["try_number"] == 1, "a deleted job is not wanted, so the task is not retried"
         assert run.jobs == []
 
 
-def test_what_cannot_work_fails_clearly_and_at_once(runs: Runs, ended_token: str) -> None:
-    for run in runs["hopeless"]:
-        assert run.until_over() == "failed"
-        for task_id, words in CLEAR.items():
+def test_configuration_errors_are_not_retried(runs: Runs, ended_token: str) -> None:
+    for run in runs["misconfigured"]:
+        assert run.until_ended() == "failed"
+        for task_id, message in MESSAGES.items():
             log = run.log(task_id)
-            assert words.format(run.namespace) in log
+            assert message.format(run.namespace) in log
             assert "TrainJobFatal: " in log
-            assert run.airflow.task(run.dag, run.id, task_id)["try_number"] == 1, "another try cannot help"
+            assert run.airflow.task(run.dag, run.id, task_id)["try_number"] == 1, "a retry cannot help"
             assert ended_token not in str(run.airflow.log_entries(run.dag, run.id, task_id))
         assert run.jobs == []
 
 
-def test_many_at_once_and_a_while_without_the_api_server(runs: Runs, own_cluster: Cluster) -> None:
+def test_many_tasks_survive_an_outage_of_the_api_server(runs: Runs, own_cluster: Cluster) -> None:
     deferred, cut_off = runs["many"][1], runs["cut off"]
     for run in (*cut_off, *runs["many"]):
         run.begin()
@@ -206,20 +212,20 @@ def test_many_at_once_and_a_while_without_the_api_server(runs: Runs, own_cluster
     assert deferred.count("deferred") == MANY
     assert len(deferred.jobs) == MANY + 1
 
-    def told_and_over() -> bool:  # again and again, for jobs that begin only now
+    def finished() -> bool:  # ends the running jobs at each call, since some start later
         for run in cut_off:
             own_cluster.finish(run.namespace)
-        return all(run.state in OVER for run in (*cut_off, *runs["many"]))
+        return all(run.state in ENDED for run in (*cut_off, *runs["many"]))
 
-    wait_until("all is over", told_and_over, 400, poll=2)
+    wait_until("all runs have ended", finished, 400, poll=2)
     for run in (*cut_off, *runs["many"]):
         assert run.state == "success"
-        assert len(run.jobs) == MANY + 1, "one job each"
+        assert len(run.jobs) == MANY + 1, "one job for each task"
     assert [run.task["try_number"] for run in cut_off] == [1, 1]
 
 
 def watches(cluster: Cluster) -> int:
-    """Open watches of all TrainJobs of a namespace; those of one job, which workers have, count as another scope."""
+    """Number of open watches of all TrainJobs of a namespace. The workers' watches of one job have another scope."""
     opened = re.findall(
         r'^apiserver_longrunning_requests\{.*resource="trainjobs",scope="namespace",.*verb="WATCH".*\} (\d+)$',
         cluster.api.request("GET", "/metrics"),

@@ -32,7 +32,7 @@ def spec(**fields: Any) -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, **fields})
 
 
-def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, namespace: str) -> None:
+def test_the_api_server_restarts_without_old_revisions(own_cluster: Cluster, namespace: str) -> None:
     own_cluster.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": simulate(run="1s")}))
     job = _job(own_cluster, namespace)
     accounts = own_cluster.api.path("v1", "ServiceAccount")
@@ -54,7 +54,7 @@ def test_the_api_server_restarts_and_forgets_the_past(own_cluster: Cluster, name
     [event] = own_cluster.api.request("GET", path, params=watch).splitlines()
     assert json.loads(event)["object"]["code"] == 410
     own_cluster.api.create(trainjob("next", namespace, trainer={"numNodes": 1}))
-    _ends(own_cluster, namespace, "Complete", name="next")  # the controllers have found the API server again
+    _ends(own_cluster, namespace, "Complete", name="next")  # the controllers have reconnected to the API server
 
 
 @pytest.mark.parametrize("program", ["trainer", "etcd", "kueue"])
@@ -65,7 +65,7 @@ def test_components_restart(own_cluster: Cluster, namespace: str, program: str) 
 
 
 @pytest.mark.anyio
-async def test_the_api_server_goes_away_and_comes_back(
+async def test_a_waiter_survives_a_restart_of_the_api_server(
     backend: KubernetesBackend, own_cluster: Cluster, namespace: str
 ) -> None:
     ref = await launch(backend, spec(env=simulate(run="20s")), "a", namespace=namespace)
@@ -79,7 +79,7 @@ async def test_the_api_server_goes_away_and_comes_back(
     with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiting)
-            while not notices:  # noqa: ASYNC110 - it is another task that appends
+            while not notices:  # noqa: ASYNC110 - another task appends without an event
                 await anyio.sleep(0.05)
             await anyio.to_thread.run_sync(lambda: own_cluster.restart("kube-apiserver"))
     assert result[0].uid == ref.uid
@@ -87,9 +87,9 @@ async def test_the_api_server_goes_away_and_comes_back(
 
 
 @pytest.mark.anyio
-# httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector.
+# httpcore 1.0 leaves the socket of a cancelled TLS handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, own_cluster: Cluster) -> None:
+async def test_waiters_survive_a_compaction_and_a_restart(wires: Wires, own_cluster: Cluster) -> None:
     """The watches' last revision is compacted, so the server answers 410; jobs that ended meanwhile are noticed."""
     long_reads = Timings(watch_read=120)
     outcomes: list[str] = []
@@ -106,24 +106,24 @@ async def test_etcd_is_compacted_and_the_api_server_started_again(wires: Wires, 
         anyio.create_task_group() as tasks,
     ):
         ending = await launch(alone, spec(env=simulate(run="15s")), "ends", namespace=wires.namespace)
-        going = await launch(alone, spec(env=simulate(run="never")), "goes", namespace=wires.namespace)
+        deleted = await launch(alone, spec(env=simulate(run="never")), "deleted", namespace=wires.namespace)
         for backend in (alone, shared):
-            for ref in (ending, going):
+            for ref in (ending, deleted):
                 tasks.start_soon(waited, backend, ref)
         await until(lambda: len(one.seen("WATCH", "/trainjobs")) >= 2 and other.seen("WATCH", "/trainjobs"))
         one.freeze()
         other.freeze()
-        wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, going.name)
+        wires.cluster.api.delete(TRAINER, "TrainJob", wires.namespace, deleted.name)
         await until(lambda: observe(wires.jobs("ends")[0]).phase is Phase.COMPLETE)
         await anyio.to_thread.run_sync(own_cluster.compact)
         await anyio.to_thread.run_sync(own_cluster.restart, "kube-apiserver")
-        # Until the API server has read the objects it answers 429 to watches; after two of them a client lists again,
-        # without ever getting a 410.
+        # Until the API server has read the objects it answers 429 to watches. After two of them a client lists again
+        # and would never get the 410.
         watch = partial(wires.cluster.watch, TRAINER, "TrainJob", wires.namespace)
         await anyio.to_thread.run_sync(partial(wait_until, "TrainJobs can be watched", watch, ignore=ApiError))
         one.thaw()
         other.thaw()
-    expected = [f"{ending.name} complete"] * 2 + [f"{going.name} deleted"] * 2
+    expected = [f"{ending.name} complete"] * 2 + [f"{deleted.name} deleted"] * 2
     assert sorted(outcomes) == sorted(expected)
     for proxy in (one, other):
         assert any(b'"code":410' in seen.reply for seen in proxy.seen("WATCH", "/trainjobs"))

@@ -28,12 +28,12 @@ SHOWN = re.compile(rf"(?<=^```console\n){re.escape(COMMAND)}.*?(?=^```)", re.MUL
 CHANGING = re.compile(r"\d+(?= ms)|(?<=127\.0\.0\.1:)\d+")
 
 
-def test_the_page_shows_what_doctor_says(own_cluster: Cluster, tmp_path: Path) -> None:
+def test_the_page_shows_the_output_of_doctor(own_cluster: Cluster, tmp_path: Path) -> None:
     own_cluster.add_runtime(runtime(DIGITS, "registry.example/digits:1"))
     with own_cluster.namespace("training") as training, own_cluster.namespace("airflow") as airflow:
         token = {"token": own_cluster.token_for("airflow-worker", airflow)}
         for each in objects("rbac", namespace=training, service_accounts=[(airflow, "airflow-worker")]):
-            # What Trainer's own role for users allows, in which workloads are missing.
+            # The permissions of Trainer's role for users, which do not include workloads.
             own_cluster.api.apply({**each, "rules": list(RULES)} if each["kind"] == "Role" else each)
         server, authority = own_cluster.api.server, own_cluster.api.authority
         kubeconfig = write_kubeconfig(tmp_path / "airflow-worker.kubeconfig", server, authority, token, training)
@@ -43,10 +43,10 @@ def test_the_page_shows_what_doctor_says(own_cluster: Cluster, tmp_path: Path) -
         finally:
             own_cluster.start_component("trainer")
     assert code == 3, text
-    said = COMMAND + re.sub(r"\b(training|airflow)-[0-9a-f]{8}\b", r"\1", text.replace(f"{tmp_path}{os.sep}", ""))
+    output = COMMAND + re.sub(r"\b(training|airflow)-[0-9a-f]{8}\b", r"\1", text.replace(f"{tmp_path}{os.sep}", ""))
     page = PAGE.read_text()
     (shown,) = SHOWN.findall(page)
     if "TRAINJOB_RECORD" in os.environ:
-        PAGE.write_text(page.replace(shown, said))
+        PAGE.write_text(page.replace(shown, output))
     else:
-        assert CHANGING.sub("…", shown) == CHANGING.sub("…", said), "make record-doctor writes it"
+        assert CHANGING.sub("…", shown) == CHANGING.sub("…", output), "run make record-doctor"

@@ -1,4 +1,4 @@
-"""Failures that trouble the other pods of the real node: its kubelet is restarted with other settings."""
+"""Failures that affect the other pods of the real node: its kubelet is restarted with other settings."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The pipeline dags_examples/kfp/train_torch.py in pods: PyTorch on two nodes, and what they share in the workspace.
+"""The pipeline dags_examples/kfp/train_torch.py in pods: PyTorch on two nodes, which share the workspace.
 
-The claim is what KFP makes for a run. Its volume belongs to root, and the step image's user is another: that this one
-can write is the doing of ``fsGroup`` in the runtime trainjob-step. Kubelet never heeds it for volumes of type
-``hostPath``, and for those of type ``local`` only where no other pod has them mounted: hence the steps' own pods, which
-have no use for it, do not mount it here as they do in KFP. GPUs, which this node has not, are looked at in tests/kfp.
+The PVC is the one that KFP creates for a run. Its volume belongs to root, and the step image runs as another user, who
+can write because of ``fsGroup`` in the runtime trainjob-step. The kubelet ignores ``fsGroup`` for volumes of type
+``hostPath``, and for those of type ``local`` if another pod has mounted them. Therefore the pods of the steps, which do
+not need the volume, do not mount it here, although they do in KFP. tests/kfp tests GPUs, which this node does not have.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[3]
 MOUNTED = "/kfp-workspace"
-USER = 65532  # of the image of components/trainjob/install/Dockerfile; the image of the tests sets no user
+USER = 65532  # the user of components/trainjob/install/Dockerfile; the image of the tests sets no user
 Object = dict[str, Any]
 
 
 @dataclass
 class Run:
-    """A run of the pipeline, as KFP's driver draws up its tasks.
+    """A run of the pipeline, with its tasks as KFP's driver creates them.
 
     Attributes:
-        steps: Run it.
-        tasks: As they are compiled.
-        workspace: The directory that the claim stands for.
-        claim: Its name.
-        id: Of the run.
+        steps: Runs the tasks.
+        tasks: The compiled tasks.
+        workspace: Directory of the volume of the PVC.
+        claim: Name of the PVC.
+        id: Id of the run.
     """
 
     steps: Steps
@@ -51,7 +51,7 @@ class Run:
     id: str
 
     def run(self, task: str, passed_on: Object, **more: Any) -> Result:
-        """One task, with what the pipeline passes on to it and `more` parameters, to its good end."""
+        """Run one task to its successful end, with the outputs of other tasks and `more` parameters."""
         compiled = self.tasks[task]["inputs"]["parameters"]
         parameters = {
             name: each["runtimeValue"]["constant"]
@@ -65,7 +65,7 @@ class Run:
         return ended
 
     def config(self, *packages: str) -> Object:
-        """What is set on a task, as KFP passes it on: the workspace, and `packages` of this machine for Python."""
+        """The task config that KFP passes to a task: the workspace, and `packages` of this machine for Python."""
         config: Object = {
             "volumes": [{"name": "kfp-workspace", "persistentVolumeClaim": {"claimName": self.claim}}],
             "volumeMounts": [{"name": "kfp-workspace", "mountPath": MOUNTED}],
@@ -79,7 +79,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(kfp_steps: Steps, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run of the compiled pipeline; its steps' jobs are run by the user of the step image."""
+    """A run of the compiled pipeline; the jobs of its steps run as the user of the step image."""
     file = tmp_path_factory.mktemp("compiled") / "train_torch.yaml"
     command = [sys.executable, str(ROOT / "dags_examples" / "kfp" / "train_torch.py"), "--compile", str(file)]
     subprocess.run(command, env={**os.environ, "TRAINJOB_EXAMPLES": steps.EXAMPLES}, check=True)
@@ -126,9 +126,9 @@ def dataset(run: Run) -> str:
 def test_a_step_that_is_not_root_writes_to_the_workspace(run: Run, dataset: str) -> None:
     assert dataset == f"file://{MOUNTED}/dataset"
     assert run.workspace.stat().st_uid == 0
-    brought = run.workspace / "dataset" / "digits.csv.gz"
-    assert brought.stat().st_uid == USER
-    assert brought.read_bytes() == (ROOT / "dags_examples" / "data" / "digits.csv.gz").read_bytes()
+    downloaded = run.workspace / "dataset" / "digits.csv.gz"
+    assert downloaded.stat().st_uid == USER
+    assert downloaded.read_bytes() == (ROOT / "dags_examples" / "data" / "digits.csv.gz").read_bytes()
 
 
 def test_two_nodes_train_in_the_workspace_and_the_next_step_reads_it(run: Run, dataset: str) -> None:
@@ -140,7 +140,7 @@ def test_two_nodes_train_in_the_workspace_and_the_next_step_reads_it(run: Run, d
         "pipelinechannel--initialize-dataset-uri": dataset,
         "pipelinechannel--epochs": 2.0,
     }
-    # PyTorch is not in the image but mounted, hence by another name. The pipeline itself has its model on S3.
+    # PyTorch is mounted, so torchrun is started as a module. The unchanged pipeline writes its model to S3.
     command = run.tasks["train"]["inputs"]["parameters"]["command"]["runtimeValue"]["constant"]
     by_module = ["python", "-m", "torch.distributed.run"]
     changed = [each for word in command for each in (by_module if word == "torchrun" else [word])]
@@ -154,7 +154,7 @@ def test_two_nodes_train_in_the_workspace_and_the_next_step_reads_it(run: Run, d
     assert values["result"]["metrics"]["accuracy"] > 0.5
     config = json.loads((run.workspace / "model" / "config.json").read_text())
     assert config["accuracy"] == pytest.approx(values["result"]["metrics"]["accuracy"])
-    assert list((run.workspace / "checkpoints").iterdir()), "checkpoints were there"
+    assert list((run.workspace / "checkpoints").iterdir()), "checkpoints were written"
 
     next_step = Execution(
         "initialize_model",

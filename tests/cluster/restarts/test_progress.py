@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(240)
 def reporting(own_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with Trainer's feature gate on."""
     if why := why_unsupported():
-        pytest.skip(f"TRAINER WITHOUT STATUS SERVER: {why}")
+        pytest.skip(f"NO STATUS SERVER OF TRAINER: {why}")
     with own_cluster.status_api():
         yield own_cluster
 
@@ -45,16 +45,16 @@ def status(cluster: Access, namespace: str, name: str) -> dict[str, Any]:
     return dict(found.get("status", {}).get("trainerStatus") or {})
 
 
-def metrics(said: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in said.get("metrics") or []}
+def metrics(reported: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in reported.get("metrics") or []}
 
 
-# ---------------------------------------------------------------- from this machine, as a pod would
+# ---------------------------------------------------------------- reports from this machine, as from a pod
 
 
 @dataclass
 class Line:
-    """A way to the status server: what Trainer gives a pod."""
+    """Access to the status server: the settings that Trainer gives to a pod."""
 
     cluster: Cluster
     namespace: str
@@ -100,7 +100,7 @@ class Line:
 
 @pytest.fixture
 def line(reporting: Cluster, namespace: str, tmp_path: Path) -> Line:
-    """To a job whose simulated pods run."""
+    """Access for a job whose simulated pods run."""
     reporting.api.create(trainjob("job", namespace, trainer={"numNodes": 1, "env": simulate(run="never")}))
     opened = Line(reporting, namespace, "job", tmp_path)
     opened.token.write_text(opened.sign())
@@ -111,26 +111,26 @@ def script(body: str) -> list[str]:
     return [sys.executable, "-c", f"import os, sys, time\nfrom trainjob import progress\n{body}"]
 
 
-def test_trainer_takes_what_is_posted(line: Line, tmp_path: Path) -> None:
+def test_trainer_accepts_reports(line: Line, tmp_path: Path) -> None:
     body = """
 progress.report(progress=12.9, metrics={"loss": float("nan"), "step": 3}, remaining_seconds=60)
 progress.report(metrics={f"m{i}": i for i in range(200)})
 """
     run(line.environment(), tmp_path, *script(body))
-    said = status(line.cluster, line.namespace, "job")
-    assert (said["progressPercentage"], said["estimatedRemainingSeconds"]) == (12, 60)
-    assert metrics(said) == {"loss": "nan", "step": "3"} | {f"m{i}": str(i) for i in range(200)}
+    reported = status(line.cluster, line.namespace, "job")
+    assert (reported["progressPercentage"], reported["estimatedRemainingSeconds"]) == (12, 60)
+    assert metrics(reported) == {"loss": "nan", "step": "3"} | {f"m{i}": str(i) for i in range(200)}
 
 
-def test_a_token_that_has_expired_is_read_again(line: Line, tmp_path: Path) -> None:
-    """The kubelet renews the file while the training runs; at the end no report is lost."""
+def test_an_expired_token_is_reloaded(line: Line, tmp_path: Path) -> None:
+    """The kubelet renews the file while the training runs; no report is lost."""
     line.token.write_text(line.sign(exp=int(time.time()) - 60))
     body = """
 progress.report(progress=1)
 while "HTTP 403" not in open(sys.argv[1]).read():
     time.sleep(0.05)
 progress.report(progress=2)
-print("goes on", flush=True)
+print("continues", flush=True)
 sys.stdin.read()
 """
     with (tmp_path / "errors").open("w") as errors:
@@ -140,7 +140,7 @@ sys.stdin.read()
         ) as process:
             assert process.stdout
             assert process.stdin
-            assert process.stdout.readline() == b"goes on\n"
+            assert process.stdout.readline() == b"continues\n"
             assert status(line.cluster, line.namespace, "job") == {}
             line.token.write_text(line.sign())
             process.stdin.close()
@@ -150,7 +150,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("what", "message"),
     [
         ("another job's token", "HTTP 403"),
         ("another namespace's token", "HTTP 403"),
@@ -158,7 +158,7 @@ sys.stdin.read()
         ("no such job", "HTTP 404"),
     ],
 )
-def test_what_the_server_does_not_take_fails_no_training(line: Line, tmp_path: Path, what: str, says: str) -> None:
+def test_a_refused_report_does_not_fail_the_training(line: Line, tmp_path: Path, what: str, message: str) -> None:
     others = {}
     if what == "another job's token":
         line.token.write_text(line.sign(aud=[f"{line.audience}2"]))
@@ -171,16 +171,16 @@ def test_what_the_server_does_not_take_fails_no_training(line: Line, tmp_path: P
         line.token.write_text(line.sign())
     environment = line.environment(**others)
     began = time.monotonic()
-    said = run(environment, tmp_path, *script("progress.report(progress=5)\nprint('trained')"))
+    output = run(environment, tmp_path, *script("progress.report(progress=5)\nprint('trained')"))
     assert time.monotonic() - began < 20
-    assert "trained" in said
-    assert said.count("status API failed, the training continues") == 1
-    assert says in said
+    assert "trained" in output
+    assert output.count("status API failed, the training continues") == 1
+    assert message in output
     assert status(line.cluster, line.namespace, "job") == {}
 
 
-# What Hugging Face's KubeflowCallback posts (transformers 5, integrations/integration_utils.py): the names, the form of
-# the time, and complete states, each of which replaces the previous one.
+# The reports of Hugging Face's KubeflowCallback (transformers 5, integrations/integration_utils.py): the names, the
+# format of the time, and complete states, each of which replaces the previous one.
 HUGGING_FACE = [
     {"progressPercentage": 0, "metrics": [{"name": "total_steps", "value": "10"}]},
     {
@@ -206,7 +206,7 @@ HUGGING_FACE = [
 ]
 
 
-def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namespace: str, tmp_path: Path) -> None:
+def test_reports_of_hugging_face_are_read(reporting: Cluster, namespace: str, tmp_path: Path) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
     with TrainJobClient(backend, namespace) as client:
         spec = {"runtime": "torch-distributed", "env": simulate(run="10s")}
@@ -215,8 +215,8 @@ def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namesp
         seen: list[Observation] = []
         waiting = client.start(lambda: wait(backend, ref, on_change=lambda latest, _: seen.append(latest)))
         wait_until("the job runs", lambda: any(each.phase is Phase.RUNNING for each in seen), 60)
-        trusting = ssl.create_default_context(cafile=reporting.layout.authority.certificate)
-        with httpx.Client(verify=trusting, headers={"Authorization": f"Bearer {line.sign()}"}) as http:
+        tls = ssl.create_default_context(cafile=reporting.layout.authority.certificate)
+        with httpx.Client(verify=tls, headers={"Authorization": f"Bearer {line.sign()}"}) as http:
             for state in HUGGING_FACE:
                 now = {"lastUpdatedTime": "2026-11-21T10:00:00.123456+00:00"}
                 assert http.post(line.url, json={"trainerStatus": now | state}).status_code == 200
@@ -228,10 +228,10 @@ def test_what_hugging_face_posts_is_read_the_same_way(reporting: Cluster, namesp
     assert result.metrics == {"loss": 0.25, "learning_rate": 0.0, "train_runtime": 14.2}
 
 
-# ---------------------------------------------------------------- from real pods
+# ---------------------------------------------------------------- reports from real pods
 
-# Says for each update what it cost; the last ones come in a burst, and then the program ends at once. Before its STEPS
-# there are as many as it takes until the status server is away as it should be.
+# Prints the duration of the longest update. The last ten updates are sent in a burst, then the program ends. If AWAY is
+# set, it reports until connections to the status server fail with that error; only then it counts its STEPS.
 REPORTS = """
 import atexit, os, socket, ssl, time
 from urllib.parse import urlsplit
@@ -257,12 +257,12 @@ while left:
     if AWAY and step % 10 == 0 and server() == AWAY:
         AWAY = ""
     left -= not AWAY
-for word in range(10):
-    progress.report(progress=100, metrics={"loss": 0.001, "last_word": word}, outputs={"model": "s3://m"})
+for number in range(10):
+    progress.report(progress=100, metrics={"loss": 0.001, "last_report": number}, outputs={"model": "s3://m"})
 print(f"the longest update took {1000 * max(costs):.1f} ms")
 ended.append(time.monotonic())
 """
-FINAL = {"loss": 0.001, "last_word": 9.0}
+FINAL = {"loss": 0.001, "last_report": 9.0}
 POST_TIMEOUT = 1000 * progress._POST_TIMEOUT  # ms
 
 DAG = """
@@ -275,7 +275,7 @@ with DAG("reports"):
 
 
 def reports(steps: int, away: str = "") -> str:
-    """The program; `away` is the error of a connection to a server that is."""
+    """The program; `away` is the expected error of a connection to the unavailable server."""
     return f"STEPS, AWAY = {steps}, {away!r}\n{REPORTS}"
 
 
@@ -285,10 +285,10 @@ def numbers(text: str, before: str) -> float:
     return float(found[1])
 
 
-def test_progress_shows_while_a_job_runs_and_no_last_word_is_lost(
+def test_progress_is_shown_while_a_job_runs_and_the_last_report_is_kept(
     reporting: Cluster, real_node: Access, step_image: str, airflow_home: Path, tmp_path: Path
 ) -> None:
-    """At the command line and in an Airflow task's log, both at once."""
+    """In the output of the command line and in the log of an Airflow task, both in parallel."""
     with real_node.namespace("reports", real=True) as namespace:
         settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace}
         environment = {**launcher_environment(), **settings, "KUBECONFIG": str(reporting.kubeconfig)}
@@ -308,34 +308,34 @@ def test_progress_shows_while_a_job_runs_and_no_last_word_is_lost(
                 ["airflow", "dags", "test", "reports"], env=airflow, cwd=tmp_path, stdout=log, stderr=log
             )
         spec = ["--runtime", "torch-distributed", "--image", step_image, "--key", "cli"]
-        said = run(environment, tmp_path, "trainjob", "run", *spec, "--", "python", "-c", reports(80))
-        shown = [float(percent) for percent in re.findall(r" progress ([0-9]+)%", said)]
-        assert [percent for percent in shown if 0 < percent < 90], said
+        output = run(environment, tmp_path, "trainjob", "run", *spec, "--", "python", "-c", reports(80))
+        shown = [float(percent) for percent in re.findall(r" progress ([0-9]+)%", output)]
+        assert [percent for percent in shown if 0 < percent < 90], output
         assert shown == sorted(shown)
-        assert numbers(said, "the longest update took") < POST_TIMEOUT, "it waited for a post"
-        assert numbers(said, "left after") < 5
+        assert numbers(output, "the longest update took") < POST_TIMEOUT, "an update waited for a request"
+        assert numbers(output, "left after") < 5
         assert task.wait(120) == 0, (tmp_path / "airflow.log").read_text()[-5000:]
         airflow_log = (tmp_path / "airflow.log").read_text()
         assert [percent for percent in re.findall(r"progress: ([0-9]+) %", airflow_log) if 0 < int(percent) < 90]
 
         jobs = real_node.api.find(TRAINER, "TrainJob", namespace)
         assert len(jobs) == 2
-        last_word = {**FINAL, "step": 80.0}
+        last_report = {**FINAL, "step": 80.0}
         backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
         with TrainJobClient(backend, namespace) as client:
             for job in jobs:
-                assert client.wait(JobRef.of(job)).metrics == last_word
-                text = said if job["metadata"]["name"].startswith("cli-") else airflow_log
-                if "status API failed" not in text:  # a server that is busy for the last 5 s has only what was before
+                assert client.wait(JobRef.of(job)).metrics == last_report
+                text = output if job["metadata"]["name"].startswith("cli-") else airflow_log
+                if "status API failed" not in text:  # a server that is busy for the last 5 s has only earlier reports
                     last = status(real_node, namespace, job["metadata"]["name"])
                     assert last["progressPercentage"] == 100
-                    assert {name: float(value) for name, value in metrics(last).items()} == last_word
+                    assert {name: float(value) for name, value in metrics(last).items()} == last_report
 
 
-def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
+def test_an_unavailable_server_does_not_delay_the_training(
     reporting: Cluster, real_node: Access, step_image: str
 ) -> None:
-    """And what it did not get is in the termination message, which counts."""
+    """The result has the reports that the server did not get: it is read from the termination message."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(reporting.kubeconfig)))
     with real_node.namespace("away", real=True) as namespace, TrainJobClient(backend, namespace) as client:
 
@@ -351,11 +351,11 @@ def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
         hanging, refused = launched("hanging", "TimeoutError"), launched("refused", "ConnectionRefusedError")
         try:
             for ref in (hanging, refused):
-                wait_until("it reports", lambda: status(reporting, namespace, ref.name), 60, poll=0.2)  # noqa: B023
+                wait_until("the job reports", lambda: status(reporting, namespace, ref.name), 60, poll=0.2)  # noqa: B023
             reporting.pause("trainer")
-            pods = [wait_until("its pod ends", lambda: ended(hanging), 60, poll=0.2)]
+            pods = [wait_until("the pod ends", lambda: ended(hanging), 60, poll=0.2)]
             reporting.kill("trainer")
-            pods.append(wait_until("its pod ends", lambda: ended(refused), 60, poll=0.2))
+            pods.append(wait_until("the pod ends", lambda: ended(refused), 60, poll=0.2))
         finally:
             reporting.kill("trainer")
             reporting.start_component("trainer")
@@ -366,7 +366,7 @@ def test_a_server_that_hangs_or_is_gone_holds_up_no_training(
             assert log.count("status API failed, the training continues") == 1
             result = client.wait(ref)
             last = status(reporting, namespace, ref.name)
-            assert last["progressPercentage"] < 100, "it was away by then"
+            assert last["progressPercentage"] < 100, "the server was unavailable for the last report"
             assert float(metrics(last)["loss"]) > 0.001
             assert {name: result.metrics[name] for name in FINAL} == FINAL
             assert result.outputs == {"model": "s3://m"}

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 async def test_jobs_of_the_shipped_runtimes_run_where_pods_are_restricted(
     cluster: Access, namespace: str, needs: Callable[[str], None]
 ) -> None:
-    """With all that Trainer and JobSet add to the runtimes' pods. A job's environment goes before the runtime's."""
+    """Includes what Trainer and JobSet add to the pods. A job's environment takes precedence over the runtime's."""
     needs("simulated-nodes")
     cluster.restrict(namespace)
     names = [each["metadata"]["name"] for each in objects("runtimes")]
