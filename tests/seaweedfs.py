@@ -129,7 +129,7 @@ class SeaweedFS:
         }
 
     def start(self) -> None:
-        """Start it; after `stop` with all that it had, on the same ports."""
+        """Start the server; after `stop`, with the same data and ports."""
         (self.folder / "data").mkdir(exist_ok=True)
         self._server.start()
         # Of a file, since its first one takes longer than all others: volumes are made for it.

@@ -25,7 +25,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "host"}
 
 
 class Kind(StrEnum):
-    """What can go wrong with one request."""
+    """Kinds of faults of one request."""
 
     CUT = "cut"
     """The connection is cut before the request reaches the server."""
@@ -34,33 +34,33 @@ class Kind(StrEnum):
     BREAK = "break"
     """The connection is cut in the middle of the body."""
     SHORTEN = "shorten"
-    """The body ends in the middle, in good order: what buffers in between does that."""
+    """The body ends in the middle without an error, as behind a buffering proxy."""
     DELAY = "delay"
-    """The request waits before it is forwarded, unless the client hangs up meanwhile."""
+    """The request is forwarded after a delay, unless the client disconnects meanwhile."""
     STALL = "stall"
     """The request is not forwarded, and the connection stays open."""
     STALL_REPLY = "stall-reply"
-    """The server acts, nothing comes back, and the connection stays open."""
+    """The server acts, no reply is sent, and the connection stays open."""
     STALL_BODY = "stall-body"
     """The body stops in the middle, and the connection stays open."""
     ANSWER = "answer"
-    """The proxy answers by itself."""
+    """The proxy answers instead of the server."""
     ANSWER_AFTER = "answer-after"
-    """The server acts, and the proxy answers something else: what a load balancer's 502 can mean."""
+    """The server acts, and the proxy sends another answer, as a load balancer does with 502."""
     EVENT = "event"
-    """A watch begins well, and its first line is an ERROR event."""
+    """A watch starts with status 200, and its first line is an ERROR event."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
-        kind: What.
+        kind: Kind of the fault.
         status: HTTP status of an answer, or code of an ERROR event.
-        after: Bytes of the body that still pass, for faults in its middle.
-        seconds: Of a delay, or how long a watch lives before a fault in its middle.
-        retry_after: The header; None leaves it out.
+        after: Bytes of the body that pass before a fault in its middle.
+        seconds: Seconds of a delay, or of a watch before a fault in its middle.
+        retry_after: Value of the header ``Retry-After``; None leaves it out.
     """
 
     kind: Kind
@@ -72,16 +72,16 @@ class Fault:
 
 @dataclass
 class Seen:
-    """A request that came by.
+    """A request that the proxy received.
 
     Attributes:
         method: GET, POST, PATCH or DELETE, or WATCH for a GET that watches.
-        path: Without the query.
-        query: Of lists of values the last one.
+        path: Path without the query.
+        query: The query; of repeated parameters the last value.
         at: Monotonic time of its arrival.
-        body: What was sent.
-        fault: What was done to it.
-        reply: The first bytes of what the server answered, if it was asked.
+        body: Body of the request.
+        fault: The injected fault.
+        reply: The first bytes of the server's answer, if the request was forwarded.
     """
 
     method: str
@@ -110,7 +110,7 @@ class FaultProxy:
         server: URL of the API server.
         authority: Its CA certificate, PEM.
         pair: Certificate and key of the proxy, for 127.0.0.1.
-        plan: Asked for every request; None lets it pass.
+        plan: Called for every request; returns the fault, or None to forward the request unchanged.
     """
 
     def __init__(self, server: str, authority: bytes, pair: Pair, plan: Plan = lambda _: None) -> None:
@@ -141,20 +141,20 @@ class FaultProxy:
         await self._upstream.aclose()
 
     def freeze(self) -> None:
-        """Let nothing through any more, and close nothing, not even what the server closes; until `thaw`."""
+        """Forward nothing until `thaw`, and keep all connections open, even those that the server closes."""
         self._flowing.clear()
 
     def thaw(self) -> None:
-        """Let new requests through; what was held is lost, and its connections are cut."""
+        """Forward new requests; held requests are lost, and their connections are cut."""
         self._flowing.set()
 
     def seen(self, method: str, ending: str = "") -> list[Seen]:
-        """The requests of a method (WATCH is one) whose path ends so."""
+        """The requests of a method (WATCH is one) whose path ends with `ending`."""
         return [each for each in self.requests if each.method == method and each.path.endswith(ending)]
 
     @property
     def injected(self) -> list[Seen]:
-        """The requests that something was done to."""
+        """The requests with an injected fault."""
         return [each for each in self.requests if each.fault is not None]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,10 +167,10 @@ class FaultProxy:
             while await self._one(reader, writer):
                 pass
         except (OSError, asyncio.IncompleteReadError, httpx.HTTPError):
-            pass  # the client has left, or the server has: its connection ends as ours does
+            pass  # the client or the server has closed its connection; the other one is closed below
         except asyncio.CancelledError:
             writer.transport.abort()
-            return  # asyncio up to 3.11 has a traceback for tasks of connections that were cancelled
+            return  # asyncio up to 3.11 logs a traceback for cancelled tasks of connections
         with suppress(asyncio.CancelledError):
             await self._flowing.wait()
         writer.transport.abort()
@@ -218,7 +218,7 @@ class FaultProxy:
         elif kind in (Kind.STALL, Kind.STALL_REPLY, Kind.STALL_BODY):
             await _until_closed(reader)
         elif kind is Kind.BREAK:
-            writer.close()  # `abort` could take back what was sent last
+            writer.close()  # `abort` could discard the last bytes
             with suppress(TimeoutError):
                 await asyncio.wait_for(writer.wait_closed(), 1)
         return alive
@@ -232,7 +232,9 @@ class FaultProxy:
         async with self._sent(request) as answer:
             headers = {name: value for name, value in answer.headers.items() if name not in _HOP}
             if request.seen.method == "WATCH":
-                headers["connection"] = "close"  # the task that waits for the client to hang up reads from it
+                headers["connection"] = (
+                    "close"  # `_until_closed` reads from the connection until the client disconnects
+                )
             body = self._passing(answer.aiter_raw(), request.seen)
             if fault is None:
                 return await _write(writer, answer.status_code, headers, body)
@@ -244,7 +246,7 @@ class FaultProxy:
         async for data in body:
             if not self._flowing.is_set():
                 await self._flowing.wait()
-                raise ConnectionResetError("what was held is lost")
+                raise ConnectionResetError("held data is lost")
             seen.reply += data[: 4096 - len(seen.reply)]
             yield data
 
@@ -285,7 +287,7 @@ async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:
 
 
 async def _part(body: AsyncIterator[bytes], fault: Fault) -> AsyncIterator[bytes]:
-    """The first `fault.after` bytes, or what comes within `fault.seconds` if those are given."""
+    """The first `fault.after` bytes, or the data of the first `fault.seconds` if given."""
     end, left = time.monotonic() + fault.seconds, fault.after
     while fault.seconds or left > 0:
         try:
@@ -304,7 +306,7 @@ async def _write(
     *,
     end: bool = True,
 ) -> bool:
-    """Send a reply; without its proper `end` the caller cuts or keeps the connection."""
+    """Send a reply; without `end` the body stays incomplete, and the caller cuts or keeps the connection."""
     chunked = "content-length" not in headers
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     lines += ["transfer-encoding: chunked"] if chunked else []

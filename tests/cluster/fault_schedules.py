@@ -1,4 +1,4 @@
-"""Random schedules of faults: jobs that are launched, waited for and cancelled, the faults meanwhile, the outcomes."""
+"""Random schedules: jobs are launched, waited for and cancelled while faults are injected; the outcomes are checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainjob.status import observe
 from trainjob.waiting import wait
 
 SECONDS = 90.0
-"""In which everything of one schedule is over; without faults it takes 5 s, more where many run at once."""
+"""Time limit of one schedule. Without faults it takes 5 s, more if many run at once."""
 
 _LIST = f"/apis/{TRAINER}/trainjobs"
 
@@ -35,11 +35,11 @@ class Work:
     """One piece of work.
 
     Attributes:
-        key: What it is called.
+        key: Key of the job.
         end: How its job ends.
-        launchers: One; two at once; or one that dies on the way and another that comes after it.
+        launchers: One; two at once; or one that is killed during the launch, followed by another.
         shared: For each waiter, whether it shares the watch of its process.
-        seconds: Of the life of a launcher that dies; until the job is cancelled; or of a rank that completes.
+        seconds: Seconds until a dying launcher is killed, until the job is cancelled, or until a rank completes.
     """
 
     key: str
@@ -50,14 +50,14 @@ class Work:
 
     @property
     def spec(self) -> TrainJobSpec:
-        """What is launched."""
+        """The spec of the job."""
         run = f"{self.seconds * 1000:.0f}ms" if self.end == "complete" else "never"
         asked: dict[str, Any] = {"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run=run)}
         return TrainJobSpec.parse(asked | ({"active_deadline_seconds": 2} if self.end == "failed" else {}))
 
 
 def draw(seed: int) -> tuple[Work, ...]:
-    """What a schedule does."""
+    """The work of a schedule."""
     dice = random.Random(seed)
     return tuple(
         Work(
@@ -72,10 +72,10 @@ def draw(seed: int) -> tuple[Work, ...]:
 
 
 class RandomPlan:
-    """What breaks: for some seconds single requests, and in between for a while everything.
+    """Faults of single requests for some seconds, with a total outage in between.
 
-    What happens to the n-th request of a method and a resource depends on the seed and on n alone, so that a seed
-    brings the same again, as far as the same is asked.
+    The fault of the n-th request of a method and a resource depends only on the seed and on n, so a seed repeats the
+    same faults for the same requests.
     """
 
     def __init__(self, seed: int) -> None:
@@ -120,7 +120,7 @@ def _faults(seen: Seen, dice: random.Random, *, first: bool) -> Iterator[Fault]:
     yield Fault(Kind.DELAY, seconds=dice.uniform(0.1, 1.5))
     yield from (Fault(Kind.ANSWER, 429, retry_after=1), Fault(Kind.ANSWER, 500), Fault(Kind.ANSWER, 503))
     yield Fault(Kind.ANSWER_AFTER, 502)
-    if first:  # a token that is refused again after it was renewed is another story
+    if first:  # test_fault_tokens.py tests a token that is refused again after its renewal
         yield Fault(Kind.ANSWER, 401)
     if seen.method == "WATCH":
         lived = dice.uniform(0.1, 2.0)
@@ -179,7 +179,7 @@ class Truth:
                     phase = Phase.DELETED
                 if phase.terminal and life.end is None:
                     life.end, life.ended = phase, number
-        raise RuntimeError("the watch for the truth has ended")
+        raise RuntimeError("the direct watch has ended")
 
     def of(self, key: str) -> dict[str, Life]:
         """The jobs of a key, by UID."""
@@ -192,7 +192,7 @@ class Run:
     Args:
         seed: Seed of the schedule.
         proxy: A separate proxy.
-        backends: Those of two processes, each with a separate and with a shared watch.
+        backends: The backends of two processes, each with a separate and with a shared watch.
         namespace: Namespace of its jobs.
         truth: The history of all jobs.
     """
@@ -214,7 +214,7 @@ class Run:
         self.problems: list[str] = []
 
     async def __call__(self) -> list[str]:
-        """What was wrong."""
+        """Run the schedule; return the problems."""
         began = time.monotonic()
         async with anyio.create_task_group() as tasks:
             for work in self.works:
@@ -228,7 +228,7 @@ class Run:
             with anyio.fail_after(SECONDS):
                 await self._work(work)
         except TimeoutError:
-            self._problem(work, f"not over within {SECONDS:.0f} s")
+            self._problem(work, f"not finished within {SECONDS:.0f} s")
         except Exception as error:  # noqa: BLE001 - the outcome of every schedule is reported
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
@@ -268,14 +268,14 @@ class Run:
         return found
 
     async def _again(self, work: Work, ref: JobRef) -> list[JobRef]:
-        """The same key once more: what is complete is adopted, what failed makes room for the next attempt."""
+        """Launch the same key again: a complete job is adopted, and after a failure the next attempt is launched."""
         if work.end == "cancelled":
             return []
         if work.end == "complete":
             return [await launch(self._backends[1][False], work.spec, work.key, namespace=self._namespace)]
         again = await launch(self._backends[1][False], LONG, work.key, namespace=self._namespace)
         if again.attempt != ref.attempt + 1:
-            self._problem(work, f"launched again after {ref}, it is {again}")
+            self._problem(work, f"the launch after {ref} returned {again}")
         await cancel(self._backends[0][False], again)
         return [again]
 
@@ -288,7 +288,7 @@ class Run:
             verdicts.append((ref, phases[-1]))
 
     async def _check(self, work: Work, refs: set[JobRef], verdicts: list[tuple[JobRef, Phase]]) -> None:
-        """Compare with the truth, which may be a moment late."""
+        """Compare with the history of the direct watch, which can be a moment late."""
         uids = {ref.uid for ref in refs}
         with anyio.move_on_after(5):
             while any(  # noqa: ASYNC110 - the other side is a server
@@ -297,7 +297,7 @@ class Run:
                 await anyio.sleep(0.05)
         lives = sorted(self._truth.of(work.key).items(), key=lambda each: int(each[1].name.rpartition("-")[2]))
         if not uids <= dict(lives).keys() or lives[-1][0] not in uids:
-            self._problem(work, f"its launchers know {refs}")
+            self._problem(work, f"its launchers returned {refs}")
         for number, (uid, life) in enumerate(lives, 1):
             if not life.name.endswith(f"-{number}"):
                 self._problem(work, f"{life.name} is the {number}. job")
@@ -306,7 +306,7 @@ class Run:
             if wrong := [verdict for ref, verdict in verdicts if ref.uid == uid and verdict is not life.end]:
                 self._problem(work, f"the verdicts about {life.name} were {wrong}")
         if lives[0][1].end is not _ENDS[work.end] or len(verdicts) != len(work.shared):
-            self._problem(work, f"not what was to be: {verdicts}")
+            self._problem(work, f"unexpected verdicts: {verdicts}")
 
     def _no_storm(self) -> None:
         for (method, path), most in busiest(self.proxy).items():

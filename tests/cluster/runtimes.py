@@ -1,4 +1,4 @@
-"""Every runtime that Trainer ships: the fields of a job for it, and the pods that Trainer creates.
+"""Every runtime that Trainer ships: the spec of a job for it, and the pods that Trainer creates.
 
 `tests/docs/runtimes.py` generates the table of docs/how-to/runtimes.md from it; test_runtimes.py runs all jobs.
 """
@@ -12,10 +12,10 @@ from typing import Any
 Object = dict[str, Any]
 
 PROVIDERS = {"python": "Python", "airflow": "Airflow", "kfp": "KFP"}
-"""Where each runtime is launched from."""
+"""The clients that launch each runtime."""
 
 RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-"""Where a variable gets the rank of its pod from."""
+"""The field of a pod that has its rank."""
 
 SCRIPT = ["python", "train.py"]
 
@@ -55,12 +55,12 @@ class Shipped:
     """One of Trainer's runtimes.
 
     Attributes:
-        runtime: Its name.
-        asked: Fields of the spec besides.
+        runtime: Name of the runtime.
+        asked: Fields of the spec besides the runtime.
         pods: Replicated job -> number of pods.
-        environment: What the containers of the training have besides what was asked for; ``{job}`` is the job's name.
-        command: Their command, if it is not the one that was asked for; None where it is the runtime's own.
-        real: What ran on the real node, in words.
+        environment: Variables that Trainer adds to the containers of the training; ``{job}`` is the job's name.
+        command: Command of these containers if it differs from the spec's; None for the command of the runtime.
+        real: What was tested on the real node, for the documentation.
     """
 
     runtime: str
@@ -72,7 +72,7 @@ class Shipped:
 
     @property
     def trains_in(self) -> str:
-        """The replicated job whose container the spec is about."""
+        """The replicated job whose container runs the command of the spec."""
         return "launcher" if "launcher" in self.pods else "node"
 
 
@@ -190,7 +190,7 @@ KFP_PARAMETERS = (
     *("runtime", "image", "command", "args", "num_nodes", "num_proc_per_node", "resources_per_node", "env"),
     *("inputs", "outputs"),
 )
-"""Of the component ``train``; it takes all other fields in ``spec``."""
+"""Parameters of the component ``train``; all other fields are passed in ``spec``."""
 
 
 def for_kfp(fields: Mapping[str, Any]) -> Object:

@@ -1,4 +1,4 @@
-"""The examples of dags_examples/airflow that need a cluster, as they are, on real controllers with simulated nodes."""
+"""The unchanged examples of dags_examples/airflow that need a cluster, on real controllers with simulated nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.testcluster.nodes import GPU, simulate
 
 from trainjob.install import objects
 
-_PATIENCE = 200  # seconds for each step; the whole test took 310 at a load of 25
-pytestmark = pytest.mark.timeout(5 * _PATIENCE)
+_TIMEOUT = 200  # seconds for each step; the whole test took 310 at a load of 25
+pytestmark = pytest.mark.timeout(5 * _TIMEOUT)
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples" / "airflow"
 Object = dict[str, Any]
@@ -38,10 +38,10 @@ for dag_id, conf in json.loads(sys.argv[2]).items():
 def test_gang_fine_tuning_and_adoption(
     cluster: Access, namespace: str, small_queue: str, airflow_home: Path, tmp_path: Path
 ) -> None:
-    """One after the other, by one Airflow with the rights of `trainjob install`.
+    """Run the examples one after the other in one Airflow with the permissions of `trainjob install`.
 
-    The gang waits in its queue, in which six of eight GPUs are free. The job to adopt is somebody's who has created it
-    suspended, and resumes it once the sensor looks at it.
+    The gang waits in its queue, where six of eight GPUs are free. The adopted job was created suspended by another
+    user, and is resumed when the sensor has reported it.
     """
     taken = trainjob(
         "taken",
@@ -72,28 +72,28 @@ def test_gang_fine_tuning_and_adoption(
         "airflow", [sys.executable, "-c", PROGRAM, str(EXAMPLES), json.dumps(asked)], tmp_path, environment
     )
 
-    def says(text: str) -> None:
-        def said() -> bool:
-            alive = airflow.alive  # before its log is read, to which it may have written last
+    def wait_for_log(text: str) -> None:
+        def logged() -> bool:
+            alive = airflow.alive  # checked before the log is read: it can write its last lines in between
             found = text in airflow.log.read_text()
             assert found or alive, airflow.tail()
             return found
 
-        wait_until(f"{text!r} is in its log", said, _PATIENCE)
+        wait_until(f"{text!r} is in its log", logged, _TIMEOUT)
 
     airflow.start()
     try:
-        says(f"waiting for admission in queue {small_queue}")
-        says("insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed")
+        wait_for_log(f"waiting for admission in queue {small_queue}")
+        wait_for_log("insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed")
         (gang,) = {job["metadata"]["name"] for job in jobs(cluster, namespace)} - {"taken", "theirs"}
         assert not pods(cluster, namespace, gang), "none of the four has started"
         cluster.api.delete(TRAINER, "TrainJob", namespace, "taken")
-        says('train_gang is success {"train": "success"}')
-        says('finetune_llm is success {"finetune": "success"}')
-        says("TrainJob theirs is Suspended")
+        wait_for_log('train_gang is success {"train": "success"}')
+        wait_for_log('finetune_llm is success {"finetune": "success"}')
+        wait_for_log("TrainJob theirs is Suspended")
         cluster.api.patch(TRAINER, "TrainJob", namespace, "theirs", {"spec": {"suspend": False}})
         states = {"export_model": "skipped", "good_enough": "success", "result": "success", "wait": "success"}
-        says(f"adopt_training is success {json.dumps(states)}")
+        wait_for_log(f"adopt_training is success {json.dumps(states)}")
     finally:
         airflow.kill()
 

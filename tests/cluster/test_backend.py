@@ -1,4 +1,4 @@
-"""The Kubernetes backend against real controllers: the same flow as on the local backend, by both kinds of watch."""
+"""The Kubernetes backend with real controllers: the flow of the local backend, with both kinds of watch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_one_job_from_many_launches_at_once(backend: KubernetesBackend, na
     assert len(await backend.find(namespace, {})) == 1
 
 
-async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace: str) -> None:
+async def test_refused_launches_report_the_reason(backend: KubernetesBackend, namespace: str) -> None:
     with pytest.raises(RuntimeNotFound, match="no ClusterTrainingRuntime 'nosuch'"):
         await launch(backend, spec(runtime="nosuch"), "a", namespace=namespace)
     with pytest.raises(Rejected, match='namespaces "nosuch" not found'):
@@ -101,7 +101,7 @@ async def test_refusals_say_who_has_to_act(backend: KubernetesBackend, namespace
 
 
 async def test_refusals_of_the_api_server_are_not_retried(cluster: Access, namespace: str) -> None:
-    """Refusals of a real server: forbidden, too large, invalid, over a quota. No request is repeated."""
+    """Refusals of a real server: forbidden, too large, invalid, exceeded quota. No request is repeated."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     reading = [{**RULES[0], "verbs": ["get", "list", "watch"]}]
     reader = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig_for(reading, namespace))))
@@ -172,7 +172,7 @@ async def test_a_job_is_suspended_resumed_and_deleted(backend: KubernetesBackend
     assert await backend.stopped(ref)
 
 
-async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace: str) -> None:
+async def test_no_pod_is_created_after_a_cancel(backend: KubernetesBackend, namespace: str) -> None:
     """A controller that has just seen a resumed job creates its pods, even if the job is deleted at that moment."""
     for number in range(6):
         ref = await launch(backend, spec(env=simulate(run="never"), suspend=True), f"{number}", namespace=namespace)
@@ -183,7 +183,7 @@ async def test_no_pod_comes_after_a_cancel(backend: KubernetesBackend, namespace
         with anyio.move_on_after(0.7):
             while await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.02)
-            pytest.fail(f"a pod of {ref} came after it was cancelled ({0.05 * number:.2f} s after it was resumed)")
+            pytest.fail(f"a pod of {ref} was created after the cancel ({0.05 * number:.2f} s after it was resumed)")
 
 
 async def _queued(backend: KubernetesBackend, ref: JobRef) -> bool:
@@ -264,7 +264,7 @@ async def test_the_shipped_role_is_needed_and_suffices(
     used: set[tuple[str, str]] = set()
     stream = ApiClient.stream
 
-    def noting(self: ApiClient, request: Request) -> Any:
+    def recording(self: ApiClient, request: Request) -> Any:
         collection, _, rest = request.path.partition(f"/namespaces/{namespace}/")[2].partition("/")
         resource = f"{collection}/log" if rest.endswith("/log") else collection
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(request.method, "get" if rest else "list")
@@ -272,7 +272,7 @@ async def test_the_shipped_role_is_needed_and_suffices(
             used.add((resource, "watch" if "watch" in request.params else verb))
         return stream(self, request)
 
-    monkeypatch.setattr(ApiClient, "stream", noting)
+    monkeypatch.setattr(ApiClient, "stream", recording)
     credentials = Credentials(kubeconfig=str(cluster.kubeconfig_for(ROLE["rules"], namespace)))
     narrow = KubernetesBackend(credentials, timings=Timings(renew=0.1))
     asked = spec(env=simulate(run="1s"), labels={kueue.QUEUE_LABEL: small_queue}, unattended="suspend")
@@ -312,8 +312,8 @@ time.sleep(600)
 """
 
 
-async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_node: Access) -> None:
-    """The rank is started again and again, until the deadline: then the JobSet goes, and its pods with their logs."""
+async def test_a_crash_of_a_real_pod_is_reported_at_once_and_kept_for_the_diagnosis(real_node: Access) -> None:
+    """The rank is restarted until the deadline; then the JobSet is deleted with its pods and their logs."""
     connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     with real_node.namespace("real", real=True) as namespace:
         asked = spec(image=images.PYTHON, command=["python3", "-c", CRASH], active_deadline_seconds=40)
@@ -328,7 +328,7 @@ async def test_a_crash_of_a_real_pod_is_told_at_once_and_explains_the_end(real_n
     await connected.aclose()
 
 
-async def test_a_crash_says_that_a_probe_killed_the_rank(real_node: Access) -> None:
+async def test_a_crash_caused_by_a_probe_names_the_probe(real_node: Access) -> None:
     """The pod's status has only SIGKILL; the Event with the reason is requested before the crash is reported."""
     connected = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     runtime = make.stages("node", node={"livenessProbe": make.PROBE}, pod=make.RESTARTS)
@@ -342,10 +342,10 @@ async def test_a_crash_says_that_a_probe_killed_the_rank(real_node: Access) -> N
     await connected.aclose()
 
 
-async def test_a_log_that_comes_late_is_read_all_the_same(
+async def test_a_delayed_log_is_read(
     cluster: Access, namespace: str, authority: Authority, token: str, tmp_path: Path
 ) -> None:
-    """Also after the job's end, when nothing else is waited for."""
+    """The log is read even after the job's end, when nothing else is waited for."""
     late = Fault(Kind.DELAY, seconds=3)
     pair = authority.issue("proxy", addresses=["127.0.0.1"])
     plan: Plan = lambda seen: late if seen.path.endswith("/log") else None  # noqa: E731
@@ -362,7 +362,7 @@ async def test_a_log_that_comes_late_is_read_all_the_same(
         await slow.aclose()
 
 
-async def test_logs_of_many_jobs_take_no_list_every_time(
+async def test_logs_of_many_jobs_share_one_watch_of_pods(
     cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A triggerer waits for a thousand jobs: their shared watch provides the list of pods."""
@@ -387,7 +387,7 @@ async def test_logs_of_many_jobs_take_no_list_every_time(
             for ref in refs:
                 tasks.start_soon(follow, ref)
     assert {name: sorted(ranks) for name, ranks in read.items()} == {ref.name: ["node-0", "node-1"] for ref in refs}
-    assert len(lists) <= 1 + 2 * len(refs), "one when they begin, one for each that comes late, one at each end"
+    assert len(lists) <= 1 + 2 * len(refs), "one at the start, at most one for each late start, and one for each end"
     await triggers.aclose()
 
 
@@ -476,7 +476,7 @@ async def test_logs_of_initializers_and_of_a_launcher(real_node: Access) -> None
     await connected.aclose()
 
 
-async def test_lists_of_several_pages_are_whole(
+async def test_lists_of_several_pages_are_complete(
     cluster: Access, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("client", "reflector"):

@@ -51,7 +51,7 @@ async def until(
                 scope.cancel()
 
         await wait(backend, ref, on_change=look)
-    assert found, f"not seen within {_SECONDS} s; what was seen last: {seen[-1:]}"
+    assert found, f"not seen within {_SECONDS} s; last observation: {seen[-1:]}"
 
 
 async def stuck(backend: KubernetesBackend, ref: JobRef, seconds: float = _SECONDS) -> str:
@@ -91,9 +91,9 @@ async def test_a_request_above_the_quota_is_a_permanent_blocker(
     backend: KubernetesBackend, namespace: str, small_queue: str
 ) -> None:
     ref = await launch(backend, spec(8, small_queue), "a", namespace=namespace)
-    said = await stuck(backend, ref)
-    assert "is Queued and cannot proceed" in said
-    assert "> maximum capacity (8)" in said
+    message = await stuck(backend, ref)
+    assert "is Queued and cannot proceed" in message
+    assert "> maximum capacity (8)" in message
 
 
 async def test_a_missing_queue_is_a_permanent_blocker(
@@ -104,7 +104,7 @@ async def test_a_missing_queue_is_a_permanent_blocker(
     assert "LocalQueue nosuch doesn't exist" in await stuck(backend, ref)
 
 
-async def test_preempted_and_admitted_again(
+async def test_a_preempted_job_is_queued_and_runs_again(
     backend: KubernetesBackend, cluster: Access, namespace: str, small_queue: str
 ) -> None:
     cluster.api.apply(kueue.priority_class("urgent", 1000))
@@ -133,28 +133,30 @@ async def test_preempted_and_admitted_again(
     assert any("Preempted to accommodate a workload" in message for message in queued)
 
 
-async def test_a_jobset_that_is_refused(backend: KubernetesBackend, cluster: Access, namespace: str) -> None:
+async def test_a_refused_jobset_is_a_permanent_blocker(
+    backend: KubernetesBackend, cluster: Access, namespace: str
+) -> None:
     """Such a job never gets a status; only Events have the reason. The names of `launch` are short enough."""
     for letter in "nop":
         trainjob = {**render(spec(), letter, 1, namespace)}
         trainjob["metadata"] = {**trainjob["metadata"], "name": letter * 60}
         ref = JobRef.of(cluster.api.create(trainjob))
         try:
-            said = await stuck(backend, ref, 60)
+            message = await stuck(backend, ref, 60)
             break
         except TimeoutError:
             # On a busy machine JobSet's webhook may answer the first call too late. Later refusals are counted in the
             # same Event, which keeps the message of that first failure (seen with Trainer 2.3, events.k8s.io/v1).
             evidence = await backend.evidence(ref)
             assert any("failed calling webhook" in str(event) for event in evidence.events), evidence.events
-    assert "is NotStarted and cannot proceed" in said
-    assert "denied the request" in said
+    assert "is NotStarted and cannot proceed" in message
+    assert "denied the request" in message
     evidence = await backend.evidence(ref)
     assert "TrainJobResourcesCreationFailed" in {event["reason"] for event in evidence.events}
     assert all(event_time(event) for event in evidence.events)
 
 
-async def test_an_image_that_does_not_exist(
+async def test_a_missing_image_is_a_permanent_blocker(
     backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("simulated-nodes")
@@ -163,7 +165,7 @@ async def test_an_image_that_does_not_exist(
     assert "nosuch:1: not found" in await stuck(backend, ref)
 
 
-async def test_more_gpus_than_any_node_has(backend: KubernetesBackend, namespace: str) -> None:
+async def test_unavailable_gpus_are_a_temporary_blocker(backend: KubernetesBackend, namespace: str) -> None:
     """The cluster can grow, so the blocker is reported and the wait continues."""
     ref = await launch(backend, spec(1000), "a", namespace=namespace)
     seen: list[Observation] = []
@@ -172,7 +174,7 @@ async def test_more_gpus_than_any_node_has(backend: KubernetesBackend, namespace
     assert "Insufficient nvidia.com/gpu" in seen[-1].message
 
 
-async def test_an_image_with_an_impossible_name(real_node: Access) -> None:
+async def test_an_invalid_image_name_is_a_permanent_blocker(real_node: Access) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(real_node.kubeconfig)))
     with real_node.namespace("real", real=True) as namespace:
         ref = await launch(backend, spec(image="a" * 256), "a", namespace=namespace)
@@ -202,9 +204,9 @@ async def test_missing_permissions_are_logged_once(
     ref = await launch(narrow, spec(8, small_queue), "a", namespace=namespace)
     with anyio.move_on_after(9):
         await wait(narrow, ref, WaitOptions(fail_fast=True))
-    said = [
+    message = [
         record.message for record in caplog.records if "permission to list workloads.kueue.x-k8s.io" in record.message
     ]
-    assert len(said) == 1
+    assert len(message) == 1
     await cancel(narrow, ref)
     await narrow.aclose()

@@ -1,4 +1,4 @@
-"""`trainjob cancel` and Ctrl-C on a cluster, where the logs go with the pods: both print what would be lost."""
+"""`trainjob cancel` and Ctrl-C on a cluster, where logs are deleted with their pods: both print the last lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("way", ["cancel", "cancel --json", "Ctrl-C"])
-def test_what_a_deletion_would_lose_is_printed(real_node: Access, tmp_path: Path, way: str) -> None:
+def test_status_and_logs_are_printed_before_a_deletion(real_node: Access, tmp_path: Path, way: str) -> None:
     program = str(Path(sys.executable).parent / "trainjob")
     with real_node.namespace("real", real=True) as namespace, (tmp_path / "run.log").open("w+") as log:
         settings = {"TRAINJOB_BACKEND": "kubernetes", "TRAINJOB_NAMESPACE": namespace, "NO_COLOR": "1"}

@@ -86,7 +86,7 @@ def dags(cluster: Access, namespace: str, tmp_path: Path) -> Path:
     def active() -> object:
         return condition(cluster.api.get(kueue.API, "LocalQueue", namespace, kueue.QUEUE), "Active")
 
-    wait_until("Kueue has looked at the queue", active)
+    wait_until("Kueue has checked the queue", active)
     folder = tmp_path / "dags"
     folder.mkdir()
     (folder / "d.py").write_text(DAGS)
@@ -94,7 +94,7 @@ def dags(cluster: Access, namespace: str, tmp_path: Path) -> Path:
 
 
 def checked(dags: Path, airflow_home: Path, kubeconfig: Path, **environment: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, each result by its place, and all that was written."""
+    """Exit code, each result by its task, and the complete output."""
     env = {
         **launcher_environment(),
         "PATH": os.environ["PATH"],
@@ -111,7 +111,7 @@ def checked(dags: Path, airflow_home: Path, kubeconfig: Path, **environment: str
     return done.returncode, {each["where"].removeprefix("d."): each for each in lines}, done.stdout + done.stderr
 
 
-async def test_what_tasks_need_is_there_or_is_named(
+async def test_missing_objects_of_tasks_are_reported(
     cluster: Access, namespace: str, dags: Path, airflow_home: Path
 ) -> None:
     kubeconfig = cluster.kubeconfig_for([*ROLE["rules"], SECRETS, QUEUES], namespace)
@@ -126,17 +126,17 @@ async def test_what_tasks_need_is_there_or_is_named(
     (note,) = found["pull"]["notes"]
     assert "images of private registries cannot be pulled" in note
     assert {"right", "open", "optional", "many[0]", "sensor", f"namespace {namespace}"} <= found.keys()
-    assert found[f"namespace {namespace}"]["notes"] == [], "nothing is missing"
+    assert found[f"namespace {namespace}"]["notes"] == [], "no permission is missing"
     token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]
     for secret in (CONTENT, base64.b64encode(CONTENT.encode()).decode(), token):
         assert secret not in text
     assert cluster.api.find(TRAINER, "TrainJob", namespace) == [], "nothing was created"
 
 
-async def test_what_may_not_be_read_is_no_failure(
+async def test_unreadable_objects_are_no_failure(
     cluster: Access, namespace: str, dags: Path, airflow_home: Path
 ) -> None:
-    """With the permissions of `trainjob install`, which has none for Secrets and queues, by the task's connection."""
+    """Uses the task's connection and the permissions of `trainjob install`, which do not include Secrets and queues."""
     kubeconfig = cluster.kubeconfig_for(ROLE["rules"], namespace)
     extra = {"namespace": namespace, "kube_config_path": str(kubeconfig)}
     connection = json.dumps({"conn_type": "trainjob", "extra": extra})
@@ -162,7 +162,9 @@ async def test_without_permissions_the_namespace_fails(
     assert found["right"]["problem"] == ""
 
 
-async def test_a_cluster_that_cannot_be_reached(namespace: str, dags: Path, airflow_home: Path, tmp_path: Path) -> None:
+async def test_an_unreachable_cluster_is_reported(
+    namespace: str, dags: Path, airflow_home: Path, tmp_path: Path
+) -> None:
     gone = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],

@@ -151,7 +151,7 @@ def test_bad_jobs_are_refused(cluster: Access, namespace: str, spec: dict[str, A
         cluster.api.create(trainjob("job", namespace, **spec))
 
 
-def test_a_user_may_do_what_the_role_says_and_no_more(cluster: Access, namespace: str) -> None:
+def test_a_user_has_only_the_permissions_of_the_role(cluster: Access, namespace: str) -> None:
     user = Api(cluster.kubeconfig_for(namespace=namespace))
     try:
         user.create(trainjob("job", namespace, trainer={"numNodes": 1}))

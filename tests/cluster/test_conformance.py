@@ -1,7 +1,7 @@
-"""What the Kubeflow SDK asks for and what `TrainJobSpec` asks for: the controllers make the same JobSets of both.
+"""The controllers create the same JobSets from requests of the Kubeflow SDK and from `TrainJobSpec`.
 
-The SDK's requests are recorded (``make record-sdk``). Both jobs of a row are created, most of them suspended, of which
-JobSets are made all the same; these are compared with the names of the jobs taken out, and of some jobs the pods, too.
+The SDK's requests are recorded (``make record-sdk``). Both jobs of a row are created, most of them suspended: JobSets
+are created for suspended jobs, too. The tests compare the JobSets, and the pods of some jobs, without the job names.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Made:
     """A row's jobs.
 
     Attributes:
-        sdk: TrainJob of the SDK's request, as it is stored.
-        ours: TrainJob of the spec.
+        sdk: The stored TrainJob of the SDK's request.
+        ours: The stored TrainJob of the spec.
     """
 
     sdk: Object
@@ -58,7 +58,7 @@ def namespace_of_both(cluster: Access) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def made(cluster: Access, namespace_of_both: str) -> dict[str, Made]:
-    """All jobs that are not to be refused."""
+    """All jobs that the server must accept."""
     found = {}
     for number, row in enumerate(row for row in TABLE if not row.refused):
         suspend = row.name not in WITH_PODS
@@ -71,7 +71,7 @@ def made(cluster: Access, namespace_of_both: str) -> dict[str, Made]:
 
 @pytest.fixture(scope="module")
 def jobsets(cluster: Access, namespace_of_both: str, made: dict[str, Made]) -> dict[str, Object]:
-    """Name -> what the controllers made."""
+    """Name -> the JobSet that the controllers created."""
 
     wanted = {each["metadata"]["name"] for both in made.values() for each in (both.sdk, both.ours)}
 
@@ -80,25 +80,25 @@ def jobsets(cluster: Access, namespace_of_both: str, made: dict[str, Made]) -> d
         assert not wanted - set(present), "no JobSet yet"
         return present
 
-    return wait_until("there is a JobSet of every TrainJob", all_of_them, 150, ignore=AssertionError, poll=1)
+    return wait_until("every TrainJob has a JobSet", all_of_them, 150, ignore=AssertionError, poll=1)
 
 
 def sdk_request(row: Row, name: str, namespace: str) -> Object:
-    """The TrainJob that the SDK has sent."""
+    """The TrainJob that the SDK sent."""
     request: Object = copy.deepcopy(CALLS[row.name]["request"])
     request["metadata"].setdefault("name", name)
     return {**request, "metadata": {**request["metadata"], "namespace": namespace}}
 
 
 def without_names(each: Object, name: str) -> Object:
-    """With the job's name taken out, and what pods are given at random."""
+    """The object without the job's name and without random names in pods."""
     text = json.dumps(each).replace(name, "NAME")
     plain: Object = json.loads(re.sub(r"kube-api-access-\w+", "kube-api-access", text))
     return plain
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path -> value; items of lists by their name if they have one, other lists as one value."""
+    """Path -> value; list items with names by their name, other lists as one value."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {each["name"]: {k: v for k, v in each.items() if k != "name"} or True for each in value}
     if isinstance(value, dict) and value:
@@ -110,9 +110,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def described(jobset: Object) -> dict[str, Any]:
     metadata = jobset["metadata"]
-    whole = {"labels": metadata.get("labels"), "annotations": metadata.get("annotations"), "spec": jobset["spec"]}
+    compared = {"labels": metadata.get("labels"), "annotations": metadata.get("annotations"), "spec": jobset["spec"]}
     found = {}
-    for path, value in leaves(without_names(whole, metadata["name"])):
+    for path, value in leaves(without_names(compared, metadata["name"])):
         in_pod = re.fullmatch(r"spec\.replicatedJobs\.([^.]+)\.template\.spec\.template\.spec\.(.+)", path)
         found[f"{in_pod[1]}: {in_pod[2]}" if in_pod else path] = value
     return found
@@ -128,9 +128,9 @@ def test_both_make_the_same_jobset(row: Row, made: dict[str, Made], jobsets: dic
     sdk, ours = (described(jobsets[each["metadata"]["name"]]) for each in (both.sdk, both.ours))
     found = differing(sdk, ours)
     undeclared = {path: pair for path, pair in found.items() if not any(fnmatchcase(path, one) for one in row.differs)}
-    assert undeclared == {}, "the SDK's value, and ours"
+    assert undeclared == {}, "differences of (SDK's value, ours) that the table does not declare"
     gone = [one for one in row.differs if not any(fnmatchcase(path, one) for path in found)]
-    assert gone == [], "declared, but no longer there"
+    assert gone == [], "declared differences that no longer exist"
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if not row.refused], ids=lambda row: row.name)
@@ -153,7 +153,7 @@ def test_both_make_the_same_pods(name: str, cluster: Access, made: dict[str, Mad
 
 
 def _first_pods(cluster: Access, jobset: Object) -> list[dict[str, Any]]:
-    """Those that wait for no others."""
+    """The pods of replicated jobs that do not depend on others."""
     namespace, name = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
     first = [each for each in jobset["spec"]["replicatedJobs"] if not each.get("dependsOn")]
     expected = sum(each["template"]["spec"].get("parallelism", 1) * each["replicas"] for each in first)
@@ -163,12 +163,12 @@ def _first_pods(cluster: Access, jobset: Object) -> list[dict[str, Any]]:
         pods = cluster.api.find("v1", "Pod", namespace, labels=f"jobset.sigs.k8s.io/jobset-name={name},{jobs}")
         return pods if len(pods) == expected else []
 
-    pods = wait_until(f"there are {expected} pods of {name}", all_of_them, 60)
+    pods = wait_until(f"{name} has {expected} pods", all_of_them, 60)
     return [_pod(each, name) for each in sorted(pods, key=lambda pod: str(pod["metadata"]["generateName"]))]
 
 
 def _pod(pod: Object, job: str) -> dict[str, Any]:
-    """What was asked of a pod; where it runs is another matter."""
+    """Labels and spec of a pod, without its node and generated labels."""
     labels = {
         k: v for k, v in pod["metadata"]["labels"].items() if "uid" not in k and k != "jobset.sigs.k8s.io/job-key"
     }

@@ -1,6 +1,6 @@
 """The contract tests of every backend, with the Kubernetes backend on a real cluster.
 
-Jobs that the test ends run on simulated nodes; jobs that run scripts, and so have logs, run on the real node.
+Jobs that the test ends run on simulated nodes; jobs with scripts, which have logs, run on the real node.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def opened(cluster: Access, kubeconfig: Path, other: str, *, real: bool, shared:
     backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), shared=shared)
 
     async def end(ref: JobRef, code: int) -> None:
-        """As the kubelet of the node where the job's only pod runs."""
+        """End the job's only pod, as the kubelet of its node does."""
         with anyio.fail_after(60):
-            while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - only the server knows
+            while not (pods := running(cluster, ref)):  # noqa: ASYNC110 - a server changes it without an event
                 await anyio.sleep(0.05)
         name = pods[0]["metadata"]["name"]
         path = f"{cluster.api.path('v1', 'Pod', ref.namespace, name)}/status"

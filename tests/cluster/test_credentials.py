@@ -1,4 +1,4 @@
-"""Every way to a real API server, by the oldest and the newest ``kubernetes`` package that we promise to work with."""
+"""Every kind of credentials on a real API server, with the oldest and newest supported ``kubernetes`` packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainjob.errors import ConfigurationError
 pytestmark = pytest.mark.timeout(180)
 
 VERSIONS = ("27.2.0", "31.0.0", "36.0.1", "37.0.2")
-"""The oldest that we promise, kfp's upper limit, that of Airflow's provider, and the first of the new generation."""
+"""The oldest supported release, kfp's upper limit, that of Airflow's provider, and the first of the new generation."""
 
 LOOK = """
 import asyncio, json, sys, warnings
@@ -62,7 +62,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def look(package: tuple[str, Path], *credentials: dict[str, Any], wrapper: str = "", **environment: str) -> list[str]:
-    """What a program sees that has this package, by each of the credentials."""
+    """Output of a program with this package, for each of the credentials."""
     version, directory = package
     clean = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     path = os.pathsep.join(filter(None, (str(directory), clean.get("PYTHONPATH"))))
@@ -144,7 +144,7 @@ def test_the_in_cluster_service_account(
 
 @contextmanager
 def connect_proxy() -> Iterator[tuple[str, list[str]]]:
-    """An HTTP proxy that tunnels (CONNECT): its URL, and the hosts that were asked for."""
+    """An HTTP proxy that tunnels (CONNECT): its URL, and the requested hosts."""
     asked: list[str] = []
     ready = threading.Event()
     address: list[str] = []
@@ -185,8 +185,8 @@ def test_requests_go_through_a_proxy(
     limited = cluster.kubeconfig_for(namespace=namespace)
     host = urlsplit(cluster.api.server).netloc
     with connect_proxy() as (url, asked):
-        said = user(limited, tmp_path / "proxy.kubeconfig", lambda _, cluster: cluster.update({"proxy-url": url}))
-        look(package, {"kubeconfig": str(said), "context": "test"}, no_proxy="")
+        proxied = user(limited, tmp_path / "proxy.kubeconfig", lambda _, cluster: cluster.update({"proxy-url": url}))
+        look(package, {"kubeconfig": str(proxied), "context": "test"}, no_proxy="")
         assert asked == [host]
         look(package, {"kubeconfig": str(limited)}, https_proxy=url, no_proxy="")
         assert asked == [host] * 2
@@ -203,7 +203,7 @@ async def finds(credentials: Credentials) -> list[Any]:
 
 
 @pytest.mark.anyio
-async def test_the_certificate_is_verified_unless_the_caller_says_otherwise(cluster: Access, tmp_path: Path) -> None:
+async def test_the_certificate_is_verified_unless_verification_is_disabled(cluster: Access, tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
     authority.write_bytes(cluster.api.authority)
     server = cluster.api.server
@@ -217,7 +217,7 @@ async def test_the_certificate_is_verified_unless_the_caller_says_otherwise(clus
 
 
 def test_no_key_is_left_on_disk(cluster: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where several threads load the same."""
+    """Several threads load the same credentials."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     given = Credentials(kubeconfig_text=cluster.kubeconfig.read_text())
     with ThreadPoolExecutor(8) as threads:

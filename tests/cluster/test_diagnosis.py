@@ -1,6 +1,6 @@
-"""Every failure of `failures` is made by real controllers and a real kubelet, and is diagnosed.
+"""Every failure of `failures` is produced with real controllers and a real kubelet, and diagnosed.
 
-With ``TRAINJOB_RECORD`` in the environment what was seen is written to the corpus of the unit tests.
+With ``TRAINJOB_RECORD`` in the environment the evidence is written to the corpus of the unit tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECORD = "TRAINJOB_RECORD" in os.environ
 def made(
     real_node: Access, own_cluster: Cluster, step_image: str, request: pytest.FixtureRequest
 ) -> dict[str, Made | Exception]:
-    """All that are asked for, many at the same time."""
+    """All failures of the selected tests, produced in parallel."""
     asked = [item.callspec.params.get("failure") for item in request.session.items if hasattr(item, "callspec")]
     return corpus.make_all(
         [failure for failure in FAILURES if failure in asked and not failure.alone], own_cluster, record=RECORD
@@ -92,12 +92,12 @@ async def test_with_the_shipped_role_a_removed_runtime_is_reported(cluster: Acce
     assert gone.unseen == ()
     other = await launch(backend, TrainJobSpec.parse(make.simulated(suspend=True)), "b", namespace=namespace)
     (hidden,) = diagnose(await backend.evidence(other)).unseen
-    assert 'resource "clustertrainingruntimes"' in hidden, "which no Role can show"
+    assert 'resource "clustertrainingruntimes"' in hidden, "no Role can grant access to cluster-scoped objects"
     await backend.aclose()
 
 
 @pytest.mark.anyio
-async def test_a_runtime_that_is_not_there_is_said_before_there_is_a_job(cluster: Access, namespace: str) -> None:
+async def test_a_missing_runtime_is_reported_before_a_job_is_created(cluster: Access, namespace: str) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     with pytest.raises(RuntimeNotFound, match="no ClusterTrainingRuntime 'nosuch'"):
         await launch(backend, TrainJobSpec.parse({"runtime": "nosuch"}), "a", namespace=namespace)

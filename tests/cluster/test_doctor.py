@@ -1,4 +1,4 @@
-"""`trainjob doctor` before real clusters: well ones, and each way in which one can be why_unsupported."""
+"""`trainjob doctor` on real clusters: healthy ones, and one test for each problem."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def by_command(kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]
     return done.returncode, done.stdout
 
 
-# ---------------------------------------------------------------- well
+# ---------------------------------------------------------------- healthy clusters
 
 
 async def test_a_healthy_cluster_passes(cluster: Access, namespace: str) -> None:
-    for runtime in objects("runtimes", image=steps.IMAGE):  # which is what other tests have them with
+    for runtime in objects("runtimes", image=steps.IMAGE):  # the image of all other tests
         cluster.add_runtime(runtime)
 
     def active() -> object:
@@ -90,7 +90,7 @@ async def test_a_healthy_cluster_passes(cluster: Access, namespace: str) -> None
 
     for each in objects("reaper", namespace=namespace, image=steps.IMAGE):
         cluster.api.apply(each)
-    wait_until("Kueue has looked at the queue", active, 60)
+    wait_until("Kueue has checked the queue", active, 60)
     found = await examined(cluster.kubeconfig, namespace, ["torch-distributed"], kueue.QUEUE)
     assert [finding.check for finding in found if finding.level is not Level.OK] == ["steps"], found
     assert [finding.check for finding in found if finding.check != "rights"] == [
@@ -119,7 +119,7 @@ async def test_defaults_of_kubeflow_pipelines(own_cluster: Cluster, namespace: s
 
     (change,) = objects("kfp", namespace=namespace)
     stored = own_cluster.api.patch("v1", "ConfigMap", namespace, pipelines.CONFIG, change)
-    assert stored["data"]["artifactRepository"] == data["artifactRepository"], "the rest stays"
+    assert stored["data"]["artifactRepository"] == data["artifactRepository"], "other keys are unchanged"
     assert of(await examined(own_cluster.kubeconfig, namespace), "pipelines").level is Level.OK
 
     hidden = of(await examined(own_cluster.kubeconfig_for(ROLE["rules"], namespace), namespace), "pipelines")
@@ -142,7 +142,7 @@ async def test_checks_without_permission_are_reported_as_skipped(cluster: Access
     assert of(found, "runtime").message == "ClusterTrainingRuntime nosuch does not exist"
 
 
-async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, namespace: str) -> None:
+async def test_a_missing_or_failing_reaper_is_reported(cluster: Access, namespace: str) -> None:
     missing = of(await examined(cluster.kubeconfig, namespace), "reaper")
     assert missing.level is Level.WARNING
     assert missing.message == "CronJob trainjob-reaper does not exist: unattended jobs are not ended"
@@ -162,42 +162,49 @@ async def test_whether_jobs_that_nobody_waits_for_are_ended(cluster: Access, nam
 # ---------------------------------------------------------------- permissions
 
 
-def without(right: Permission) -> list[dict[str, Any]]:
-    """The rules of the Role less one verb."""
+def without(permission: Permission) -> list[dict[str, Any]]:
+    """The rules of the Role without one verb."""
     rules = []
     for rule in ROLE["rules"]:
-        verbs = [verb for verb in rule["verbs"] if rule["resources"] != [right.resource] or verb != right.verb]
+        verbs = [
+            verb for verb in rule["verbs"] if rule["resources"] != [permission.resource] or verb != permission.verb
+        ]
         rules += [{**rule, "verbs": verbs}] if verbs else []
     return rules
 
 
 async def test_each_missing_permission_is_reported(cluster: Access, namespace: str) -> None:
-    """The missing permission is named, and the operation that is reported to fail does fail."""
-    kubeconfigs = {right: cluster.kubeconfig_for(without(right), namespace) for right in PERMISSIONS}
+    """The missing permission is named, and the operations fail that depend on it."""
+    kubeconfigs = {permission: cluster.kubeconfig_for(without(permission), namespace) for permission in PERMISSIONS}
     admin = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     refs = {}
-    for i, right in enumerate(PERMISSIONS):
-        refs[right] = await launch(admin, spec(), f"{i}", namespace=namespace)
+    for i, permission in enumerate(PERMISSIONS):
+        refs[permission] = await launch(admin, spec(), f"{i}", namespace=namespace)
 
-    async def check(right: Permission) -> None:
-        found = await examined(kubeconfigs[right], namespace)
+    async def check(permission: Permission) -> None:
+        found = await examined(kubeconfigs[permission], namespace)
         missing = [finding for finding in found if finding.check == "rights" and finding.level is not Level.OK]
-        assert [finding.level for finding in missing] == [right.level]
-        assert missing[0].message == f"may not {right.verb} {right.resource} in {namespace}: {right.without}"
+        assert [finding.level for finding in missing] == [permission.level]
+        assert (
+            missing[0].message
+            == f"may not {permission.verb} {permission.resource} in {namespace}: {permission.without}"
+        )
         install, _, apply = missing[0].advice.partition(" | ")
         assert re.fullmatch(
             rf"trainjob install --only rbac -n {namespace} --service-account {namespace}:limited-\w+", install
         )
         assert apply == "kubectl apply --server-side -f -"
         assert set(failures(found)) <= {"rights"}
-        watched, unwatchable = of(found, "watch"), (right.resource, right.verb) == ("trainjobs", "watch")
+        watched, unwatchable = of(found, "watch"), (permission.resource, permission.verb) == ("trainjobs", "watch")
         assert watched.level is (Level.WARNING if unwatchable else Level.OK)
         assert watched.advice == ("see the findings of check rights" if unwatchable else "")
-        await fails_as_reported(kubeconfigs[right], right, f"{PERMISSIONS.index(right)}", refs[right])
+        await fails_as_reported(
+            kubeconfigs[permission], permission, f"{PERMISSIONS.index(permission)}", refs[permission]
+        )
 
     async with anyio.create_task_group() as tasks:
-        for right in PERMISSIONS:
-            tasks.start_soon(check, right)
+        for permission in PERMISSIONS:
+            tasks.start_soon(check, permission)
     await admin.aclose()
 
 
@@ -205,8 +212,8 @@ def spec() -> TrainJobSpec:
     return TrainJobSpec.parse({"runtime": "torch-distributed", "num_nodes": 1, "env": simulate(run="2s")})
 
 
-async def fails_as_reported(kubeconfig: Path, right: Permission, key: str, ref: JobRef) -> None:
-    """Uses everything, and sees what does not work."""
+async def fails_as_reported(kubeconfig: Path, permission: Permission, key: str, ref: JobRef) -> None:
+    """Try all operations, and check which ones fail."""
     often = Timings(poll=(0.2, 0.5))
     backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=often)
     failed = set()
@@ -234,7 +241,7 @@ async def fails_as_reported(kubeconfig: Path, right: Permission, key: str, ref: 
         except (Forbidden, Rejected, AssertionError):
             failed.add(use)
     await backend.aclose()
-    assert failed == FAILS.get((right.resource, right.verb), set()), right
+    assert failed == FAILS.get((permission.resource, permission.verb), set()), permission
 
 
 FAILS = {
@@ -264,7 +271,7 @@ async def test_an_account_without_permissions_fails_only_the_check_of_permission
     assert text.count("trainjob install --only rbac") == 1, "the same advice is given once"
 
 
-# ---------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------- missing and unusable objects
 
 
 async def test_a_missing_runtime_and_queue_are_reported(cluster: Access, namespace: str) -> None:
@@ -289,10 +296,10 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
     cluster.api.apply(held)
     cluster.api.create(kueue.local_queue(namespace, "held", namespace))
     cluster.api.create(kueue.local_queue(namespace, "dangling", f"{namespace}-nosuch"))
-    judged = lambda: all(  # noqa: E731
+    checked = lambda: all(  # noqa: E731
         (each.get("status") or {}).get("conditions") for each in cluster.api.find(kueue.API, "LocalQueue", namespace)
     )
-    wait_until("Kueue has looked at the queues", judged, 30)
+    wait_until("Kueue has checked the queues", checked, 30)
     narrow = cluster.kubeconfig_for([*ROLE["rules"], READ_QUEUES], namespace)
     for kubeconfig in (cluster.kubeconfig, narrow):
         for queue in ("held", "dangling"):
@@ -311,7 +318,7 @@ async def test_a_held_queue_is_reported(cluster: Access, namespace: str) -> None
 READ_QUEUES = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get", "list"]}
 
 
-async def test_runtimes_that_are_old_or_of_the_namespace(cluster: Access, namespace: str) -> None:
+async def test_deprecated_runtimes_and_runtimes_of_the_namespace_are_reported(cluster: Access, namespace: str) -> None:
     shipped = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "jax-distributed") or {}
     for kind, where in (("ClusterTrainingRuntime", {}), ("TrainingRuntime", {"namespace": namespace})):
         labels = {**shipped["metadata"]["labels"], "trainer.kubeflow.org/support": "deprecated"}
@@ -329,7 +336,7 @@ async def test_runtimes_that_are_old_or_of_the_namespace(cluster: Access, namesp
     cluster.api.delete(TRAINER, "ClusterTrainingRuntime", "", names[0])
 
 
-async def test_a_quota_that_is_used_up(cluster: Access, namespace: str) -> None:
+async def test_an_exceeded_quota_is_reported(cluster: Access, namespace: str) -> None:
     hard = {"count/trainjobs.trainer.kubeflow.org": "0"}
     metadata = {"name": "none", "namespace": namespace}
     cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
@@ -345,10 +352,10 @@ async def test_a_quota_that_is_used_up(cluster: Access, namespace: str) -> None:
     assert code == 3
 
 
-# ---------------------------------------------------------------- the way there
+# ---------------------------------------------------------------- credentials and connection
 
 
-async def test_credentials_that_are_not_accepted(cluster: Access, namespace: str, tmp_path: Path) -> None:
+async def test_refused_credentials_are_reported(cluster: Access, namespace: str, tmp_path: Path) -> None:
     cluster.kubeconfig_for([], namespace)
     account = next(
         each["metadata"]["name"]
@@ -379,7 +386,7 @@ async def test_credentials_that_are_not_accepted(cluster: Access, namespace: str
 
 
 @pytest.mark.parametrize("seconds", [90, -90, 3])
-async def test_clocks_that_disagree(
+async def test_clock_skew_is_reported(
     cluster: Access, namespace: str, authority: Authority, tmp_path: Path, seconds: int
 ) -> None:
     async def late(response: httpx.Response) -> None:
@@ -405,20 +412,20 @@ async def test_clocks_that_disagree(
     assert failures([clock]) == []
 
 
-# ---------------------------------------------------------------- clusters that lack more
+# ---------------------------------------------------------------- failing components
 
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Cluster]:
     """A cluster without Kueue, which the test may damage."""
     if KUBECONFIG in os.environ:
-        pytest.skip(f"{KUBECONFIG} names a cluster that is not ours to break")
+        pytest.skip(f"{KUBECONFIG} names a cluster that the tests must not damage")
     with Cluster(kueue=False, simulated_nodes=0) as started:
         yield started
 
 
 async def test_each_failing_component_is_reported(bare: Cluster) -> None:
-    """Component by component, from the beginning without Kueue, until the API server does not answer."""
+    """Remove one component after the other, starting without Kueue, until the API server does not answer."""
     kubeconfig, namespace = bare.kubeconfig, "default"
 
     found = await examined(kubeconfig, namespace)
@@ -449,8 +456,8 @@ async def test_each_failing_component_is_reported(bare: Cluster) -> None:
 
     for kind in ("mutating", "validating"):
         bare.api.delete(ADMISSION, f"{kind.capitalize()}WebhookConfiguration", "", f"trainer-{kind}")
-    unasked = lambda: not refused(lambda: bare.api.create(trainjob("probe", namespace), dry_run=True))  # noqa: E731
-    wait_until("the API server has forgotten the webhooks", unasked, 20)
+    not_called = lambda: not refused(lambda: bare.api.create(trainjob("probe", namespace), dry_run=True))  # noqa: E731
+    wait_until("the API server no longer calls the webhooks", not_called, 20)
     found = await examined(kubeconfig, namespace)
     assert failures(found) == ["webhooks"]
     assert "does not call Kubeflow Trainer's webhooks" in of(found, "webhooks").message

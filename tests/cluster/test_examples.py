@@ -1,4 +1,4 @@
-"""The examples of settings without a field in the spec: the JobSets that they produce."""
+"""The examples of settings that have no field in the spec: the JobSets that they produce."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_settings_of_the_examples_reach_the_jobset(cluster: Access, namespace: s
     (container,) = _pod(job)["containers"]
     assert (_job(job)["parallelism"], _job(job)["completions"]) == (2, 2)
     assert (container["command"], container["args"]) == (elastic["command"], elastic["args"])
-    assert {"name": "PET_NNODES", "value": "2"} in container["env"], "which --nnodes goes before"
+    assert {"name": "PET_NNODES", "value": "2"} in container["env"], "--nnodes takes precedence over it"
     for ref in refs.values():
         cluster.api.delete("trainer.kubeflow.org/v1alpha1", "TrainJob", namespace, ref.name)
 

@@ -1,4 +1,4 @@
-"""Random faults between us and a real API server: no duplicate, no orphan, no wrong verdict, no storm, nothing hangs.
+"""Random faults before a real API server: no duplicate, orphan, wrong verdict or request storm, and nothing hangs.
 
 A campaign (`tests.campaigns`): schedule n has seed + n, so ``TRAINJOB_RUNS=1`` with that seed repeats a single one.
 """
@@ -42,7 +42,7 @@ TIMINGS = Timings(
 
 @pytest.mark.anyio
 @pytest.mark.timeout(1200)
-# httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector, and launchers die here.
+# httpcore 1.0 leaves the socket of a cancelled TLS handshake to the garbage collector; launchers are cancelled here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_random_faults(
     cluster: Access, authority: Authority, token: str, record_property: campaigns.Record
@@ -83,7 +83,9 @@ async def test_random_faults(
         (await direct.delete(path, params={"labelSelector": f"{KEY} in ({keys})"})).raise_for_status()
 
     async def lane(number: int, namespace: str, truth: Truth, direct: httpx.AsyncClient) -> None:
-        await anyio.sleep(number * 0.5)  # a schedule costs most at its beginning, and a busy loop makes no storm
+        await anyio.sleep(
+            number * 0.5
+        )  # the start of a schedule takes most CPU, and a busy event loop could hide a storm
         for seed in seeds:
             await one(seed, namespace, truth, direct)
 
@@ -109,4 +111,4 @@ async def test_random_faults(
         f"TRAINJOB_SEED={seed} TRAINJOB_RUNS=1: {problem}" for seed, each in failures.items() for problem in each
     )
     assert not failures, f"{len(failures)} of {RUNS} schedules:\n{report}"
-    assert RUNS < 200 or set(injected) == set(Kind), "every fault there is"
+    assert RUNS < 200 or set(injected) == set(Kind), "every kind of fault was injected"

@@ -1,4 +1,4 @@
-"""Tokens that expire while a job is waited for: real ones, which the API server stops to accept."""
+"""Real tokens that expire while a job is waited for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Tokens:
         self.cluster.api.delete("v1", "Secret", self.namespace, secret)
         before = len(refusals(proxy))
         with anyio.fail_after(40):
-            while len(refusals(proxy)) == before:  # noqa: ASYNC110 - the other side is a server
+            while len(refusals(proxy)) == before:  # noqa: ASYNC110 - a server changes it without an event
                 await anyio.sleep(0.05)
 
 
@@ -83,7 +83,7 @@ def tokens(cluster: Access, namespace: str) -> Tokens:
 def kubeconfig(
     request: pytest.FixtureRequest, proxy: FaultProxy, authority: Authority, tmp_path: Path
 ) -> Callable[[str], Path]:
-    """Writes the token to where the kubeconfig has it from."""
+    """Writes the token to the place from which the kubeconfig reads it."""
     token = tmp_path / "token"
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -108,7 +108,7 @@ def connected(kubeconfig: Path, failures: int, seconds: float) -> KubernetesBack
     return KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)), timings=timings)
 
 
-async def test_a_token_that_ends_is_read_again(
+async def test_an_expired_token_is_reloaded(
     kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
 ) -> None:
     backend = connected(kubeconfig(tokens.new("first")), 5, 60)
@@ -132,7 +132,7 @@ async def test_a_token_that_ends_is_read_again(
     await backend.aclose()
 
 
-async def test_a_token_that_stays_bad_ends_clearly_and_soon(
+async def test_a_token_that_stays_expired_fails_soon(
     kubeconfig: Callable[[str], Path], tokens: Tokens, proxy: FaultProxy
 ) -> None:
     backend = connected(kubeconfig(tokens.new("first")), 3, 3)

@@ -32,7 +32,7 @@ from trainjob.waiting import follow, wait
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.timeout(180),
-    # httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector.
+    # httpcore 1.0 leaves the socket of a cancelled TLS handshake to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -46,7 +46,7 @@ BEFORE = {  # the request does not reach the server
     "503": Fault(Kind.ANSWER, 503),
 }
 REFUSED = {"401": Fault(Kind.ANSWER, 401)}
-AFTER = {  # it does, and its reply gets lost
+AFTER = {  # the request reaches the server, and its reply is lost
     "drop": Fault(Kind.DROP),
     "break": Fault(Kind.BREAK, after=100),
     "shorten": Fault(Kind.SHORTEN, after=100),
@@ -66,11 +66,11 @@ def spec(**fields: Any) -> TrainJobSpec:
 
 LONG = spec(env=simulate(run="never"))
 SHORT = spec(env=simulate(run="3s"))
-UNTIL_TOLD = spec(runtime_patches=[run_until_finished()])
+UNTIL_FINISHED = spec(runtime_patches=[run_until_finished()])
 
 
 def first(method: str, *faults: Fault, ending: str = "") -> Plan:
-    """Do the faults to the first requests of a kind, one each."""
+    """Inject the faults into the first requests of a method, one each."""
     left = list(faults)
 
     def plan(seen: Seen) -> Fault | None:
@@ -90,7 +90,7 @@ async def ended(backend: KubernetesBackend, ref: JobRef) -> TrainJobResult:
 # ---------------------------------------------------------------------- launch and cancel
 
 
-async def test_a_faulty_launch_makes_one_job(wires: Wires) -> None:
+async def test_a_launch_with_a_fault_creates_one_job(wires: Wires) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = first("POST", fault)
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
@@ -102,12 +102,12 @@ async def test_a_faulty_launch_makes_one_job(wires: Wires) -> None:
             assert posts[1].at - posts[0].at >= fault.retry_after
 
     await wires.each({**BEFORE, **REFUSED, **AFTER}, check, replace(FAST, read=10))
-    # A busy server adds to the delay; what takes longer than `read` is an outage, and asked for again.
+    # A busy server adds to the delay, and a request that takes longer than `read` would be retried.
     await wires.each(DELAY, check, replace(FAST, read=30))
 
 
-async def test_a_lost_reply_adopts_nothing_that_was_there_before(wires: Wires) -> None:
-    """The answer is lost: the name is taken by a job of another spec, or by a failed one."""
+async def test_after_a_lost_reply_no_older_job_is_adopted(wires: Wires) -> None:
+    """The reply is lost, and the name belongs to a job with another spec or to a failed job."""
 
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         await launch(backend, LONG, f"{name}/spec", namespace=wires.namespace)
@@ -125,7 +125,7 @@ async def test_a_lost_reply_adopts_nothing_that_was_there_before(wires: Wires) -
     await wires.each(AFTER, check)
 
 
-async def test_a_faulty_cancel_leaves_nothing(wires: Wires) -> None:
+async def test_a_cancel_with_a_fault_leaves_no_job(wires: Wires) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
         proxy.plan = first("DELETE", fault)
@@ -136,7 +136,7 @@ async def test_a_faulty_cancel_leaves_nothing(wires: Wires) -> None:
     await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
 
 
-async def test_a_faulty_suspension_suspends(wires: Wires) -> None:
+async def test_a_suspension_with_a_fault_suspends_the_job(wires: Wires) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
         proxy.plan = first("PATCH", fault)
@@ -147,8 +147,8 @@ async def test_a_faulty_suspension_suspends(wires: Wires) -> None:
     await wires.each({**BEFORE, **REFUSED, **AFTER, **DELAY}, check)
 
 
-async def test_an_api_server_that_has_just_been_started_is_asked_again(wires: Wires) -> None:
-    """It answers 403 until it has read the roles."""
+async def test_a_403_of_a_restarted_api_server_is_retried(wires: Wires) -> None:
+    """An API server answers 403 until it has read the roles."""
 
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = first("POST", fault, Fault(Kind.ANSWER, 403))
@@ -162,7 +162,7 @@ async def test_an_api_server_that_has_just_been_started_is_asked_again(wires: Wi
 
 
 async def finish_after_a_fault(wires: Wires, proxy: FaultProxy, ref: JobRef) -> None:
-    """Let a job end once something was injected, so that it does not end before its waiter has met the fault."""
+    """Let a job end once a fault was injected, so that it does not end before its waiter gets the fault."""
     await until(lambda: proxy.injected)
     while True:  # its pods may not run yet
         await anyio.to_thread.run_sync(wires.cluster.finish, ref.namespace, ref.name)
@@ -170,10 +170,10 @@ async def finish_after_a_fault(wires: Wires, proxy: FaultProxy, ref: JobRef) -> 
 
 
 @both_watches
-async def test_a_faulty_watch_ends_well(wires: Wires, shared: bool) -> None:
+async def test_a_wait_survives_a_fault_of_the_watch(wires: Wires, shared: bool) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = first("WATCH", fault, fault, ending="/trainjobs")
-        ref = await launch(backend, UNTIL_TOLD, name, namespace=wires.namespace)
+        ref = await launch(backend, UNTIL_FINISHED, name, namespace=wires.namespace)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(finish_after_a_fault, wires, proxy, ref)
             assert (await ended(backend, ref)).uid == ref.uid
@@ -184,10 +184,10 @@ async def test_a_faulty_watch_ends_well(wires: Wires, shared: bool) -> None:
 
 
 @both_watches
-async def test_a_faulty_list_ends_well(wires: Wires, shared: bool) -> None:
+async def test_a_wait_survives_a_fault_of_the_list(wires: Wires, shared: bool) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = first("GET", fault, ending="/trainjobs")
-        ref = await launch(backend, UNTIL_TOLD, name, namespace=wires.namespace)
+        ref = await launch(backend, UNTIL_FINISHED, name, namespace=wires.namespace)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(finish_after_a_fault, wires, proxy, ref)
             assert (await ended(backend, ref)).uid == ref.uid
@@ -198,7 +198,7 @@ async def test_a_faulty_list_ends_well(wires: Wires, shared: bool) -> None:
 
 
 @both_watches
-async def test_a_job_that_went_while_the_watch_was_broken(wires: Wires, shared: bool) -> None:
+async def test_a_job_deleted_while_the_watch_was_broken_is_reported(wires: Wires, shared: bool) -> None:
     async with wires.open(shared=shared) as (backend, proxy):
         ref = await launch(backend, LONG, "a", namespace=wires.namespace)
 
@@ -217,7 +217,7 @@ async def test_a_job_that_went_while_the_watch_was_broken(wires: Wires, shared: 
 
 
 async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: Wires) -> None:
-    """The watch of a job that runs is silent for a minute in any case. `connect` asks for 8 s for terminals."""
+    """The watch of a running job is silent for a minute even without a fault. `connect` sets 8 s for terminals."""
     async with wires.open(Timings(probe=2)) as (backend, proxy):
         ref = await launch(backend, LONG, "a", namespace=wires.namespace)
         await until_phase(backend, ref, Phase.RUNNING)
@@ -237,7 +237,7 @@ async def test_a_server_that_does_not_answer_is_reported_within_seconds(wires: W
                     if "answers again" in notice:
                         break
         assert notices[0].startswith("the API server does not answer; still waiting")
-        assert seconds < 10, "the server is asked within the 2 s of `probe`, and not after the minute of the watch"
+        assert seconds < 10, "the server is probed after the 2 s of `probe`, not after the minute of the watch"
 
 
 async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,8 +251,8 @@ async def test_a_first_request_that_is_not_answered_is_logged(caplog: pytest.Log
     await backend.aclose()
 
 
-async def test_the_kernel_finds_out_that_the_other_end_is_gone(wires: Wires) -> None:
-    """A timer of kind 2 (keep-alive) on the connection, see Linux' proc_net_tcp.rst; it fires first after 4 s."""
+async def test_connections_have_tcp_keepalive(wires: Wires) -> None:
+    """The connection has a timer of kind 2 (keep-alive, see Linux' proc_net_tcp.rst), which first fires after 4 s."""
     async with wires.open() as (backend, proxy):
         await backend.get(wires.namespace, "a")
         port = f":{int(proxy.url.rpartition(':')[2]):04X}"
@@ -261,8 +261,8 @@ async def test_the_kernel_finds_out_that_the_other_end_is_gone(wires: Wires) -> 
         assert [row[5].partition(":")[0] for row in rows] == ["02"], rows
 
 
-async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: Wires) -> None:
-    """Load balancers cut what is idle for a minute or less; a bookmark comes once a minute."""
+async def test_cut_idle_watches_are_no_outage(wires: Wires) -> None:
+    """Load balancers cut connections that are idle for a minute or less; bookmarks arrive once a minute."""
     async with wires.open(Timings(healthy_after=1, watch_backoff=partial(KUBERNETES, failures=2, seconds=2))) as (
         backend,
         proxy,
@@ -273,7 +273,7 @@ async def test_a_watch_that_something_cuts_when_it_is_idle_is_no_outage(wires: W
         assert len(proxy.seen("WATCH", "/trainjobs")) >= 3
 
 
-async def test_where_no_watch_ever_works_lists_do_and_there_is_no_storm(wires: Wires) -> None:
+async def test_lists_replace_failing_watches_without_a_request_storm(wires: Wires) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         proxy.plan = lambda seen: fault if seen.method == "WATCH" else None
         ref = await launch(backend, SHORT, name, namespace=wires.namespace)
@@ -283,7 +283,7 @@ async def test_where_no_watch_ever_works_lists_do_and_there_is_no_storm(wires: W
     await wires.each({**BEFORE, **GONE, **EVENTS, "end": Fault(Kind.SHORTEN)}, check)
 
 
-async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: Wires) -> None:
+async def test_a_total_outage_exhausts_the_retry_budget_without_a_request_storm(wires: Wires) -> None:
     async def check(backend: KubernetesBackend, proxy: FaultProxy, name: str, fault: Fault) -> None:
         ref = await launch(backend, LONG, name, namespace=wires.namespace)
         await until_phase(backend, ref, Phase.RUNNING)
@@ -303,8 +303,8 @@ async def test_a_total_outage_ends_by_its_budgets_and_there_is_no_storm(wires: W
     await wires.each({**BEFORE, **GONE, "drop": AFTER["drop"]}, check, timings)
 
 
-async def test_the_verdict_does_not_wait_for_logs_that_cannot_be_read(wires: Wires) -> None:
-    """As where the API server does not reach the kubelet of a node."""
+async def test_the_result_does_not_wait_for_unreadable_logs(wires: Wires) -> None:
+    """As when the API server cannot reach the kubelet of a node."""
     with make.own(make.stages("node"))(wires.cluster, wires.namespace):
         async with wires.open(Timings()) as (backend, proxy):
             proxy.plan = lambda seen: Fault(Kind.STALL) if seen.path.endswith("/log") else None
@@ -322,12 +322,12 @@ async def test_the_verdict_does_not_wait_for_logs_that_cannot_be_read(wires: Wir
             seconds = time.monotonic() - ended[0]
         assert any("no answer within 5 s" in line for line in failed.value.diagnosis.unseen)
         assert lines == ["the last lines of node-0 could not be read"]
-        assert seconds < 13, "five for the lines, five for the log of the crash"
+        assert seconds < 13, "5 s for the last lines, 5 s for the log of the crash"
 
 
-async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
+async def test_evidence_reports_unreadable_logs(wires: Wires) -> None:
     async with wires.open() as (backend, proxy):
-        # The job fails at its seventh crash, and takes its pods along.
+        # The job fails at its seventh crash, and its pods are deleted.
         ref = await launch(backend, spec(env=simulate(run="4s", exit_code=3)), "a", namespace=wires.namespace)
         with anyio.fail_after(60):
             async with aclosing(backend.crashes(ref)) as crashes:
@@ -339,9 +339,7 @@ async def test_the_evidence_of_a_node_that_gives_no_logs(wires: Wires) -> None:
         assert "logs: injected 500" in evidence.unseen
 
 
-async def test_stored_logs_are_whole_where_a_request_for_one_fails(
-    wires: Wires, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stored_logs_are_complete_after_failed_requests(wires: Wires, caplog: pytest.LogCaptureFixture) -> None:
     async with wires.open() as (backend, proxy):
         ref = await launch(backend, SHORT, "a", namespace=wires.namespace)
         await ended(backend, ref)
@@ -351,10 +349,10 @@ async def test_stored_logs_are_whole_where_a_request_for_one_fails(
             proxy.plan = lambda seen: left.pop(0) if left and seen.path.endswith("/log") else None
             return [line.text async for line in backend.logs(ref)]
 
-        whole = await read()
-        assert whole
-        assert await read(Fault(Kind.ANSWER, 500), Fault(Kind.CUT)) == whole
-        assert await read(Fault(Kind.BREAK, after=50)) == whole
+        complete = await read()
+        assert complete
+        assert await read(Fault(Kind.ANSWER, 500), Fault(Kind.CUT)) == complete
+        assert await read(Fault(Kind.BREAK, after=50)) == complete
         assert len(proxy.injected) == 3
         assert "cannot be read" not in caplog.text
         assert await read(*[Fault(Kind.ANSWER, 500)] * 3) == []

@@ -1,4 +1,4 @@
-"""Crashes while a job keeps running, with Trainer's runtimes, which restart a rank: reported at once, fatal on request.
+"""Crashes of jobs that keep running, since Trainer's runtimes restart ranks: reported at once, fatal on request.
 
 tests/bench/first_crash.py measures the delay; the limits here are generous, since the machine can be busy.
 """
@@ -41,7 +41,7 @@ from trainjob.waiting import wait
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SOON = 30  # seconds, on a busy machine
-# Once: after six more its job would have failed, and its pods would be gone before everybody has seen them.
+# One crash only: after six more the job would fail, and its pods would be deleted before all listeners see them.
 CRASHING = simulate(run="200ms", exit_code=3, ranks="1", failures="1")
 
 
@@ -58,7 +58,7 @@ async def first_crash(backend: KubernetesBackend, ref: JobRef) -> Evidence:
             return await anext(found)
 
 
-def culprit(evidence: Evidence) -> tuple[str, int | None]:
+def first_failure(evidence: Evidence) -> tuple[str, int | None]:
     diagnosis = diagnose(evidence, Observation(Phase.FAILED))
     return diagnosis.rank, diagnosis.exit_code
 
@@ -70,15 +70,15 @@ async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires
         found: dict[int, tuple[str, int | None]] = {}
 
         async def listen(number: int, ref: JobRef) -> None:
-            found[number] = culprit(await first_crash(backend, ref))
+            found[number] = first_failure(await first_crash(backend, ref))
 
         async with anyio.create_task_group() as tasks:
             for number, ref in enumerate([*crashing, *crashing, quiet]):
                 tasks.start_soon(listen, number, ref)
             await until(lambda: len(found) == 4)
-            assert found == dict.fromkeys(range(4), ("node-1", 3)), "the fifth one's job is fine"
-            # Who comes later finds what has been, and asks nothing: the watch knows the pods.
-            assert culprit(await first_crash(backend, crashing[0])) == ("node-1", 3)
+            assert found == dict.fromkeys(range(4), ("node-1", 3)), "the fifth listener's job has no crash"
+            # A later listener gets the earlier crash without a request: the watch has the pods.
+            assert first_failure(await first_crash(backend, crashing[0])) == ("node-1", 3)
             assert len(proxy.seen("WATCH", "/pods")) == 1
             assert len(proxy.seen("GET", "/pods")) == 1
             tasks.cancel_scope.cancel()
@@ -87,7 +87,7 @@ async def test_all_listeners_of_a_namespace_share_one_watch_of_pods(wires: Wires
 
 
 async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str) -> None:
-    """Suspended, preempted, cancelled: their containers end by SIGTERM."""
+    """The containers of suspended, preempted and cancelled jobs end by SIGTERM."""
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
     await until_phase(backend, ref, Phase.RUNNING)
@@ -96,7 +96,7 @@ async def test_a_terminated_rank_has_not_crashed(cluster: Access, namespace: str
     async def listen() -> None:
         async with aclosing(backend.crashes(ref)) as crashes:
             async for evidence in crashes:
-                found.append(evidence)  # noqa: PERF401 - it is cancelled, and what was found until then counts
+                found.append(evidence)  # noqa: PERF401 - a comprehension would lose the crashes found before the cancellation
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listen)
@@ -135,10 +135,9 @@ if os.environ["PET_NODE_RANK"] == "1":
 time.sleep(600)
 """
 REAL = {"image": images.PYTHON, "command": ["python3", "-c", CRASH]}
-SAID = ("node-1 exited with code 3", "  | ValueError: the data is wrong")
+MESSAGES = ("node-1 exited with code 3", "  | ValueError: the data is wrong")
 
-# Airflow reads its home at its first import, so it cannot run in this process; and there is no server that provides
-# connections.
+# Airflow reads its home at its first import, so it cannot run in this process. No server provides connections here.
 TRIGGER = """
 import asyncio, json, logging, sys
 from trainjob_airflow.hooks.trainjob import Target, TrainJobHook
@@ -210,7 +209,7 @@ async def by_the_core(waiters: Waiters) -> None:
     assert await give_up(backend, ref, diagnosis) == f"{ref} was suspended"
     await anyio.to_thread.run_sync(lambda: wait_until("its pods are gone", lambda: not waiters.pods(ref.name), 90))
     report = await take(backend, waiters.namespace, ref.name)
-    assert report.ranks == [], "its pods are gone, and why is still known"
+    assert report.ranks == [], "the pods are deleted, but the report keeps the diagnosis"
     assert (report.given_up, report.diagnosis.log) == (True, diagnosis.log)
     second = await launch(backend, spec(**REAL), "core", namespace=waiters.namespace)
     assert second.attempt == 2
@@ -234,8 +233,8 @@ async def by_the_command_line(waiters: Waiters) -> None:
     for again in (done, await waiters.trainjob("wait", name, "--fail-on-first-crash", "--no-logs")):
         assert again.returncode == 1, again.stderr
         assert f"{waiters.namespace}/{name} keeps running" in again.stderr
-        for said in SAID:
-            assert said in again.stderr, again.stderr
+        for message in MESSAGES:
+            assert message in again.stderr, again.stderr
     found = await waiters.trainjob("diagnose", name, "--html", str(waiters.directory / "report.html"))
     assert found.returncode == 0, "the job keeps running"
     for text in (found.stdout, (waiters.directory / "report.html").read_text()):
@@ -251,8 +250,8 @@ async def by_a_pipeline(waiters: Waiters) -> None:
     ended = await anyio.to_thread.run_sync(lambda: steps.end("train", process, 300))
     assert ended.code == 1, ended.log
     assert "was deleted" in ended.log
-    for said in SAID:
-        assert said in ended.termination_message
+    for message in MESSAGES:
+        assert message in ended.termination_message
 
 
 DAG = """
@@ -278,8 +277,8 @@ async def by_an_airflow_task(waiters: Waiters, home: Path) -> None:
     }
     done = await waiters.run("airflow", "dags", "test", "crashes")
     assert done.returncode == 1, done.stdout + done.stderr
-    for said in (*SAID, "was suspended"):
-        assert said in done.stdout + done.stderr
+    for message in (*MESSAGES, "was suspended"):
+        assert message in done.stdout + done.stderr
 
 
 async def by_a_trigger(waiters: Waiters, *, fatal: bool) -> None:
@@ -294,7 +293,7 @@ async def by_a_trigger(waiters: Waiters, *, fatal: bool) -> None:
         assert process.stdout is not None
         async for text in process.stderr:
             log += text.decode()
-            if SAID[-1] in log:
+            if MESSAGES[-1] in log:
                 await backend.delete(ref)
         event = json.loads(b"".join([text async for text in process.stdout]).splitlines()[-1])
     if fatal:
@@ -303,9 +302,11 @@ async def by_a_trigger(waiters: Waiters, *, fatal: bool) -> None:
         assert waiters.keeps_running(ref.name), "the worker decides what happens to the job"
     else:
         assert (event["status"], event["final"]["phase"]) == ("failed", "Deleted")
-        for said in SAID:
-            assert said in log, "reported while the job runs"
-        assert "ValueError: the data is wrong" in json.dumps(event["crash"]), "its pods are gone"
+        for message in MESSAGES:
+            assert message in log, "reported while the job runs"
+        assert "ValueError: the data is wrong" in json.dumps(event["crash"]), (
+            "the event keeps it after the deletion of the pods"
+        )
     await cancel(backend, ref)
     await backend.aclose()
 
@@ -313,13 +314,13 @@ async def by_a_trigger(waiters: Waiters, *, fatal: bool) -> None:
 @pytest.mark.timeout(400)
 async def test_every_provider_reports_the_first_crash(real_node: Access, airflow_home: Path, tmp_path: Path) -> None:
     with real_node.namespace("real", real=True) as namespace:
-        ways: list[Callable[[Waiters], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
+        clients: list[Callable[[Waiters], Any]] = [by_the_core, by_the_command_line, by_a_pipeline]
         of_airflow: list[Callable[[Waiters], Any]] = [partial(by_an_airflow_task, home=airflow_home)]
         of_airflow += [partial(by_a_trigger, fatal=True), partial(by_a_trigger, fatal=False)]
-        # Not all at once: each starts a large program, and the kubelet keeps the log of one run before the last only.
-        for number, some in enumerate((ways, of_airflow)):
+        # In two groups: each starts a large program, and the kubelet keeps only the log of the previous run.
+        for number, group in enumerate((clients, of_airflow)):
             async with anyio.create_task_group() as tasks:
-                for way in some:
-                    directory = tmp_path / f"{number}-{some.index(way)}"
+                for client in group:
+                    directory = tmp_path / f"{number}-{group.index(client)}"
                     directory.mkdir()
-                    tasks.start_soon(way, Waiters(real_node, namespace, directory))
+                    tasks.start_soon(client, Waiters(real_node, namespace, directory))

@@ -1,4 +1,4 @@
-"""Gang scheduling, all pods of a job or none: by coscheduling, by Volcano's settings, by Kueue."""
+"""Gang scheduling, all pods of a job or none: coscheduling, the settings of Volcano, Kueue."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def running(pods: list[Object]) -> int:
 
 
 def refusals(cluster: Access, namespace: str) -> str:
-    """All messages of schedulers about pods without a node: a pod itself has only the latest."""
+    """All messages of schedulers about unscheduled pods; a pod has only the latest message."""
     events = cluster.api.find("v1", "Event", namespace, fields="reason=FailedScheduling")
     return "\n".join(str(event["message"]) for event in events)
 
 
 @contextmanager
 def machine(cluster: Access, gpus: int) -> Iterator[str]:
-    """A namespace whose pods run on one simulated node, which no others use."""
+    """A namespace whose pods run on a simulated node that no other pods use."""
     mark = secrets.token_hex(4)
     key = "trainjob.test/only"
     node = nodes.node(0, gpus)
@@ -97,29 +97,31 @@ def machine(cluster: Access, gpus: int) -> Iterator[str]:
 
 
 async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: KubernetesBackend) -> None:
-    """Three of four GPUs are free. Without it, three pods take them and wait for the fourth."""
+    """Three of four GPUs are free. Without coscheduling, three pods take them and wait for the fourth."""
     gangs.add_runtime(yaml.safe_load((EXAMPLES / "torch-coscheduled.yaml").read_text()))
     for_ever = simulate(run="never")
     with machine(gangs, 4) as namespace, machine(gangs, 4) as elsewhere:
         first = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=namespace)
         other = await launch(backend, spec("torch-distributed", 1, 1, env=for_ever), "first", namespace=elsewhere)
-        wait_until("one GPU of each is taken", lambda: all(running(pods_of(gangs, each)) for each in (first, other)))
+        wait_until(
+            "one GPU of each node is in use", lambda: all(running(pods_of(gangs, each)) for each in (first, other))
+        )
 
         gang = await launch(backend, spec("torch-coscheduled", 4, 1, env=for_ever), "gang", namespace=namespace)
         seen = await until(backend, gang, lambda each: each.reason == "Unschedulable")
         assert seen.phase is Phase.STARTING
         assert "is not scheduled" in seen.message
-        wait_until("all of the gang are there", lambda: len(pods_of(gangs, gang)) == 4)
-        # A gang is looked at again when any pod gets a place, also one of these.
+        wait_until("all pods of the gang exist", lambda: len(pods_of(gangs, gang)) == 4)
+        # The scheduler retries a gang when any pod is scheduled, including these.
         apart = await launch(backend, spec("torch-distributed", 4, 1, env=for_ever), "apart", namespace=elsewhere)
-        wait_until("three run without", lambda: running(pods_of(gangs, apart)) == 3)
-        for what, said in (
-            ("one of the gang finds no GPU", "Insufficient nvidia.com/gpu"),
-            ("the others are sent back", "optimistic rejection in PostFilter"),
+        wait_until("three pods run without coscheduling", lambda: running(pods_of(gangs, apart)) == 3)
+        for what, message in (
+            ("one pod of the gang finds no GPU", "Insufficient nvidia.com/gpu"),
+            ("the other pods are rejected", "optimistic rejection in PostFilter"),
         ):
-            wait_until(what, lambda: said in refusals(gangs, namespace), 90)  # noqa: B023
+            wait_until(what, lambda: message in refusals(gangs, namespace), 90)  # noqa: B023
         pods = pods_of(gangs, gang)
-        assert not any(pod["spec"].get("nodeName") for pod in pods), "none of them was given one of the free GPUs"
+        assert not any(pod["spec"].get("nodeName") for pod in pods), "no pod of the gang has a node"
         assert {pod["spec"]["schedulerName"] for pod in pods} == {COSCHEDULER}
         assert {pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] for pod in pods} == {gang.name}
         group = gangs.api.get(COSCHEDULING, "PodGroup", namespace, gang.name) or {}
@@ -129,7 +131,7 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
         assert await cancel(backend, first)
         # Coscheduling is not notified of the freed GPU, but of the next pod that is scheduled.
         late = await launch(backend, TrainJobSpec.parse({"runtime": "torch-distributed"}), "late", namespace=elsewhere)
-        wait_until("all of the gang run", lambda: running(pods_of(gangs, gang)) == 4, 90)
+        wait_until("all pods of the gang run", lambda: running(pods_of(gangs, gang)) == 4, 90)
         assert running(pods_of(gangs, apart)) == 3
         for job in (gang, apart, other, late):
             await cancel(backend, job)
@@ -138,7 +140,7 @@ async def test_coscheduling_starts_all_pods_or_none(gangs: Cluster, backend: Kub
 async def test_coscheduling_cannot_start_jobs_that_depend_on_others(
     gangs: Cluster, backend: KubernetesBackend, namespace: str
 ) -> None:
-    """The launcher of an MPI job counts as a member, and comes when the nodes are ready: neither ever starts."""
+    """The launcher of an MPI job is a member of the gang, but is created after its nodes: neither ever starts."""
     runtime = gangs.api.get(TRAINER, "ClusterTrainingRuntime", "", "deepspeed-distributed") or {}
     runtime["metadata"] = {"name": "mpi-coscheduled", "labels": runtime["metadata"]["labels"]}
     runtime["spec"]["podGroupPolicy"] = {"coscheduling": {"scheduleTimeoutSeconds": 120}}
@@ -160,7 +162,7 @@ async def test_volcanos_settings_reach_its_pod_group(
     theirs = {"training_runtime_spec": {"template": {"metadata": {"annotations": {QUEUE: "theirs"}}}}}
     for key, patches, queue in (("a", [], "research"), ("b", [theirs], "theirs")):
         ref = await launch(backend, spec("torch-volcano", 4, 2, runtime_patches=patches), key, namespace=namespace)
-        pods = wait_until("there are pods", lambda ref=ref: pods_of(gangs, ref))  # type: ignore[misc]
+        pods = wait_until("the job has pods", lambda ref=ref: pods_of(gangs, ref))  # type: ignore[misc]
         group = gangs.api.get(VOLCANO, "PodGroup", namespace, ref.name) or {}
         assert group["spec"] == {
             "minMember": 4,
@@ -196,7 +198,7 @@ async def test_kueue_admits_all_of_a_job_or_nothing(
     assert seen.phase is Phase.QUEUED
     assert seen.message.startswith(f"waiting for admission in queue {small_queue}")
     assert "insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed" in seen.message
-    assert not pods_of(cluster, second), "there is not one pod"
+    assert not pods_of(cluster, second), "no pod was created"
     await cancel(backend, first)
-    wait_until("all of it runs", lambda: running(pods_of(cluster, second)) == 4, 60)
+    wait_until("all pods of the second job run", lambda: running(pods_of(cluster, second)) == 4, 60)
     await cancel(backend, second)

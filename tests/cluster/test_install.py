@@ -1,4 +1,4 @@
-"""What `trainjob install` prints, on a real API server: applied as kubectl does it, then used by who it is for."""
+"""The output of `trainjob install` on a real API server: applied as by kubectl, then used by the service accounts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SLEEPER = TrainJobSpec.parse(
 
 
 def printed(*words: str) -> list[str]:
-    """The documents of the stream, as text: the API server parses YAML by itself."""
+    """The printed documents, as text: the API server parses YAML."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
     command = [str(Path(sys.executable).parent / "trainjob"), "install", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
@@ -54,7 +54,7 @@ def printed(*words: str) -> list[str]:
 
 
 def applied(cluster: Access, documents: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects after `kubectl apply --server-side --force-conflicts`: other tests apply the step runtime, too."""
+    """The objects after `kubectl apply --server-side --force-conflicts`; other tests also apply the step runtime."""
     params = {"fieldManager": "kubectl", "fieldValidation": "Strict", "force": "true"}
     stored = []
     for document in documents:
@@ -76,12 +76,12 @@ def account(cluster: Access, namespace: str, name: str = ACCOUNT) -> Path:
     return write_kubeconfig(target, cluster.api.server, cluster.api.authority, {"token": token}, namespace)
 
 
-def rights(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
-    """Everything that may be done in a namespace: group, resource and verb."""
-    asking = Api(kubeconfig)
+def permissions(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
+    """All permissions in a namespace: group, resource and verb."""
+    api = Api(kubeconfig)
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
-    answer = asking.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body)
-    asking.close()
+    answer = api.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body)
+    api.close()
     return expanded(answer["status"]["resourceRules"])
 
 
@@ -107,7 +107,7 @@ async def test_installing_twice_changes_nothing(cluster: Access, namespace: str)
 
 
 def pods_of(runtime: Mapping[str, Any], namespace: str) -> list[dict[str, Any]]:
-    """The pods of a runtime's jobs, as it has them."""
+    """Pods from the unchanged pod templates of a runtime."""
     jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     metadata = {"generateName": f"{runtime['metadata']['name']}-", "namespace": namespace}
     templates = [job["template"]["spec"]["template"] for job in jobs]
@@ -154,8 +154,8 @@ async def test_the_account_has_only_the_needed_permissions(real_node: Access, st
         words = ("-n", namespace, "--service-account", f"{namespace}:{ACCOUNT}", "--image", step_image)
         role = next(each for each in applied(real_node, printed("--only", "rbac", *words)) if each["kind"] == "Role")
         kubeconfig = account(real_node, namespace)
-        others = rights(account(real_node, namespace, "nobody"), namespace)
-        assert rights(kubeconfig, namespace) - others == expanded(role["rules"])
+        others = permissions(account(real_node, namespace, "nobody"), namespace)
+        assert permissions(kubeconfig, namespace) - others == expanded(role["rules"])
 
         backend = KubernetesBackend(Credentials(kubeconfig=str(kubeconfig)))
         assert backend.default_namespace == namespace

@@ -1,4 +1,4 @@
-"""A waiter that is younger than its job, and a node that does not answer any more."""
+"""A waiter that starts after its job, whose node no longer responds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_new_waiter_knows_that_the_job_has_run(cluster: Access, namespac
         await until_phase(backend, ref, Phase.RUNNING)
         make.silence_node(cluster, ref)
         with anyio.fail_after(120):
-            while any(job.get("ready") for job in _jobs(cluster, namespace, ref.name)):  # noqa: ASYNC110 - only the server knows
+            while any(job.get("ready") for job in _jobs(cluster, namespace, ref.name)):  # noqa: ASYNC110 - no event
                 await anyio.sleep(1)
         seen: list[tuple[Observation, str]] = []
         run = datetime.now(UTC) - began + timedelta(seconds=8)

@@ -33,7 +33,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Access) -> Iterator[str]:
-    """Protected, by a ConfigMap that an administrator has edited."""
+    """A namespace with the policy, whose ConfigMap an administrator has edited."""
     with cluster.namespace("policy") as name, protected(cluster, name):
         yield name
 
@@ -181,8 +181,8 @@ def test_specs_that_the_policy_refuses(cluster: Access, namespace: str, spec: Ob
     assert "ValidatingAdmissionPolicy 'trainjob'" in why
 
 
-def test_a_namespaces_own_runtime_is_another_one(cluster: Access, namespace: str) -> None:
-    """Its authors could give it any pod."""
+def test_a_runtime_of_the_namespace_is_not_allowed_by_a_cluster_runtimes_name(cluster: Access, namespace: str) -> None:
+    """Authors of a runtime in the namespace could give it any pod."""
     shipped = cluster.api.get(TRAINER, "ClusterTrainingRuntime", "", "torch-distributed")
     assert shipped
     metadata = {"name": "torch-resilient", "namespace": namespace, "labels": shipped["metadata"]["labels"]}

@@ -9,7 +9,7 @@ from tests.testcluster import images
 from tests.testcluster.access import TRAINER, Access, condition, trainjob
 from tests.testcluster.control_plane import Cluster
 
-# Rank 1 greets rank 0 by the name that Trainer gives it, and both end.
+# Rank 1 connects to rank 0 by the address from Trainer, and both end.
 _GREETING = """
 import os, socket, time
 rank, address = os.environ["PET_NODE_RANK"], (os.environ["PET_MASTER_ADDR"], int(os.environ["PET_MASTER_PORT"]))
@@ -49,7 +49,7 @@ def test_two_ranks_find_each_other_and_complete(real_node: Access) -> None:
 
 
 def test_a_pod_reaches_the_api_server_by_its_service(real_node: Access) -> None:
-    """What a step that launches TrainJobs from inside the cluster does."""
+    """Steps launch TrainJobs from inside the cluster this way."""
     script = """
 import os, ssl, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -62,7 +62,7 @@ print(urllib.request.urlopen(request, context=context, timeout=20).status)
 
 
 def test_a_layer_on_top_of_an_image(real_node: Access, own_cluster: Cluster, tmp_path: Path) -> None:
-    """How images with this package, or with what a training needs, are made."""
+    """Images with this package, or with the dependencies of a training, are built this way."""
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "hello.py").write_text("print('hello from a layer')\n")
     images.write_layer(tmp_path / "layer.tar", tmp_path / "root", "opt")

@@ -1,4 +1,4 @@
-"""Runtimes that Trainer ships, and Open MPI, with real processes in real pods: they find each other and train."""
+"""Runtimes that Trainer ships, and Open MPI, with real processes in real pods that train together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ report = {"trainjob": 1, "metrics": [{"name": "answer", "value": "42"}], "output
 open("/dev/termination-log", "w").write(json.dumps(report))
 """
 
-# Each process prints its pod; of the two, only the launcher's pod exists after the job's end.
+# Each process prints its pod. After the job's end only the launcher's pod exists.
 SUM = """
 import json
 from mpi4py import MPI
@@ -48,7 +48,7 @@ report = {"trainjob": 1, "metrics": [{"name": "sum", "value": str(total)}]}
 open("/dev/termination-log", "w").write(json.dumps(report))
 """
 
-# Ends when two nodes are together again after one was lost.
+# Ends when two nodes train together again after the loss of one.
 ELASTIC = """
 import os, time
 import torch
@@ -79,8 +79,8 @@ class Ended:
 
     Attributes:
         ref: The job.
-        result: What it reported.
-        lines: What its ranks wrote.
+        result: Result of the job.
+        lines: Log lines of its ranks.
     """
 
     ref: JobRef
@@ -107,7 +107,7 @@ def client(real_node: Access, namespace: str) -> Iterator[TrainJobClient]:
 
 @pytest.fixture(scope="module")
 def jobs(client: TrainJobClient, own_cluster: Cluster, step_image: str) -> dict[str, Ended]:
-    """All of them at once: most of their time they wait for each other."""
+    """Launch all jobs in parallel: most of their time is waiting."""
     own_cluster.add_runtime(steps.runtime(MPI_RUNTIME, images.MPI))
     script, data = f"{steps.EXAMPLES}/training/digits_jax.py", f"{steps.EXAMPLES}/data"
     asked: dict[str, Object] = {
@@ -153,7 +153,7 @@ def elastic(site: str) -> Object:
 
 
 def end(client: TrainJobClient, job: Ended) -> str:
-    """Wait for a job and return what it wrote."""
+    """Wait for a job and return its log."""
     job.result = client.wait(job.ref, on_log=job.lines.append)
     return job.text
 
@@ -171,22 +171,22 @@ def test_a_function_returns_the_value_of_rank_0(client: TrainJobClient, jobs: di
     assert jobs["function"].result.returned == {"JAX_PROCESS_ID": "0", "JOB_COMPLETION_INDEX": "0"}
 
 
-def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(
+def test_elastic_torch_training_survives_the_loss_and_return_of_a_node(
     client: TrainJobClient, own_cluster: Cluster, jobs: dict[str, Ended]
 ) -> None:
     if "torch" not in jobs:
         pytest.skip("TRAINJOB_TORCH_PYTHON does not name the Python 3.11 of an environment with PyTorch")
     job, api = jobs["torch"], own_cluster.api
 
-    def says(text: str) -> Callable[[], bool]:
+    def logged(text: str) -> Callable[[], bool]:
         return lambda: any(text in line.text for line in client.logs(job.ref))
 
-    wait_until("both train", says("of 2, 0 lost"), 150, poll=1)
+    wait_until("both nodes train", logged("of 2, 0 lost"), 150, poll=1)
     selector = f"{JOBSET}={job.ref.name},batch.kubernetes.io/job-completion-index=1"
     (lost,) = api.find("v1", "Pod", job.ref.namespace, labels=selector)
     with no_more_pods(own_cluster, job.ref.namespace):  # no replacement before the other rank trains alone
         api.delete("v1", "Pod", job.ref.namespace, lost["metadata"]["name"], grace=0)
-        wait_until("one trains alone", says("rank 0 of 1,"), 150, poll=1)
+        wait_until("one node trains alone", logged("rank 0 of 1,"), 150, poll=1)
     end(client, job)
     assert job.result
     assert job.result.metrics["world"] == 2
@@ -197,7 +197,7 @@ def test_torch_goes_on_with_a_node_less_and_with_one_that_comes_back(
 
 @contextmanager
 def no_more_pods(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """No pod can be created in a namespace; those that are there stay."""
+    """No pod can be created in a namespace; existing pods stay."""
     quota = {"metadata": {"name": "no-more", "namespace": namespace}, "spec": {"hard": {"pods": "0"}}}
     cluster.api.create({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
 
@@ -230,7 +230,7 @@ def test_mpirun_reaches_the_other_pod_by_ssh(client: TrainJobClient, jobs: dict[
 
 
 def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
-    """And with restricted pods, and a launcher that waits for its name and ends at its first failure."""
+    """It also has restricted pods, and a launcher that waits for its DNS name and is not retried."""
     ours = yaml.safe_load(MPI_RUNTIME.read_text())
     assert ours["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"].pop(
         "initContainers"
@@ -253,6 +253,6 @@ def test_the_mpi_runtime_is_trainers_with_another_image() -> None:
 
 
 def test_the_documented_runtimes_are_those_tested(jobs: dict[str, Ended]) -> None:
-    said = {case.runtime for case in SHIPPED if case.real}
-    assert said == {"torch-distributed", "jax-distributed", "deepspeed-distributed"}
+    documented = {case.runtime for case in SHIPPED if case.real}
+    assert documented == {"torch-distributed", "jax-distributed", "deepspeed-distributed"}
     assert jobs.keys() >= {"jax", "mpi"}

@@ -35,8 +35,8 @@ RUNTIMES = {name: each for each in objects("runtimes") if (name := each["metadat
 
 @pytest.fixture(scope="module")
 def resilient(own_cluster: Cluster) -> Cluster:
-    """The cluster with the resilient runtimes, as they are shipped."""
-    for each in RUNTIMES.values():  # which are the same with any step image
+    """The cluster with the shipped resilient runtimes."""
+    for each in RUNTIMES.values():  # they do not depend on the step image
         own_cluster.add_runtime(each)
     return own_cluster
 
@@ -48,7 +48,7 @@ async def backend(cluster: Access) -> AsyncIterator[KubernetesBackend]:
     await opened.aclose()
 
 
-def test_the_runtimes_are_trainers_own_with_a_policy() -> None:
+def test_the_resilient_runtimes_are_trainers_with_a_failure_policy() -> None:
     shipped = {each["metadata"]["name"]: each for each in load(build.rendered("trainer"), "runtimes")}
     assert RUNTIMES.keys() == {"torch-resilient", "jax-resilient"}
     policies = []
@@ -73,7 +73,7 @@ def test_the_runtimes_are_trainers_own_with_a_policy() -> None:
     assert policies[0] == policies[1]
 
 
-# ---------------------------------------------------------------- what is started again: simulated pods
+# ---------------------------------------------------------------- restarts of simulated pods
 
 
 @dataclass
@@ -90,25 +90,25 @@ class Work:
                 self.seen.append(observation)
 
     async def until(self, phase: Phase, times: int = 1) -> None:
-        """Until the waiter has seen that phase, or seen it begin `times` times."""
+        """Wait until the waiter has seen that phase begin `times` times."""
         with anyio.fail_after(150):
-            while self.phases.count(phase) < times:  # noqa: ASYNC110 - it is another task that appends
+            while self.phases.count(phase) < times:  # noqa: ASYNC110 - another task appends without an event
                 await anyio.sleep(0.05)
 
     @property
     def phases(self) -> list[Phase]:
-        """Without repetitions."""
+        """The observed phases without repetitions."""
         phases = [observation.phase for observation in self.seen]
         return [phase for i, phase in enumerate(phases) if i == 0 or phases[i - 1] is not phase]
 
     @property
     def restarts(self) -> tuple[int, int]:
-        """All of them, and those of which there may be three."""
+        """The number of restarts, and of those that count towards the limit of three."""
         jobset = self.cluster.api.get(JOBSET, "JobSet", self.ref.namespace, self.ref.name) or {}
         return jobset["status"]["restarts"], jobset["status"].get("restartsCountTowardsMax", 0)
 
     def pod(self, rank: int) -> dict[str, Any]:
-        """The latest one."""
+        """The latest pod of a rank."""
         labels = f"jobset.sigs.k8s.io/jobset-name={self.ref.name},batch.kubernetes.io/job-completion-index={rank}"
         found = self.cluster.api.find("v1", "Pod", self.ref.namespace, labels=labels)
         return max(found, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
@@ -123,7 +123,7 @@ async def begin(cluster: Cluster, backend: KubernetesBackend, namespace: str, ke
 
 
 def spare(cluster: Cluster, pool: str, *numbers: int) -> None:
-    """Simulated nodes for a single test."""
+    """Create simulated nodes for a single test."""
     for number in numbers:
         node = nodes.node(number, gpus=8)
         node["metadata"]["labels"]["trainjob.test/pool"] = pool
@@ -131,7 +131,7 @@ def spare(cluster: Cluster, pool: str, *numbers: int) -> None:
 
 
 def on(pool: str) -> dict[str, Any]:
-    """A runtime patch: pods run there only."""
+    """A runtime patch: pods run only on the nodes of that pool."""
     pod = {"nodeSelector": {"trainjob.test/pool": pool}, "tolerations": [nodes.ADMITTED]}
     job = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     return {"training_runtime_spec": {"template": {"spec": {"replicatedJobs": [job]}}}}
@@ -139,7 +139,7 @@ def on(pool: str) -> dict[str, Any]:
 
 @dataclass
 class Lost:
-    """A job that loses a node; it takes a minute and more until Kubernetes believes it (PodGC)."""
+    """A job that loses a node; Kubernetes (PodGC) reacts only after a minute or more."""
 
     work: Work
     node: str
@@ -147,7 +147,7 @@ class Lost:
 
 @pytest.fixture(scope="module")
 def lost(resilient: Cluster) -> Iterator[Lost]:
-    """Begun with the first test of this module, to be looked at by the last one."""
+    """Started before the first test of this module, checked by the last one."""
     spare(resilient, "lost", 90, 91)
     with resilient.namespace("lost") as namespace:
 
@@ -172,7 +172,7 @@ def lost(resilient: Cluster) -> Iterator[Lost]:
 
 
 @pytest.mark.usefixtures("lost")
-async def test_disruptions_are_no_failures_and_failures_no_disruptions(
+async def test_disruptions_and_failures_are_distinguished(
     resilient: Cluster, backend: KubernetesBackend, namespace: str
 ) -> None:
     spare(resilient, "tainted", 92, 93)
@@ -209,7 +209,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
         assert final.created is not None
         assert (final.finished - final.created).total_seconds() < 30
         pod = works["failed"].pod(1)
-        assert pod["status"]["phase"] == "Failed", "it stays, with its log"
+        assert pod["status"]["phase"] == "Failed", "the failed pod stays, with its log"
 
         for name in ("evicted", "tainted", "preempted", "deleted"):
             await works[name].until(Phase.RUNNING)
@@ -256,7 +256,7 @@ async def test_disruptions_are_no_failures_and_failures_no_disruptions(
     api.delete("scheduling.k8s.io/v1", "PriorityClass", "", namespace)
 
 
-# ---------------------------------------------------------------- trainings that resume: real pods
+# ---------------------------------------------------------------- trainings that resume, in real pods
 
 EPOCHS = 80
 
@@ -289,25 +289,25 @@ def digits(image: str) -> dict[str, Any]:
         "image": image,
         "command": [*command, "--output=/tmp/model", f"--epochs={EPOCHS}", "--epoch-seconds=0.3"],
         "checkpoints": "pvc://checkpoints/digits",
-        # Spelled unlike the API does, and an empty value: Kueue lets the job begin all the same.
+        # A quantity that the API server would normalize, and an empty variable: Kueue must still start the job.
         "resources_per_node": {"requests": {"cpu": "0.3", "memory": "300Mi"}},
         "env": {"EMPTY": ""},
     }
 
 
 async def reaches(work: Work, epoch: int) -> None:
-    """Until rank 0 has done that epoch."""
+    """Wait until rank 0 has completed that epoch."""
 
     def done() -> bool:
         return f"epoch {epoch}/" in work.log(0)
 
-    not_yet = (ApiError, ValueError)  # there is no such pod, or no log of it
+    not_yet = (ApiError, ValueError)  # the pod or its log does not exist
     what = f"epoch {epoch} is done"
     await anyio.to_thread.run_sync(lambda: wait_until(what, done, 150, ignore=not_yet, poll=0.2))
 
 
 @pytest.mark.timeout(400)
-async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption(
+async def test_a_training_resumes_after_a_killed_rank_and_after_a_preemption(
     resilient: Cluster, backend: KubernetesBackend, checkpoints: tuple[str, Path], step_image: str
 ) -> None:
     namespace, directory = checkpoints
@@ -328,7 +328,9 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
         container = training.pod(1)["status"]["containerStatuses"][0]["containerID"]
         await anyio.to_thread.run_sync(node.kill_container, container)
         await anyio.to_thread.run_sync(
-            lambda: wait_until("it is started again", lambda: training.restarts[1] == 1, 150, ignore=KeyError, poll=0.2)
+            lambda: wait_until(
+                "the job has restarted", lambda: training.restarts[1] == 1, 150, ignore=KeyError, poll=0.2
+            )
         )
         await reaches(training, 20)
         (place,) = (directory / "digits" / namespace).iterdir()
@@ -358,9 +360,9 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
     phases = [phase for phase in training.phases[begun:] if phase is not Phase.RESTARTING]
     parts = [phase for i, phase in enumerate(phases) if i == 0 or phases[i - 1] is not phase]
     assert parts == [Phase.RUNNING, Phase.QUEUED, Phase.RUNNING, Phase.COMPLETE]
-    assert training.restarts[1] == 1, "a preemption uses no restart of the limit"
+    assert training.restarts[1] == 1, "a preemption does not count towards the limit of restarts"
     assert len(api.find(TRAINER, "TrainJob", namespace)) == 3
-    assert not list(place.iterdir()), "the work is done"
+    assert not list(place.iterdir()), "the checkpoint is deleted after the end"
 
     assert failing.phases[-1] is Phase.FAILED
     with pytest.raises(TrainJobFailed) as caught:
@@ -371,17 +373,17 @@ async def test_a_training_goes_on_after_a_rank_was_killed_and_after_a_preemption
     api.delete(kueue.API, "ClusterQueue", "", namespace)
 
 
-# ---------------------------------------------------------------- what takes long
+# ---------------------------------------------------------------- the loss of a node
 
 
-async def test_the_work_of_a_lost_node_is_started_again(lost: Lost) -> None:
-    def elsewhere() -> bool:
+async def test_a_job_restarts_after_the_loss_of_its_node(lost: Lost) -> None:
+    def on_other_nodes() -> bool:
         pods = [lost.work.pod(rank) for rank in (0, 1)]
         places = [pod["spec"].get("nodeName") for pod in pods]
         return all(pod["status"]["phase"] == "Running" for pod in pods) and lost.node not in places
 
     await anyio.to_thread.run_sync(
-        lambda: wait_until("the job runs elsewhere", elsewhere, 150, ignore=ValueError, poll=0.5)
+        lambda: wait_until("the job runs on other nodes", on_other_nodes, 150, ignore=ValueError, poll=0.5)
     )
     assert lost.work.restarts == (1, 0)
     job = lost.work.cluster.api.get(TRAINER, "TrainJob", lost.work.ref.namespace, lost.work.ref.name)

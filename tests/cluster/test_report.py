@@ -1,4 +1,4 @@
-"""`trainjob diagnose` of jobs that others made, whatever became of them: objects of real controllers."""
+"""`trainjob diagnose` of jobs in any state that were not created by this package, with real controllers."""
 
 from __future__ import annotations
 

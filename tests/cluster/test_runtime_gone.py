@@ -25,7 +25,7 @@ from trainjob.waiting import wait
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_path: Path) -> None:
+def test_a_job_that_completes_without_its_runtime_is_a_success(cluster: Access, namespace: str, tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text(yaml.safe_dump(make.OWN | {"runtime_patches": [run_until_finished()]}))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "KUBE"))}
@@ -48,7 +48,7 @@ def test_a_complete_training_is_a_success(cluster: Access, namespace: str, tmp_p
 
 
 @pytest.mark.anyio
-async def test_a_waiter_of_a_job_that_cannot_start_any_more(cluster: Access, namespace: str) -> None:
+async def test_waiting_for_a_job_without_its_runtime_fails(cluster: Access, namespace: str) -> None:
     backend = KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig)))
     with make.own(make.stages("node"))(cluster, namespace):
         ref = await launch(backend, TrainJobSpec.parse(make.OWN | {"suspend": True}), "a", namespace=namespace)

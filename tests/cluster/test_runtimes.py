@@ -32,8 +32,8 @@ from trainjob.backends.kubernetes.credentials import Credentials
 from trainjob.backends.local.runtimes import FRAMEWORKS
 from trainjob.errors import Rejected
 
-_PATIENCE = 400  # seconds; 20 on an idle machine
-pytestmark = pytest.mark.timeout(_PATIENCE + 100)
+_TIMEOUT = 400  # seconds; 20 on an idle machine
+pytestmark = pytest.mark.timeout(_TIMEOUT + 100)
 
 CACHE_ACCOUNT = "kubeflow-trainer-cache-initializer"
 REPORT = json.dumps({"trainjob": 1, "metrics": [{"name": "loss", "value": "0.5"}]})
@@ -63,12 +63,12 @@ with open("results.json", "w") as file:
 
 
 def simulated(case: Shipped) -> Object:
-    """The fields of the spec, and what simulated pods have to know: how they end, and that sshd does not."""
+    """The fields of the spec with the settings of simulated pods: how they end, and that sshd keeps running."""
     settings = {each["name"]: each["value"] for each in simulate(run="300ms", message=REPORT)}
     fields = {"runtime": case.runtime, **case.asked}
     if "launcher" not in case.pods:
         return {**fields, "env": settings}
-    # The variables of a spec reach the launcher and the nodes alike, annotations one of them.
+    # Variables of a spec reach both launcher and nodes, so the settings are annotations of one of them.
     ends = {"node": {"run": "never"}, "launcher": {"run": "3s", "message": REPORT}}
     jobs = [
         {"name": name, "template": {"spec": {"template": {"metadata": {"annotations": _annotations(settings)}}}}}
@@ -87,7 +87,7 @@ class Launched:
 
     Attributes:
         ran: Provider -> runtime -> its objects.
-        results: Provider -> runtime -> the result that its launcher got.
+        results: Provider -> runtime -> the result that the client got.
         logs: Runtime -> the ranks whose log lines Python read.
     """
 
@@ -140,7 +140,7 @@ def launched(
         }
         with execution_api(settings, here) as executor:
             command = ("airflow", "dags", "test", "shipped", "--use-executor")
-            run({**settings, **executor}, here, *command, timeout=_PATIENCE)
+            run({**settings, **executor}, here, *command, timeout=_TIMEOUT)
         with closing(sqlite3.connect(airflow_home / "airflow.db")) as database:
             rows = database.execute("SELECT task_id, value FROM xcom WHERE dag_id = 'shipped' AND key = 'return_value'")
             launched.results["airflow"] = {runtime: json.loads(value) for runtime, value in rows}
@@ -149,7 +149,7 @@ def launched(
         (here / "shipped.py").write_text(PIPELINE)
         asked = [for_kfp(simulated(case)) for case in SHIPPED]
         command = (sys.executable, "-W", "ignore", str(here / "shipped.py"))
-        run(environment("kfp", asked), here, *command, timeout=_PATIENCE)
+        run(environment("kfp", asked), here, *command, timeout=_TIMEOUT)
         launched.results["kfp"] = json.loads((here / "results.json").read_text())
 
     def python() -> None:
@@ -226,9 +226,9 @@ def test_mpi_knows_its_hosts(cluster: Access, launched: Launched, runtime: str, 
     for pod in (*nodes, launcher):
         assert _mounted(pod)["/home/mpiuser/.ssh"]["secret"]["secretName"] == keys["metadata"]["name"]
     assert _mounted(launcher)["/etc/mpi"]["configMap"]["name"] == hostfile["metadata"]["name"]
-    # The launcher came when all nodes were ready, and when it had ended they were no longer needed.
+    # The launcher is created when all nodes are ready, and the nodes are deleted when it has ended.
     ready = [condition(pod, "Ready") for pod in nodes]
-    assert all(ready), "nodes were ready when they were last seen"
+    assert all(ready), "the nodes were ready when they were last recorded"
     assert launcher["metadata"]["creationTimestamp"] >= max(str((each or {})["lastTransitionTime"]) for each in ready)
     label = f"{JOBSET}={job.name},{REPLICATED_JOB}=node"
     wait_until("no sshd is left", lambda: not cluster.api.find("v1", "Pod", job.namespace, labels=label), 30)
@@ -274,8 +274,8 @@ def test_initializers_get_their_variables(cluster: Access, launched: Launched, p
     assert all(_environment(_container(pod))["TRAIN_JOB_NAME"] for pod in (dataset, *cached.pods["node"]))
 
 
-def test_what_the_webhook_refuses_is_explained(cluster: Access, namespace: str) -> None:
-    """Trainer 2.3 takes `initializer` only where a container mounts a volume of that name: docs/how-to/runtimes.md."""
+def test_refusals_of_the_webhook_are_explained(cluster: Access, namespace: str) -> None:
+    """Trainer 2.3 accepts `initializer` only if a container mounts a volume of that name: docs/how-to/runtimes.md."""
     with TrainJobClient(KubernetesBackend(Credentials(kubeconfig=str(cluster.kubeconfig))), namespace) as client:
         cached = next(case for case in SHIPPED if case.runtime == "torch-distributed-with-cache")
         bare = {"runtime": cached.runtime, **cached.asked, "runtime_patches": []}
@@ -293,7 +293,7 @@ def _container(pod: Object) -> Object:
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
-    """Variable -> its value, or the field of the pod that it is."""
+    """Variable -> its value, or the path of the pod's field."""
     return {
         each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] if "valueFrom" in each else each.get("value", "")
         for each in container.get("env", [])

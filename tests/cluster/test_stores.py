@@ -1,7 +1,7 @@
 """Datasets, models and a registry, with real pods: SeaweedFS, PVCs, and the API of a Kubeflow Model Registry.
 
 The tests run the workflow initialize, train, export on ``s3://``, from Airflow and by the components of KFP; the step
-image in the place of Trainer's initializers; steps and trainings on ``pvc://``.
+image instead of Trainer's initializers; steps and trainings on ``pvc://``.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class Platform:
     """A cluster, storage and a registry, as pods reach them.
 
     Attributes:
-        cluster: With the real node, the step image and the runtimes of `trainjob install`.
+        cluster: The cluster with the real node, the step image and the runtimes of `trainjob install`.
         s3: The storage.
-        registry: The registry, which asks for a token.
-        said: What has been written for people so far, in which no secret may be.
-        volumes: Those that were made.
+        registry: The registry, which requires a token.
+        output: Output of launchers and logs so far, which must not contain a secret.
+        volumes: Names of the created PersistentVolumes.
     """
 
     cluster: Cluster
     s3: SeaweedFS
     registry: FakeRegistry
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
 
     def admit(self, namespace: str) -> None:
-        """Let the pods of steps reach both."""
+        """Create the settings and keys with which pods reach storage and registry."""
         settings = self.s3.environment()
         keys = {name: settings.pop(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
         metadata = {"name": "trainjob-storage", "namespace": namespace}
@@ -71,7 +71,7 @@ class Platform:
             self.cluster.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, **content_})
 
     def client(self, namespace: str) -> TrainJobClient:
-        """Kubeconfig with the permissions of Trainer's role for users."""
+        """A client with the permissions of Trainer's role for users."""
         user = Credentials(kubeconfig=str(self.cluster.kubeconfig_for(namespace=namespace)))
         return TrainJobClient(KubernetesBackend(user), namespace)
 
@@ -87,13 +87,13 @@ class Platform:
         return {**common, "volumeName": metadata["name"], "resources": {"requests": {"storage": "1Gi"}}}
 
     def check_that_no_secret_shows(self, namespace: str) -> None:
-        """Occurrences in the TrainJobs, in the logs of their pods, and in the output of launchers."""
+        """Check the TrainJobs, the logs of their pods, and the output of launchers."""
         jobs = self.cluster.api.find(TRAINER, "TrainJob", namespace)
         pods = self.cluster.api.find("v1", "Pod", namespace)
         logs = [self.cluster.pod_log(namespace, pod["metadata"]["name"]) for pod in pods]
         assert jobs
         assert any(logs)
-        everything = json.dumps(jobs) + "\n".join([*logs, *self.said])
+        everything = json.dumps(jobs) + "\n".join([*logs, *self.output])
         for secret in (self.s3.secret_key, self.s3.access_key, TOKEN):
             assert secret not in everything
 
@@ -107,7 +107,7 @@ class Platform:
         return versions[0], artifacts[0]
 
     def stored(self, uri: str) -> content.ContentManifest:
-        """The manifest of what is in the bucket at `uri`, every byte of which is compared with it."""
+        """The manifest in the bucket at `uri`; all files are compared with it."""
         prefix = uri.removeprefix(self.s3.uri()).rstrip("/")
         assert prefix != uri
 
@@ -147,7 +147,7 @@ def platform(own_cluster: Cluster, step_image: str, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def namespace(platform: Platform) -> Iterator[str]:
-    """Whose steps reach storage and registry."""
+    """A namespace whose steps reach storage and registry."""
     with platform.cluster.namespace("stores", real=True) as name:
         platform.admit(name)
         yield name
@@ -160,24 +160,24 @@ def check_export(platform: Platform, name: str, outputs: Mapping[str, str], data
         platform: The servers.
         name: Name of the model.
         outputs: Outputs of the export step.
-        dataset: Digest of what it was trained on.
+        dataset: Digest of the dataset.
         training: Name of the TrainJob that trained it.
     """
     version, artifact = platform.version(name)
-    said = properties(version)
+    recorded = properties(version)
     manifest = platform.stored(artifact["uri"])
     assert (outputs["version"], outputs["uri"], outputs["digest"]) == (
         version["name"],
         artifact["uri"],
         manifest.digest,
     )
-    assert said["trainjob.digest"] == manifest.digest
+    assert recorded["trainjob.digest"] == manifest.digest
     assert {file.path for file in manifest.files} == {"config.json", "model.safetensors"}
-    assert [each["digest"] for each in said["trainjob.provenance.datasets"]] == [dataset]
-    assert [each["uri"] for each in said["trainjob.provenance.datasets"]] == [DIGITS_URI]
-    assert said["trainjob.provenance.trainjob"]["name"] == training
-    assert 0.3 < said["trainjob.metric.accuracy"] <= 1
-    assert said["trainjob.provenance.run"]
+    assert [each["digest"] for each in recorded["trainjob.provenance.datasets"]] == [dataset]
+    assert [each["uri"] for each in recorded["trainjob.provenance.datasets"]] == [DIGITS_URI]
+    assert recorded["trainjob.provenance.trainjob"]["name"] == training
+    assert 0.3 < recorded["trainjob.metric.accuracy"] <= 1
+    assert recorded["trainjob.provenance.run"]
     return artifact
 
 
@@ -230,7 +230,7 @@ def show():
 run = DagBag(sys.argv[1]).dags["digits"].test()
 assert run.state == "success", run.state
 show()
-sys.argv = ["airflow", "tasks", "test", "digits", "export", run.run_id]  # the last one again
+sys.argv = ["airflow", "tasks", "test", "digits", "export", run.run_id]  # run the last task again
 main()
 show()
 """
@@ -252,7 +252,7 @@ def test_the_workflow_from_airflow(platform: Platform, namespace: str, airflow_h
         "NO_COLOR": "1",
     }
     log = run(environment, tmp_path, sys.executable, "-c", RUN, str(tmp_path / "dags"))
-    platform.said.append(log)
+    platform.output.append(log)
     found = [json.loads(line) for line in re.findall(r"^XCOMS (.*)$", log, re.MULTILINE)]
     first, second = ({task: value for task, key, value in xcoms if key == "return_value"} for xcoms in found)
     dataset, train, export = (first[task] for task in ("initialize", "train", "export"))
@@ -261,7 +261,7 @@ def test_the_workflow_from_airflow(platform: Platform, namespace: str, airflow_h
     assert artifact["modelSourceGroup"] == "digits"
     assert artifact["modelSourceId"].startswith("digits/")
     assert artifact["modelSourceId"].endswith("/export/-1")
-    assert second["export"]["uid"] != export["uid"], "another job has done it again"
+    assert second["export"]["uid"] != export["uid"], "another job has repeated the export"
     assert second["export"]["outputs"]["version"] == export["outputs"]["version"]
     keys = [job["metadata"]["annotations"][KEY] for job in platform.cluster.api.find(TRAINER, "TrainJob", namespace)]
     assert sorted(key.rpartition("/")[2] for key in keys if "/digits/" in key) == [
@@ -281,7 +281,7 @@ def test_the_workflow_by_the_components_of_kfp(platform: Platform, kfp_steps: St
     def execute(execution: Execution) -> Object:
         ended = kfp_steps.run(execution)
         assert ended.code == 0, ended.log
-        platform.said += [ended.log, json.dumps(ended.output)]
+        platform.output += [ended.log, json.dumps(ended.output)]
         values: Object = ended.output["parameterValues"]
         return values
 
@@ -322,11 +322,11 @@ def test_the_workflow_by_the_components_of_kfp(platform: Platform, kfp_steps: St
 
     again = execute(export)
     assert (again["version"], again["uri"]) == (exported["version"], exported["uri"])
-    platform.version("digits-kfp")  # the only one
+    platform.version("digits-kfp")  # still only one version
     platform.check_that_no_secret_shows(kfp_steps.namespace)
 
 
-# ---------------------------------------------------------------- in the place of Trainer's initializers
+# ---------------------------------------------------------------- instead of Trainer's initializers
 
 READ = """
 import hashlib, pathlib
@@ -336,9 +336,7 @@ progress.report(outputs={name: hashlib.sha256(path.read_bytes()).hexdigest() for
 """
 
 
-def test_the_step_image_in_the_place_of_trainers_initializers(
-    platform: Platform, step_image: str, tmp_path: Path
-) -> None:
+def test_the_step_image_replaces_trainers_initializers(platform: Platform, step_image: str, tmp_path: Path) -> None:
     model = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle"}
     for name, data in model.items():
         platform.s3.client.put_object(Bucket=platform.s3.bucket, Key=f"base/{name}", Body=data)
@@ -370,11 +368,11 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
 
         result = client.wait(jobs["both"])
         manifest = content.parse((tmp_path / "both" / "model" / "MANIFEST.json").read_bytes(), "model")
-        brought = {**model, "digits.csv.gz": DIGITS.read_bytes()}
-        del brought["pytorch_model.bin"]  # by default, as with Trainer's initializer
+        expected = {**model, "digits.csv.gz": DIGITS.read_bytes()}
+        del expected["pytorch_model.bin"]  # excluded by default, as by Trainer's initializer
         found = {Path(name).name: digest for name, digest in result.outputs.items() if "MANIFEST" not in name}
-        assert found == {name: hashlib.sha256(data).hexdigest() for name, data in brought.items()}
-        assert {file.path for file in manifest.files} == brought.keys() - {"digits.csv.gz"}
+        assert found == {name: hashlib.sha256(data).hexdigest() for name, data in expected.items()}
+        assert {file.path for file in manifest.files} == expected.keys() - {"digits.csv.gz"}
         assert {Path(name).parent.name for name in result.outputs} == {"dataset", "model"}
 
         with pytest.raises(TrainJobFailed) as caught:
@@ -386,12 +384,12 @@ def test_the_step_image_in_the_place_of_trainers_initializers(
         assert "not retried: the configuration must be changed first" in str(caught.value)
         lines = [str(line) for line in client.logs(jobs["missing"])]
         assert not any(line.startswith("[node") for line in lines)
-        platform.said += lines
+        platform.output += lines
 
         assert {Path(name).parent.name for name in client.wait(jobs["one"]).outputs} == {"dataset"}
         lines = [str(line) for line in client.logs(jobs["one"])]
         assert "[model-initializer-0] STORAGE_URI is empty: nothing to download" in lines
-        platform.said += lines
+        platform.output += lines
         platform.check_that_no_secret_shows(namespace)
 
 
@@ -411,7 +409,7 @@ def claims(platform: Platform, namespace: str, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace: str, claims: Path) -> None:
+def test_pvcs_are_mounted_in_steps_and_trainings(platform: Platform, namespace: str, claims: Path) -> None:
     registry = f"kubeflow+{platform.registry.url}"
     step: Object = {"runtime": "trainjob-step"}
     with platform.client(namespace) as client:
@@ -420,12 +418,12 @@ def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace
             return client.wait(client.launch({**step, **spec}, f"claims/{key}"))
 
         options: Object = {"source": DIGITS_URI, "target": "pvc://scratch/data set"}
-        brought = wait("initialize", command=step_command("initialize-dataset", options))
-        assert brought.outputs["uri"] == "pvc://scratch/data%20set"
+        downloaded = wait("initialize", command=step_command("initialize-dataset", options))
+        assert downloaded.outputs["uri"] == "pvc://scratch/data%20set"
         assert (claims / "scratch" / "data set" / "digits.csv.gz").read_bytes() == DIGITS.read_bytes()
 
-        # Without `trainjob exec`: it is the mount that makes a local path of it.
-        inputs, outputs = {"dataset": brought.outputs["uri"]}, {"model": "pvc://scratch/model"}
+        # `trainjob exec` is not needed: the mounted PVC has a local path.
+        inputs, outputs = {"dataset": downloaded.outputs["uri"]}, {"model": "pvc://scratch/model"}
         trained = wait("train", command=TRAIN, args=TRAIN_ARGS, inputs=inputs, outputs=outputs)
         assert trained.outputs == outputs
 
@@ -447,6 +445,6 @@ def test_claims_are_mounted_by_steps_and_trainings(platform: Platform, namespace
             TrainJobFailed, match="PersistentVolumeClaim models is not mounted at /mnt/trainjob-claims/models"
         ):
             wait("unmounted", command=command)
-        brought = wait("mounted", command=command, inputs={"models": "pvc://models"})
-        assert (brought.outputs["uri"], brought.outputs["digest"]) == ("pvc://scratch/champion", manifest.digest)
+        downloaded = wait("mounted", command=command, inputs={"models": "pvc://models"})
+        assert (downloaded.outputs["uri"], downloaded.outputs["digest"]) == ("pvc://scratch/champion", manifest.digest)
         assert (claims / "scratch" / "champion" / "model.safetensors").exists()

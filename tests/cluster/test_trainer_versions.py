@@ -1,4 +1,4 @@
-"""Trainer 2.1 and 2.2: the same flow as on 2.3, with what they can do, and a refusal for what they cannot."""
+"""Trainer 2.1 and 2.2: the same flow as on 2.3 for supported fields, and a refusal of unsupported fields."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_the_cluster_runs_the_requested_release(older: Older) -> None:
     assert older.versions()["trainer"].startswith(f"v{older.release}.")
     document = older.api.request("GET", OPENAPI)
     schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]["properties"]["spec"]
-    assert cut(schema) == recorded(older.release), "tests/unit/schemas is what this server serves"
+    assert cut(schema) == recorded(older.release), "tests/unit/schemas has the schema of this server"
 
 
 async def test_a_job_runs_to_its_end_and_is_adopted(
@@ -180,9 +180,9 @@ async def test_patches_reach_the_pods_and_a_second_launch_is_one_request(
 ) -> None:
     asked = spec(env=simulate(run="never"), runtime_patches=patches(POD))
     first = await launch(backend, asked, "a", namespace=namespace)
-    learnt = {"2.1": [OPENAPI, "/openapi/v3/apis/kueue.x-k8s.io/v1beta2"], "2.2": []}[older.release]
-    again = [posts(namespace)] if learnt else []
-    assert sent == [posts(namespace), *(f"GET {path}" for path in learnt), *again]
+    schema_reads = {"2.1": [OPENAPI, "/openapi/v3/apis/kueue.x-k8s.io/v1beta2"], "2.2": []}[older.release]
+    again = [posts(namespace)] if schema_reads else []
+    assert sent == [posts(namespace), *(f"GET {path}" for path in schema_reads), *again]
     sent.clear()
     assert await launch(backend, asked, "a", namespace=namespace) == first, "the same spec, so the same job"
     sent.clear()
@@ -207,12 +207,12 @@ async def test_patches_reach_the_pods_and_a_second_launch_is_one_request(
         assert jobset["metadata"]["labels"]["jobset-label"] == "c"
 
 
-async def test_what_cannot_be_honoured_is_refused_before_anything_is_created(
+async def test_unsupported_fields_are_refused_before_a_job_is_created(
     older: Older, backend: KubernetesBackend, namespace: str
 ) -> None:
     pod = "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec"
     grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}), active_deadline_seconds=600)
-    for _ in ("first", "with what was learnt"):
+    for _ in ("first", "with the cached schema"):
         with pytest.raises(Rejected) as error:
             await launch(backend, grace, "a", namespace=namespace)
         lines = str(error.value).splitlines()[1:]
@@ -256,28 +256,28 @@ async def test_a_queued_job_runs_or_is_refused(
         assert workload["status"]["admission"]["clusterQueue"] == QUEUE
 
 
-async def test_the_doctor_knows_the_release_and_what_does_not_fit(older: Older, namespace: str) -> None:
+async def test_the_doctor_reports_the_release_and_incompatible_queues(older: Older, namespace: str) -> None:
     """A LocalQueue named `default` queues every job, and with Trainer 2.1 none would ever start."""
 
     def active() -> object:
         return condition(older.api.get(API, "LocalQueue", namespace, QUEUE), "Active")
 
-    wait_until("Kueue has looked at the queue", active, 60)
+    wait_until("Kueue has checked the queue", active, 60)
     found = await examined(older.kubeconfig, namespace, [RUNTIME], QUEUE)
     assert of(found, "trainer").message.startswith(f"Kubeflow Trainer {older.release}, ")
     assert of(found, "webhooks").level is Level.OK
     assert of(found, "admission").level is Level.OK
     assert failures(found) == (["queueing"] if older.release == "2.1" else [])
     older.api.create(local_queue(namespace, "default"))
-    taken = lambda: QUEUE_LABEL in (probed(older, namespace)["metadata"].get("labels") or {})  # noqa: E731
-    wait_until("the queue takes jobs", taken, 20)
+    labeled = lambda: QUEUE_LABEL in (probed(older, namespace)["metadata"].get("labels") or {})  # noqa: E731
+    wait_until("the queue takes jobs", labeled, 20)
     found = await examined(older.kubeconfig, namespace, [RUNTIME])
     default = next(each for each in found if each.message.startswith("LocalQueue default takes every job"))
     assert default.level is (Level.FAILURE if older.release == "2.1" else Level.OK)
     assert ("none of them would start" in default.message) == (older.release == "2.1")
 
 
-async def test_what_install_prints_is_taken_and_does_what_it_should(
+async def test_installed_runtimes_are_accepted_and_work(
     older: Older, backend: KubernetesBackend, namespace: str
 ) -> None:
     words = ("-n", namespace, "--image", images.PYTHON)
@@ -316,7 +316,7 @@ def probed(older: Older, namespace: str) -> dict[str, Any]:
 
 @contextmanager
 def undiscoverable(older: Older) -> Iterator[None]:
-    """Nobody may read what the API server serves."""
+    """Revoke everyone's permission to discover the API."""
     kind = ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "", "system:discovery")
     subjects = (older.api.get(*kind) or {})["subjects"]
     older.api.patch(*kind, {"subjects": []})
@@ -326,25 +326,25 @@ def undiscoverable(older: Older) -> Iterator[None]:
         older.api.patch(*kind, {"subjects": subjects})
 
 
-async def test_a_schema_that_may_not_be_read(older: Older, namespace: str) -> None:
+async def test_an_unreadable_schema_is_named_in_the_refusal(older: Older, namespace: str) -> None:
     narrow = older.kubeconfig_for(RULES, namespace)
-    backend, asking = KubernetesBackend(Credentials(kubeconfig=str(narrow))), Api(narrow)
+    backend, api = KubernetesBackend(Credentials(kubeconfig=str(narrow))), Api(narrow)
 
     with undiscoverable(older):
-        wait_until("the schema is out of reach", lambda: "403" in refused(lambda: asking.request("GET", OPENAPI)), 20)
+        wait_until("the schema cannot be read", lambda: "403" in refused(lambda: api.request("GET", OPENAPI)), 20)
         grace = spec(runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
         with pytest.raises(Rejected, match=r"unknown field .* cannot be read \(403 .*system:discovery"):
             await launch(backend, grace, "a", namespace=namespace)
         ref = await launch(backend, spec(env=simulate(run="never")), "a", namespace=namespace)
         assert await cancel(backend, ref)
-    asking.close()
+    api.close()
     await backend.aclose()
 
 
-async def test_after_an_upgrade_everything_is_served(
+async def test_after_an_upgrade_new_fields_are_supported(
     older: Older, backend: KubernetesBackend, namespace: str, sent: list[str]
 ) -> None:
-    """The last test: the definitions are those of 2.3 from here on."""
+    """Must be the last test: it installs the definitions of 2.3."""
     grace = spec(env=simulate(run="never"), runtime_patches=patches({"terminationGracePeriodSeconds": 5}))
     with pytest.raises(Rejected):
         await launch(backend, grace, "a", namespace=namespace)
@@ -357,7 +357,7 @@ async def test_after_an_upgrade_everything_is_served(
     path, strict = older.api.path(TRAINER, "TrainJob", namespace), {"fieldValidation": "Strict", "dryRun": "All"}
     upgraded = lambda: older.api.request("POST", path, probe, params=strict)  # noqa: E731
     wait_until("the new definition is in force", upgraded, 20, ignore=(ApiError,))
-    assert await launch(backend, plain, "b", namespace=namespace) == before, "the spec is the same, so is the job"
+    assert await launch(backend, plain, "b", namespace=namespace) == before, "the same spec, so the same job"
     sent.clear()
     ref = await launch(backend, grace, "c", namespace=namespace)
     assert sent == [posts(namespace)]

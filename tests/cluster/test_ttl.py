@@ -1,4 +1,4 @@
-"""The objects of a finished job, and when they are deleted."""
+"""The deletion of the objects of a finished job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def runtimes() -> tuple[Object, Object]:
     return of_jobs, of_jobset
 
 
-async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_not(
+async def test_a_ttl_of_the_jobs_keeps_the_result_and_one_of_the_jobset_does_not(
     cluster: Access, backend: KubernetesBackend, namespace: str, needs: Callable[[str], None]
 ) -> None:
     needs("simulated-nodes")
@@ -65,7 +65,7 @@ async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_no
             fields = {"env": simulate(run="300ms", exit_code=code), "runtime": name}
             refs[name, code] = await launch(backend, TrainJobSpec.parse(fields), f"{name}-{code}", namespace=namespace)
             there = partial(_jobset, cluster, refs[name, code])
-            sets[name, code] = wait_until("there is a JobSet", there, 60)
+            sets[name, code] = wait_until("the JobSet exists", there, 60)
     with anyio.fail_after(60):
         for (_, code), ref in refs.items():
             if code == 0:
@@ -74,17 +74,17 @@ async def test_a_ttl_of_the_jobs_keeps_the_verdict_and_one_of_the_jobset_does_no
             with pytest.raises(TrainJobFailed):  # the pods with the reason can be deleted
                 await wait(backend, ref)
 
-    for code, verdict in ((0, "Complete"), (3, "Failed")):
+    for code, result in ((0, "Complete"), (3, "Failed")):
         ref = refs[names[0], code]
         wait_until("no Job and no pod is left", partial(_nothing_left, cluster, ref), 30)
-        assert condition(cluster.api.get(TRAINER, "TrainJob", namespace, ref.name), verdict)
+        assert condition(cluster.api.get(TRAINER, "TrainJob", namespace, ref.name), result)
         assert _jobset(cluster, ref) == sets[names[0], code]
 
     good, bad = refs[names[1], 0], refs[names[1], 3]
-    # Trainer makes the JobSet anew, and the failed job trains again.
+    # Trainer recreates the JobSet, and the failed job trains again.
     again = lambda: _jobset(cluster, bad) not in ("", sets[names[1], 3])  # noqa: E731
     wait_until("the failed job has another JobSet", again, 30)
-    wait_until("the complete one has none", lambda: not _jobset(cluster, good), 30)
+    wait_until("the complete job has no JobSet", lambda: not _jobset(cluster, good), 30)
     assert condition(cluster.api.get(TRAINER, "TrainJob", namespace, good.name), "Complete")
 
 

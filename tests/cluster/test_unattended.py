@@ -116,7 +116,9 @@ async def test_a_process_has_one_lease_however_many_jobs_it_waits_for(cluster: A
                     is not None
                 )
             )
-    assert len(leases(cluster, namespace)) == 1, "its jobs still run, and it says until when they were waited for"
+    assert len(leases(cluster, namespace)) == 1, (
+        "its jobs still run, and it has the time until which they were waited for"
+    )
 
 
 async def test_a_lease_is_deleted_when_its_jobs_end(cluster: Access, namespace: str) -> None:
@@ -126,7 +128,9 @@ async def test_a_lease_is_deleted_when_its_jobs_end(cluster: Access, namespace: 
             tasks.start_soon(wait, backend, ref)
             await until(lambda: list(leases(cluster, namespace).values()) == [{ref.uid}])
             (lease,) = cluster.api.find(LEASES, "Lease", namespace)
-            assert [each["uid"] for each in lease["metadata"]["ownerReferences"]] == [ref.uid], "if it dies before"
+            assert [each["uid"] for each in lease["metadata"]["ownerReferences"]] == [ref.uid], (
+                "the job's deletion deletes the Lease of a process that died"
+            )
     assert leases(cluster, namespace) == {}
 
 
@@ -142,7 +146,7 @@ async def test_an_unattended_job_is_suspended_and_the_next_waiter_resumes_it(clu
         assert (done.job, done.done) == (str(left), "suspended")
         assert timedelta(seconds=AFTER_SECONDS) < done.unattended < timedelta(seconds=60)
         assert job(cluster, left)["metadata"]["annotations"][CANCELLED] == "unattended"
-        assert await reaped(backend, namespace) == [], "once is enough"
+        assert await reaped(backend, namespace) == [], "a suspended job is not reaped again"
         async with waited_for(backend, left):
             await until_phase(backend, left, Phase.RUNNING)
         assert CANCELLED not in job(cluster, left)["metadata"]["annotations"]

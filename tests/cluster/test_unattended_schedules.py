@@ -81,10 +81,10 @@ class Schedule:
 
     Attributes:
         after: Bound of the jobs.
-        stays: For each job, who waits for it.
+        stays: For each job, the processes that wait for it.
         outage: Begin and end of an outage of the API server.
         reapers: For each of two, how long each of its runs may last until it is killed.
-        seconds: How long it is watched.
+        seconds: Duration of the schedule.
     """
 
     after: float
@@ -115,7 +115,7 @@ class Schedule:
 
 @dataclass
 class Run:
-    """One schedule, in a namespace that no other one uses at the same time."""
+    """One schedule, in a namespace that no other schedule uses at the same time."""
 
     seed: int
     schedule: Schedule
@@ -127,9 +127,9 @@ class Run:
     ended: int = 0
     began: float = 0.0
     waiting: dict[str, list[float]] = field(default_factory=dict)
-    """Job -> since when each of those waits for it who wait for it now."""
+    """Job -> start times of its current waiters."""
     coming: int = 0
-    """How many of those who wait have not left yet."""
+    """Number of waiters that have not ended yet."""
     since: dict[str, float] = field(default_factory=dict)
     """Job -> start of its unattended time; missing while it has a waiter, or after it was ended."""
 
@@ -176,7 +176,7 @@ class Run:
             self.waiting[str(ref)].remove(began)
             if not self.waiting[str(ref)]:
                 self.since[str(ref)] = time.monotonic()
-            if stay.killed:  # nothing more is sent
+            if stay.killed:  # a killed process sends no more requests
                 for attendance in backend._attendances.values():
                     if attendance._task is not None:
                         attendance._task.cancel()
@@ -234,7 +234,7 @@ class Run:
 
 @pytest.mark.anyio
 @pytest.mark.timeout(1500)
-# httpcore 1.0 leaves the socket of a TLS handshake that is cancelled to the garbage collector, and waiters die here.
+# httpcore 1.0 leaves the socket of a cancelled TLS handshake to the garbage collector; waiters are killed here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_only_unattended_jobs_are_ended(
     cluster: Access, authority: Authority, monkeypatch: pytest.MonkeyPatch, record_property: campaigns.Record

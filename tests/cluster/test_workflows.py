@@ -1,7 +1,7 @@
 """The retraining workflow on the real node, from Airflow and from KFP: the same files as on one machine.
 
 What differs is the environment: a connection or ``TRAINJOB_BACKEND``, and where storage, registry and scripts are. The
-launchers have the rights of Trainer's own role for users and no key of the storage; the pods have those by a Secret.
+launchers have the permissions of Trainer's role for users and no storage keys; the pods get the keys from a Secret.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 @dataclass
 class Platform:
-    """A cluster as a team would have it set up, with storage and a registry.
+    """A cluster with storage and a registry, as a team would set it up.
 
     Attributes:
-        cluster: With the real node, the step image and the runtimes.
-        settings: What pods need to reach the storage, without the keys.
-        keys: Those.
-        registry: Its URI.
+        cluster: The cluster with the real node, the step image and the runtimes.
+        settings: Settings with which pods reach the storage, without the keys.
+        keys: Keys of the storage.
+        registry: URI of the registry.
         bucket: URI of the storage.
     """
 
@@ -56,7 +56,7 @@ class Platform:
             self.cluster.api.create({"apiVersion": "v1", "kind": kind, "metadata": metadata, **content})
 
     def environment(self, namespace: str, directory: Path) -> dict[str, str]:
-        """Of a launcher: everything but the backend."""
+        """Environment of a launcher, without the backend."""
         return {
             **launcher_environment(),
             "KUBECONFIG": str(self.cluster.kubeconfig_for(namespace=namespace)),
@@ -69,14 +69,14 @@ class Platform:
         }
 
     def check_jobs(self, namespace: str, directory: Path) -> None:
-        """Four TrainJobs, all of them complete, on the real node, and nothing that still runs anywhere."""
+        """Check that four TrainJobs completed on the real node, and none on the local backend."""
         jobs = self.cluster.api.find(TRAINER, "TrainJob", namespace)
         assert len(jobs) == 4
         assert self.keys["AWS_SECRET_ACCESS_KEY"] not in json.dumps(jobs)
         pods = self.cluster.api.find("v1", "Pod", namespace)
         where = [(pod["spec"].get("nodeName"), pod["status"]["phase"]) for pod in pods]
-        assert where == [(NAME, "Succeeded")] * 5, "one pod a step, two of the training"
-        assert not (directory / "home" / "jobs").exists(), "jobs of the local backend"
+        assert where == [(NAME, "Succeeded")] * 5, "one pod for each step, two for the training"
+        assert not (directory / "home" / "jobs").exists(), "no job ran on the local backend"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def namespace(platform: Platform) -> Iterator[str]:
 
 @pytest.fixture
 def airflow(platform: Platform, airflow_home: Path, namespace: str, tmp_path: Path) -> dict[str, str]:
-    """Environment of an Airflow whose connection leads to the cluster."""
+    """Environment of an Airflow with a connection to the cluster."""
     connection = {"conn_type": "trainjob", "extra": {"backend": "kubernetes", "namespace": namespace}}
     return {
         **platform.environment(namespace, tmp_path),
@@ -119,7 +119,7 @@ def champion(registry: Registry) -> ModelVersion | None:
 
 
 def check_version(registry: Registry, known: set[str], before: ModelVersion | None) -> ModelVersion:
-    """The one version that is not among `known`: trained from `before`, and champion if it is better."""
+    """The new version: it was trained from `before`, and is the champion if it is better."""
     (new,) = [version for version in registry.list("digits") if version.version not in known]
     known.add(new.version)
     assert 0.5 < new.metrics["accuracy"] <= 1
@@ -132,7 +132,7 @@ def check_version(registry: Registry, known: set[str], before: ModelVersion | No
 
 
 def test_airflow_deferred(platform: Platform, airflow: dict[str, str], namespace: str, tmp_path: Path) -> None:
-    """In workers: `test_stores`."""
+    """`test_stores` tests waiting in workers."""
     registry = connect(platform.registry)
     known = {version.version for version in registry.list("digits")}
     before = champion(registry)
@@ -178,7 +178,7 @@ with DAG("failing"):
 """
 
 
-def test_a_training_that_fails_is_explained_in_airflow(
+def test_a_failed_training_is_diagnosed_in_airflow(
     platform: Platform, airflow: dict[str, str], namespace: str, tmp_path: Path
 ) -> None:
     (tmp_path / "dags").mkdir()
@@ -188,4 +188,4 @@ def test_a_training_that_fails_is_explained_in_airflow(
     assert "TrainJobFatal" in log
     assert "node-1 exited with code 7" in log, log[-6000:]
     assert "rank 1 fails at epoch 2 as requested, exit code 7" in log
-    assert len(platform.cluster.api.find(TRAINER, "TrainJob", namespace)) == 1, "tried again in vain"
+    assert len(platform.cluster.api.find(TRAINER, "TrainJob", namespace)) == 1, "not retried"

@@ -39,7 +39,7 @@ async def phases_of(
     """Wait for the job's result; return the observed phases in the order of their first occurrence.
 
     Args:
-        seen: List that also gets the phases: for a job that fails nothing is returned.
+        seen: List that also gets the phases, since nothing is returned for a job that fails.
     """
     phases: list[Phase] = [] if seen is None else seen
 
