@@ -18,7 +18,7 @@ from trainjob.diagnosis import Diagnosis
 
 
 class Jobs:
-    """Short ways to launch, look and wait."""
+    """Shortcuts to launch jobs, read their state and wait."""
 
     def __init__(self, client: TrainJobClient, home: Path) -> None:
         self.client = client
@@ -49,7 +49,7 @@ class Jobs:
         eventually(lambda: len(self.lines(ref)) >= ranks)
 
     def supervisors(self, ref: JobRef) -> list[psutil.Process]:
-        """The supervisor of a job and its guard, as far as they are alive."""
+        """The supervisor of a job and its guard, if they are alive."""
         found = {}
         for process in psutil.process_iter():
             try:
@@ -77,7 +77,7 @@ def jobs(home: Path) -> Iterator[Jobs]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str, str], Path]:
-    """Puts an executable shell script on a new folder: name, script -> folder, to come first on the PATH."""
+    """Writes an executable shell script, by name and text; returns its folder, to be put first on the PATH."""
 
     def write(name: str, script: str) -> Path:
         directory = tmp_path / "programs"

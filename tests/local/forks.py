@@ -1,7 +1,7 @@
-"""Real processes, forked from one that has done the imports: importing MLflow would be nearly all of their time.
+"""Real processes, forked from one that has done the imports: most of their time would be the import of MLflow.
 
-One place for all tests, since Python has one such process for all: what is not said before its first child is not
-imported there at all.
+All tests use this module, since Python has one fork server for a process: only modules that are set before its first
+child are imported there.
 """
 
 from __future__ import annotations

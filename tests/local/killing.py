@@ -1,6 +1,6 @@
-"""What the kills of `tests.local.test_kills` need: the programs as processes, and a look at what they left.
+"""Helpers of `tests.local.test_kills`: run and kill the programs, and read what they left.
 
-What a reader would take for whole is looked up here by other means than the code under test, wherever there are some.
+The data that a reader would accept as complete is read by other code than the code under test, where possible.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Content = Mapping[str, bytes]
 
 
 def program(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """``python -m trainjob.data``, which takes files of a few hundred kB for large: many parts, and little to send."""
+    """``python -m trainjob.data`` with low thresholds: files of some hundred kB have many parts."""
     from huggingface_hub import constants
 
     from trainjob.data import ranges, transfer
@@ -56,12 +56,12 @@ def program(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 
 @dataclass
 class Trap:
-    """Kills the process at one of the requests that it makes.
+    """Kills the process at one of its requests.
 
     Attributes:
-        at: Whom that request is for (``place`` or ``registry``), and its number among those; None for none.
-        requests: How many there were, of each.
-        pid: Of the process, once it is known.
+        at: Server of that request (``place`` or ``registry``), and its number; None kills at no request.
+        requests: Number of requests to each server.
+        pid: Process id, once it is known.
     """
 
     at: tuple[str, int] | None = None
@@ -69,11 +69,11 @@ class Trap:
     pid: int | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def request(self, whom: str) -> bool:
-        """Note one; whether the process has been killed at it."""
+    def request(self, server: str) -> bool:
+        """Count a request; return whether the process was killed at it."""
         with self._lock:
-            self.requests[whom] += 1
-            if (whom, self.requests[whom]) != self.at:
+            self.requests[server] += 1
+            if (server, self.requests[server]) != self.at:
                 return False
         while self.pid is None:
             time.sleep(0.0002)
@@ -88,7 +88,7 @@ def run(
     trap: Trap,
     kill: tuple[Callable[[], bool], float] | None = None,
 ) -> tuple[float, bool]:
-    """Run the program, or kill it so many seconds after something has happened: the seconds, and whether it was."""
+    """Run the program, or kill it some seconds after an event; return the duration and whether it was killed."""
     trap.pid, trap.requests = None, Counter()
     process = FORKS.Process(target=program, args=(arguments, environment))
     began = time.monotonic()
@@ -102,42 +102,42 @@ def run(
         process.kill()
     process.join()
     took, killed = time.monotonic() - began, process.exitcode != 0
-    # 255: killed before the fork server had noted down whom it forked.
+    # 255: killed before the fork server had recorded its process id.
     assert process.exitcode in ((0, -signal.SIGKILL, 255) if kill is not None else (0,)), arguments
     process.close()
     return took, killed
 
 
-# ------------------------------------------------------------ where things are
+# ------------------------------------------------------------ stores
 
 
 class Place(Protocol):
-    """A store, with room for the targets of many runs."""
+    """A store for the targets of many runs."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the program needs to know."""
+        """Environment variables of the program."""
         ...
 
     def uri(self, name: str) -> str:
-        """A place in it; of a repository of images without a tag."""
+        """URI of a target; for a repository of images without a tag."""
         ...
 
     def put(self, uri: str, files: Content) -> None:
-        """Write something whole there, with its manifest."""
+        """Write complete content with its manifest."""
         ...
 
     def held(self, uri: str) -> Content | None:
-        """All files there if it says that it is whole, else None."""
+        """All files if the target has a manifest; otherwise None."""
         ...
 
     def left(self, uri: str) -> set[str]:
-        """Names of all that is there, ours too."""
+        """Names of all files, including those of trainjob."""
         ...
 
 
 def manifest_of(files: Content) -> bytes:
-    """What a copy of these files is given."""
+    """The manifest of a copy of these files."""
     return content.build(
         content.File(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()
     ).to_json()
@@ -179,7 +179,7 @@ class Folder:
         return {str(path.relative_to(uri)) for path in Path(uri).rglob("*") if path.is_file()}
 
     def inodes(self, uri: str) -> set[tuple[str, int]]:
-        """Tells files that were written anew from those that were there."""
+        """Names and inodes, which distinguish rewritten files from earlier ones."""
         found = set()
         for path in Path(uri).rglob("*"):
             with suppress(FileNotFoundError):
@@ -188,7 +188,7 @@ class Folder:
 
 
 class Bucket:
-    """Prefixes of a bucket of S3."""
+    """Prefixes of an S3 bucket."""
 
     def __init__(self, server: SeaweedFS, proxy: Proxy) -> None:
         self._server, self._client = server, server.client
@@ -217,7 +217,7 @@ class Bucket:
 
 
 class Images:
-    """Repositories of a container registry: only our own code reads these."""
+    """Repositories of a container registry; only the code under test can read these."""
 
     environment: Mapping[str, str] = {}
 
@@ -277,16 +277,16 @@ class Repositories:
         return set(self._files(uri)) - {".gitattributes"}
 
 
-# ------------------------------------------------------------ traps in what is between a program and its servers
+# ------------------------------------------------------------ traps between a program and its servers
 
 
 @contextmanager
 def trapped(
     trap: Trap, proxies: Sequence[Proxy], hub: Hub, fake: registries.FakeRegistry | None, chance: random.Random
 ) -> Iterator[None]:
-    """Let these servers count requests, and kill at one of them.
+    """Let these servers count requests and kill the process at one of them.
 
-    The request itself arrives or does not, is cut, or arrives and its reply meets nobody.
+    That request arrives, is refused, is cut, or arrives and its reply is lost.
     """
     at = chance.randrange(4)
     of_proxies = [None, Fault(Kind.REFUSE), Fault(Kind.CUT, after=chance.randrange(200_000)), Fault(Kind.DROP)][at]
@@ -302,7 +302,7 @@ def trapped(
     hub.fault = lambda *_: of_hub if trap.request("place") else {}
     if fake is not None:
         fake.fault = lambda _: of_fake if trap.request("registry") else None
-    close_session()  # our own, of the last look
+    close_session()  # the session of this process, which has read the previous state
     try:
         yield
     finally:
@@ -322,10 +322,10 @@ class Records:
     """A registry for one run.
 
     Attributes:
-        uri: For `connect`.
-        rows: Counts the versions that it has, finished or not, and looks at what only its own eyes see.
-        state: Changes when something has been written, where that can be seen from outside.
-        fake: The server, where there is one.
+        uri: URI for `connect`.
+        rows: Counts the versions, finished or not, and checks internal state of the registry.
+        state: A value that changes with each write; None if writes are not visible from outside.
+        fake: The fake server, if the registry has one.
     """
 
     uri: str
@@ -335,7 +335,7 @@ class Records:
 
 
 class Mlflow:
-    """SQLite files, with a champion or without one."""
+    """MLflow registries in SQLite files, with or without a champion."""
 
     def __init__(self, folder: Path, register_champion: Callable[[str], None]) -> None:
         self._folder = folder
@@ -346,7 +346,7 @@ class Mlflow:
 
     @contextmanager
     def opened(self, *, champion: bool) -> Iterator[Records]:
-        """One for a run."""
+        """A registry for one run."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             path = Path(shutil.copy(self._folder / f"{champion}.db", Path(folder, "registry.db")))
 
@@ -359,7 +359,7 @@ class Mlflow:
 
 
 class Kubeflow:
-    """Fakes of the server, with a champion or without one."""
+    """Fake Kubeflow registries, with or without a champion."""
 
     def __init__(self, register_champion: Callable[[str], None]) -> None:
         self._stores = {False: Store(), True: Store()}
@@ -368,7 +368,7 @@ class Kubeflow:
 
     @contextmanager
     def opened(self, *, champion: bool) -> Iterator[Records]:
-        """One for a run."""
+        """A registry for one run."""
         with registries.FakeRegistry(store=copying.deepcopy(self._stores[champion])) as fake:
 
             def rows() -> int:

@@ -1,4 +1,4 @@
-"""What a person sees of the local backend: failures, results, limits of this machine."""
+"""The local backend for its users: failures, results, limits of this machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from trainjob.errors import NotFound, Rejected, RuntimeNotFound, RunTimeout
 from trainjob.status import observe
 from trainjob.verdicts import RetryVerdict
 
-# ---------------------------------------------------------------- how jobs end
-# In scripts, $$$$ is what a shell sees as $$: Kubernetes takes $$ for an escaped dollar sign.
+# ---------------------------------------------------------------- ends of jobs
+# A shell sees $$$$ in scripts as $$: Kubernetes treats $$ as an escaped dollar sign.
 
 
 def test_rank_1_of_2_exits_with_3(jobs: Jobs) -> None:
@@ -59,7 +59,7 @@ def test_command_not_found(jobs: Jobs) -> None:
     assert found.summary == 'node-0 could not be started: exec: "no-such-program": executable file not found in $PATH'
 
 
-def test_command_that_may_not_be_run(jobs: Jobs, tmp_path: Path) -> None:
+def test_command_not_executable(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "script").write_text("no program")
     assert "permission denied" in jobs.fails(command=[str(tmp_path / "script")]).summary
 
@@ -109,17 +109,15 @@ def test_a_job_counts_as_stopped_when_its_last_process_has_ended(jobs: Jobs, pat
         await (backend.delete(ref) if patch is None else backend.patch(ref, patch))
         assert not await backend.stopped(ref), "it handles SIGTERM for a second"
         with anyio.fail_after(20):
-            while not await backend.stopped(ref):  # noqa: ASYNC110 - only the files tell
+            while not await backend.stopped(ref):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.01)
         assert marked(ref.uid) == {}
 
     anyio.run(stop)
 
 
-def test_a_name_is_used_up_by_a_deletion_in_the_middle_of_a_creation(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tombstone appears between the check and the rename."""
+def test_a_deletion_during_a_creation_reserves_the_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tombstone is written between the check and the rename."""
     directory = home / "jobs" / "default" / "train-1"
     tombstone = _tombstone(directory)
     rename = os.rename
@@ -135,7 +133,7 @@ def test_a_name_is_used_up_by_a_deletion_in_the_middle_of_a_creation(
     assert not directory.exists()
 
 
-def test_ranks_have_time_to_finish_what_they_do(jobs: Jobs, tmp_path: Path) -> None:
+def test_ranks_have_time_to_handle_sigterm(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.launch(f"trap 'sleep 0.5; echo saved > {tmp_path}/checkpoint; exit 0' TERM; echo on; sleep 60 & wait")
     jobs.starts(ref)
     assert jobs.client.cancel(ref)
@@ -146,7 +144,7 @@ DAEMON = "setsid sh -c 'trap \"\" TERM HUP; echo $$$$ > {0}/daemon; while :; do 
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$$$", "sleep 60"])
-def test_nothing_of_a_job_is_left_whatever_it_started(jobs: Jobs, tmp_path: Path, end: str) -> None:
+def test_no_process_of_a_job_survives_its_end(jobs: Jobs, tmp_path: Path, end: str) -> None:
     ref = jobs.launch(f"{DAEMON.format(tmp_path)} while ! [ -s {tmp_path}/daemon ]; do sleep 0.02; done; {end}")
     eventually(lambda: (tmp_path / "daemon").exists() and (tmp_path / "daemon").read_text())
     daemon = int((tmp_path / "daemon").read_text())
@@ -158,7 +156,7 @@ def test_nothing_of_a_job_is_left_whatever_it_started(jobs: Jobs, tmp_path: Path
     assert marked(ref.uid) == {}
 
 
-def test_leftovers_are_found_without_proc_too(jobs: Jobs, tmp_path: Path) -> None:
+def test_leftover_processes_are_found_without_proc(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.launch(f"{DAEMON.format(tmp_path)} echo on; sleep 60")
     jobs.starts(ref)
     assert _kill_by_psutil(ref.uid)
@@ -167,7 +165,7 @@ def test_leftovers_are_found_without_proc_too(jobs: Jobs, tmp_path: Path) -> Non
 
 
 def test_a_rank_that_launches_a_job_does_not_own_it(jobs: Jobs, tmp_path: Path) -> None:
-    """As on a cluster: the end of one job is not the end of another, and no rank outlives its supervisor."""
+    """As on a cluster: the end of one job does not end another, and no rank outlives its supervisor."""
     program = (
         "from trainjob import TrainJobClient\n"
         "with TrainJobClient('local') as client:\n"
@@ -196,7 +194,7 @@ def test_suspend_and_resume(jobs: Jobs, tmp_path: Path) -> None:
     assert jobs.lines(ref, "node-1") == ["begun", "begun", "over"]
 
 
-def test_deleted_by_another(jobs: Jobs) -> None:
+def test_waiting_for_a_job_that_is_deleted(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 60")
     timer = threading.Timer(0.3, lambda: jobs.client.start(lambda: jobs.client.backend.delete(ref)).result(10))
     timer.start()
@@ -210,7 +208,7 @@ def test_deleted_by_another(jobs: Jobs) -> None:
     assert jobs.launch("true").attempt == 2
 
 
-# ---------------------------------------------------------------- what scripts report
+# ---------------------------------------------------------------- reports of scripts
 
 
 def test_progress_metrics_and_outputs_while_it_runs(jobs: Jobs, tmp_path: Path) -> None:
@@ -232,7 +230,7 @@ progress.report(progress=100, metrics={{"loss": 0.25}}, outputs={{"model": "s3:/
     assert observe(jobs.client.get(ref)).progress == 100
 
 
-def test_remaining_time_that_the_script_does_not_give(jobs: Jobs, tmp_path: Path) -> None:
+def test_remaining_time_is_estimated_from_the_steps(jobs: Jobs, tmp_path: Path) -> None:
     program = f"""
 import pathlib, time
 from trainjob import progress
@@ -257,7 +255,7 @@ def test_a_script_may_write_the_message_itself_and_only_rank_0_counts(jobs: Jobs
 
 
 @pytest.mark.parametrize("message", ["no JSON", '{"trainjob": 1, "outputs": ', '{"other": 1}', "x" * 9000, r"\377"])
-def test_a_message_that_is_none(jobs: Jobs, message: str) -> None:
+def test_an_invalid_termination_message_is_ignored(jobs: Jobs, message: str) -> None:
     result = jobs.run(f"printf '{message}' > $TRAINJOB_TERMINATION_LOG")
     assert (result.metrics, result.outputs) == ({}, {})
 
@@ -265,7 +263,7 @@ def test_a_message_that_is_none(jobs: Jobs, message: str) -> None:
 # ---------------------------------------------------------------- environment, secrets, limits
 
 
-def test_environment_of_the_author(jobs: Jobs, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_spec_reach_the_ranks(jobs: Jobs, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "secrets" / "hf").mkdir(parents=True)
     (home / "secrets" / "hf" / "token").write_text("s3cret\n")
     (home / "configmaps" / "conf").mkdir(parents=True)
@@ -294,21 +292,21 @@ def test_environment_of_the_author(jobs: Jobs, home: Path, monkeypatch: pytest.M
     assert "s3cret" not in (jobs.directory(ref) / "status.json").read_text()
 
 
-def test_a_secret_that_is_not_there(jobs: Jobs, home: Path) -> None:
+def test_a_missing_secret_is_reported(jobs: Jobs, home: Path) -> None:
     found = jobs.fails("true", env={"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}})
     assert found.category is Category.CONFIGURATION
     assert f"write the value to the file {home}/secrets/hf/token" in found.summary
 
 
-def test_a_secret_that_is_no_text(jobs: Jobs, home: Path) -> None:
+def test_a_binary_secret_is_reported(jobs: Jobs, home: Path) -> None:
     (home / "secrets" / "hf").mkdir(parents=True)
     (home / "secrets" / "hf" / "token").write_bytes(b"\xff\xfe")
     found = jobs.fails("true", env={"TOKEN": {"secretKeyRef": {"name": "hf", "key": "token"}}})
     assert "is not UTF-8" in found.summary
 
 
-def test_a_value_that_no_process_can_have(jobs: Jobs) -> None:
-    whole = {
+def test_an_unsupported_value_source_is_reported(jobs: Jobs) -> None:
+    manifest = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "spec": {
@@ -316,18 +314,18 @@ def test_a_value_that_no_process_can_have(jobs: Jobs) -> None:
             "trainer": {"command": ["true"], "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"path": "x"}}}]},
         },
     }
-    ref = jobs.client.launch(whole, "whole")
+    ref = jobs.client.launch(manifest, "manifest")
     with pytest.raises(TrainJobFailed, match="fileKeyRef is not supported on this machine"):
         jobs.client.wait(ref)
 
 
-def test_no_such_runtime(jobs: Jobs) -> None:
+def test_an_unknown_runtime_is_refused(jobs: Jobs) -> None:
     with pytest.raises(RuntimeNotFound, match=r"'torch' does not exist on this machine; .*torch-distributed"):
         jobs.launch("true", runtime="torch")
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({}, "give command or func"),
         ({"args": ["x"]}, "args need a command"),
@@ -335,13 +333,13 @@ def test_no_such_runtime(jobs: Jobs) -> None:
         ({"command": ["x"], "initializer": {"model": "hf://a/b"}}, "must have model-initializer job"),
     ],
 )
-def test_what_this_machine_cannot_do(jobs: Jobs, fields: dict[str, object], says: str) -> None:
-    with pytest.raises(Rejected, match=says):
+def test_unsupported_specs_are_refused(jobs: Jobs, fields: dict[str, object], message: str) -> None:
+    with pytest.raises(Rejected, match=message):
         jobs.launch(**fields)  # type: ignore[arg-type]
     assert jobs.client.list() == []
 
 
-def test_gpus_that_are_not_there(
+def test_missing_gpus_are_reported(
     jobs: Jobs, program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{program('nvidia-smi', 'echo 0; echo 1')}:{os.environ['PATH']}")
@@ -352,7 +350,7 @@ def test_gpus_that_are_not_there(
 
 
 NVIDIA_SMI = """
-# As driver 550 on a machine of four answers to: nvidia-smi --query-gpu=index --format=csv,noheader
+# The output of driver 550 on a machine with four GPUs for: nvidia-smi --query-gpu=index --format=csv,noheader
 [ "$*" = "--query-gpu=index --format=csv,noheader" ] || exit 2
 printf '0\\n1\\n2\\n3\\n'
 """
@@ -369,7 +367,7 @@ def four_gpus(program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPat
     [(None, 2, ["0,1", "2,3"]), (None, 1, ["0", "1", "2"]), ("3,1", 1, ["3", "1"]), (None, 0, ["unset"])],
 )
 @pytest.mark.usefixtures("four_gpus")
-def test_gpus_are_shared_out(
+def test_gpus_are_distributed_to_the_ranks(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, visible: str | None, each: int, expected: list[str]
 ) -> None:
     if visible:
@@ -382,9 +380,9 @@ def test_gpus_are_shared_out(
 # ---------------------------------------------------------------- the synchronous client
 
 
-def test_the_client_waits_and_tells(jobs: Jobs, tmp_path: Path) -> None:
+def test_the_client_reports_changes_and_log_lines(jobs: Jobs, tmp_path: Path) -> None:
     phases: list[Phase] = []
-    heard: list[LogLine] = []
+    lines: list[LogLine] = []
 
     def changed(observation: Observation, notice: str) -> None:
         phases.append(observation.phase)
@@ -392,13 +390,13 @@ def test_the_client_waits_and_tells(jobs: Jobs, tmp_path: Path) -> None:
             (tmp_path / "go").touch()
 
     ref = jobs.launch(f"echo one; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; echo two")
-    jobs.client.wait(ref, on_change=changed, on_log=heard.append)
+    jobs.client.wait(ref, on_change=changed, on_log=lines.append)
     assert phases[-2:] == [Phase.RUNNING, Phase.COMPLETE]
-    assert [line.text for line in heard] == ["one", "two"]
+    assert [line.text for line in lines] == ["one", "two"]
     assert [line.text for line in jobs.client.logs(ref, tail=1)] == ["two"]
 
 
-def test_the_client_finds_jobs_again(jobs: Jobs) -> None:
+def test_the_client_finds_existing_jobs(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 60", labels={"team": "x"})
     with TrainJobClient("local") as another:
         assert another.find(ref.name) == ref
@@ -416,7 +414,7 @@ def test_the_client_works_inside_a_running_loop(jobs: Jobs) -> None:
     asyncio.run(cell())
 
 
-def test_a_signal_handler_can_cancel_what_is_waited_for(jobs: Jobs) -> None:
+def test_a_signal_handler_can_delete_the_job_that_is_waited_for(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 60")
     done = []
 
@@ -441,12 +439,12 @@ def test_a_closed_client_can_be_used_again(jobs: Jobs) -> None:
     jobs.run("true")
 
 
-def test_start_budget_of_a_real_job(jobs: Jobs) -> None:
+def test_start_timeout_counts_from_the_resume(jobs: Jobs) -> None:
     ref = jobs.launch("sleep 60")
     jobs.client.start(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": True}})).result(10)
     eventually(lambda: jobs.client.call(lambda: jobs.client.backend.stopped(ref)))
     jobs.client.start(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": False}})).result(10)
-    # It counts from the resume, however long ago the job was created.
+    # The timeout counts from the resume, not from the creation of the job.
     phases: list[Phase] = []
     with pytest.raises(RunTimeout):
         jobs.client.wait(

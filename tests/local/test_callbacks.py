@@ -64,7 +64,7 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 data = torch.utils.data.DataLoader(torch.ones(12, 2), batch_size=4)
-class EachStep(ProgressCallback):  # as if each took a second
+class EachStep(ProgressCallback):  # reports each step, as if it took a second
     def on_train_batch_end(self, *arguments):
         self._reported = -1e9
         super().on_train_batch_end(*arguments)
@@ -82,7 +82,7 @@ callback.on_train_end(another_rank)
 """
 
 
-# Imported once: that takes longer than both trainings.
+# One process for both trainings: the imports take longer than the trainings.
 BOTH = """
 import os
 import sys
@@ -106,7 +106,7 @@ for script, log in zip(sys.argv[1::2], sys.argv[2::2]):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, progress.Report | None]:
-    """What the trainings have reported at their end."""
+    """The reports of the trainings at their end."""
     place = tmp_path_factory.mktemp("callbacks")
     scripts = {"huggingface": HUGGINGFACE, "lightning": LIGHTNING}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KUBEFLOW_", "TRAINJOB_"))}

@@ -1,4 +1,4 @@
-"""A cancelled job of this machine has ended, and keeps what it has left until `gc` or `delete` removes it."""
+"""A cancelled local job keeps its files until `gc` or `delete` removes them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def training(jobs: Jobs, **fields: Any) -> JobRef:
 
 
 def is_kept(jobs: Jobs, ref: JobRef, message: str = "the job was cancelled with trainjob") -> None:
-    """It has ended as cancelled, nothing of it runs, and what it left is there."""
+    """Check that the job has ended as cancelled, that no process runs, and that its files exist."""
     job = jobs.client.get(ref)
     assert job is not None
     now = observe(job)
@@ -59,16 +59,16 @@ def is_kept(jobs: Jobs, ref: JobRef, message: str = "the job was cancelled with 
     eventually(lambda: jobs.supervisors(ref) == [])
 
 
-def test_a_cancelled_job_keeps_what_it_has_left(jobs: Jobs) -> None:
+def test_a_cancelled_job_keeps_its_logs_and_metrics(jobs: Jobs) -> None:
     ref = training(jobs)
     assert jobs.client.cancel(ref)
     is_kept(jobs, ref)
-    assert jobs.client.cancel(ref), "again"
+    assert jobs.client.cancel(ref), "a second cancel succeeds"
     is_kept(jobs, ref)
 
 
-def test_by_one_request(jobs: Jobs) -> None:
-    """As KFP's steps do, which are about to be killed."""
+def test_a_job_is_cancelled_by_one_request(jobs: Jobs) -> None:
+    """KFP's steps do this before they are killed."""
     ref = training(jobs)
     job = jobs.client.get(ref)
     assert job is not None
@@ -77,7 +77,7 @@ def test_by_one_request(jobs: Jobs) -> None:
     is_kept(jobs, ref)
 
 
-def test_because_nobody_waited(jobs: Jobs) -> None:
+def test_an_unattended_job_is_cancelled(jobs: Jobs) -> None:
     ref = training(jobs, unattended="delete")
     jobs.client.call(lambda: jobs.client.backend.patch(ref, {"metadata": {"annotations": {AFTER: "1"}}}))
     eventually(lambda: observe(jobs.client.get(ref)).phase is Phase.CANCELLED)
@@ -85,7 +85,7 @@ def test_because_nobody_waited(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_its_supervisor_is_killed_meanwhile(jobs: Jobs, tmp_path: Path, both: bool) -> None:
+def test_the_supervisor_is_killed_during_a_cancel(jobs: Jobs, tmp_path: Path, both: bool) -> None:
     script = REPORTING.replace("import time;", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);")
     ref = jobs.launch(command=[sys.executable, "-c", script])
     eventually(lambda: observe(jobs.client.get(ref)).progress == 40)
@@ -99,7 +99,7 @@ def test_its_supervisor_is_killed_meanwhile(jobs: Jobs, tmp_path: Path, both: bo
     assert jobs.lines(ref) == ["epoch 1"]
 
 
-def test_suspended_then_cancelled(jobs: Jobs) -> None:
+def test_a_suspended_job_can_be_cancelled(jobs: Jobs) -> None:
     ref = training(jobs)
     assert jobs.client.cancel(ref, "suspend")
     assert jobs.client.cancel(ref)
@@ -117,7 +117,7 @@ def test_the_next_launch_is_the_next_attempt(jobs: Jobs, after_failure: Any, fir
     assert (ref.attempt, again.attempt) == (1, 2)
 
 
-def test_a_launch_while_it_ends_is_the_next_attempt(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_launch_during_a_cancel_is_the_next_attempt(jobs: Jobs, tmp_path: Path) -> None:
     ref = jobs.launch(f"trap 'until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit' TERM; echo on; sleep 60 & wait")
     jobs.starts(ref)
     jobs.client.call(lambda: jobs.client.backend.cancel(ref))
@@ -125,7 +125,7 @@ def test_a_launch_while_it_ends_is_the_next_attempt(jobs: Jobs, tmp_path: Path) 
     (tmp_path / "go").touch()
 
 
-def test_a_cancel_that_comes_too_late_changes_nothing(jobs: Jobs) -> None:
+def test_a_cancel_after_the_end_has_no_effect(jobs: Jobs) -> None:
     ref = jobs.launch("echo done")
     jobs.client.wait(ref)
     jobs.client.call(lambda: jobs.client.backend.cancel(ref))
@@ -133,12 +133,12 @@ def test_a_cancel_that_comes_too_late_changes_nothing(jobs: Jobs) -> None:
     late = read_json(path)
     assert late is not None
     late["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["trainjob.dev/keep"]}
-    write_json(path, late)  # the job has ended between the look and the change
+    write_json(path, late)  # the job has ended between the read and the change
     assert observe(jobs.client.get(ref)).phase is Phase.COMPLETE
-    assert jobs.launch("echo done") == ref, "its result is still to be delivered"
+    assert jobs.launch("echo done") == ref, "the result has not been delivered yet"
 
 
-def test_it_is_deleted_for_good(jobs: Jobs) -> None:
+def test_a_cancelled_job_can_be_deleted(jobs: Jobs) -> None:
     ref = training(jobs)
     jobs.client.cancel(ref)
     jobs.client.call(lambda: jobs.client.backend.delete(ref))
@@ -147,7 +147,7 @@ def test_it_is_deleted_for_good(jobs: Jobs) -> None:
     assert jobs.launch("true").attempt == 2
 
 
-def test_deleted_while_it_is_cancelled(jobs: Jobs) -> None:
+def test_a_job_can_be_deleted_during_a_cancel(jobs: Jobs) -> None:
     ref = jobs.launch("trap '' TERM; echo on; while :; do sleep 0.1; done")
     jobs.starts(ref)
     jobs.client.call(lambda: jobs.client.backend.cancel(ref))
@@ -160,10 +160,10 @@ def test_deleted_while_it_is_cancelled(jobs: Jobs) -> None:
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_command_line_tells_where_its_logs_are(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_prints_how_to_read_the_logs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     ref = training(jobs)
-    told = f"cancelled {ref}; its logs and metrics are kept: trainjob logs {ref.name}\n"
-    assert exit_of(capsys, "cancel", ref.name)[:2] == (0, told)
+    expected = f"cancelled {ref}; its logs and metrics are kept: trainjob logs {ref.name}\n"
+    assert exit_of(capsys, "cancel", ref.name)[:2] == (0, expected)
     assert exit_of(capsys, "cancel", ref.name)[:2] == (0, f"{ref} has already ended: Cancelled\n")
     assert "epoch 1" in exit_of(capsys, "logs", ref.name)[1]
     (listed,) = json.loads(exit_of(capsys, "list", "--phase", "Cancelled", "--json")[1])["jobs"]
@@ -190,7 +190,7 @@ def ended_ago(jobs: Jobs, ref: JobRef, time: str) -> None:
     write_json(path, status)
 
 
-def test_gc_removes_what_ended_long_ago(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_removes_old_jobs(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     old, failed, fresh, running = (
         jobs.launch(script, key) for key, script in enumerate_keys("true", "exit 3", "true", "echo on; sleep 60")
     )
@@ -205,7 +205,7 @@ def test_gc_removes_what_ended_long_ago(jobs: Jobs, capsys: pytest.CaptureFixtur
     draft, grave = jobs.home / "jobs" / "default" / ".new-0", jobs.home / "jobs" / "default" / ".deleted" / ".a.0"
     for path in (draft, grave, draft.with_name(".new-1")):
         (path / "logs").mkdir(parents=True)
-        if path.name != ".new-1":  # of a launch that may still be under way
+        if path.name != ".new-1":  # the draft of a launch that may still be in progress
             os.utime(path, (1, 1))
 
     code, out, _ = exit_of(capsys, "gc", "--dry-run")
@@ -228,14 +228,14 @@ def test_gc_removes_what_ended_long_ago(jobs: Jobs, capsys: pytest.CaptureFixtur
     assert {job["metadata"]["name"] for job in jobs.client.list()} == {fresh.name, running.name}
     assert observe(jobs.client.get(running)).phase is not Phase.DELETED
     assert exit_of(capsys, "gc")[1:] == ("", "no job in namespace default ended more than 7d00h ago\n")
-    assert jobs.launch("true", key="0").attempt == 2, "a name is not used again"
+    assert jobs.launch("true", key="0").attempt == 2, "the name is not reused"
 
 
 def enumerate_keys(*scripts: str) -> list[tuple[str, str]]:
     return [(str(number), script) for number, script in enumerate(scripts)]
 
 
-def test_gc_is_for_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_refuses_the_kubernetes_backend(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", os.devnull)
     code, _, err = exit_of(capsys, "gc", "--backend", "kubernetes")
     assert code == 2

@@ -1,4 +1,4 @@
-"""SIGKILL at random instants, many times: never two jobs for one attempt, never an orphan, always a result.
+"""SIGKILL at random times: never two jobs for one attempt, never an orphan, always a result.
 
 A campaign (`tests.campaigns`); ``TRAINJOB_CHAOS_ONLY`` repeats the run with that number.
 """
@@ -37,21 +37,21 @@ VICTIMS = ("launcher", "launchers", "supervisor", "guard", "both", "both, guard 
 
 
 def spec(run: int, marks: Path) -> dict[str, object]:
-    """A job of 0.4 s that leaves a mark for every rank that starts: attempt, rank, UID."""
+    """A job of 0.4 s that writes a line for every rank that starts: attempt, rank, UID."""
     script = 'echo "$POD $TRAINJOB_LOCAL_UID" >> $MARKS; sleep 0.4'
     env = {"MARKS": str(marks / str(run)), "POD": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return {"runtime": "trainjob-step", "command": ["sh", "-c", script], "num_nodes": RANKS, "env": env}
 
 
 def launcher(run: int, marks: Path, home: Path) -> None:
-    """One of the processes that want the same work done; it may be killed at any instruction."""
+    """One of several processes that launch the same work; it may be killed at any instruction."""
     os.environ["TRAINJOB_HOME"] = str(home)
     with TrainJobClient("local") as client:
         to_the_end(client, run, marks)
 
 
 def to_the_end(client: TrainJobClient, run: int, marks: Path) -> TrainJobResult:
-    """Launch, wait, and try again after whatever the chaos did to the job."""
+    """Launch, wait, and retry after failures that the kills caused."""
     while True:
         ref = client.launch(spec(run, marks), f"chaos/{run}")
         try:
@@ -96,8 +96,8 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
         process.start()
     struck = []
     began = time.monotonic()
-    for instant in sorted(chance.uniform(0, LONGEST) for _ in range(chance.randint(1, 3))):
-        time.sleep(max(0, began + instant - time.monotonic()))
+    for moment in sorted(chance.uniform(0, LONGEST) for _ in range(chance.randint(1, 3))):
+        time.sleep(max(0, began + moment - time.monotonic()))
         struck.append(chance.choice(VICTIMS))
         strike(struck[-1], jobs, run, launchers, chance)
     if chance.random() < 0.5:
@@ -107,25 +107,27 @@ def one(jobs: Jobs, run: int, marks: Path) -> str:
         result = to_the_end(client, run, marks)
     for process in launchers:
         process.join(30)
-        # 255: killed before the fork server had noted down whom it forked.
+        # 255: killed before the fork server had recorded its process id.
         assert process.exitcode in (0, -signal.SIGKILL, 255), f"a launcher of run {run} ended with {process.exitcode}"
 
-    story = f"run {run} of seed {campaigns.SEED}: {number} launcher(s), {', '.join(struck)}"
+    description = f"run {run} of seed {campaigns.SEED}: {number} launcher(s), {', '.join(struck)}"
     begun = Counter((marks / str(run)).read_text().split("\n")[:-1])
-    assert begun.most_common(1)[0][1] == 1, f"{story}: a rank was started twice: {begun}"
+    assert begun.most_common(1)[0][1] == 1, f"{description}: a rank was started twice: {begun}"
     of_attempts: dict[str, set[str]] = {}
     for mark in begun:
         pod, uid = mark.split()
         of_attempts.setdefault(pod.rpartition("-node-")[0], set()).add(uid)
-    assert all(len(uids) == 1 for uids in of_attempts.values()), f"{story}: two jobs for one attempt: {of_attempts}"
-    assert result.name in of_attempts, story
+    assert all(len(uids) == 1 for uids in of_attempts.values()), (
+        f"{description}: two jobs for one attempt: {of_attempts}"
+    )
+    assert result.name in of_attempts, description
     uids = {uid for found in of_attempts.values() for uid in found}
     for uid in uids:
-        assert marked(uid) == {}, f"{story}: processes were left"
+        assert marked(uid) == {}, f"{description}: processes were left"
     for job in jobs.client.call(lambda: jobs.client.backend.find("default", labels_of(f"chaos/{run}"))):
-        assert observe(job).phase.terminal, f"{story}: {job['metadata']['name']} never ended"
+        assert observe(job).phase.terminal, f"{description}: {job['metadata']['name']} never ended"
         eventually(lambda job=job: jobs.supervisors(JobRef.of(job)) == [], 10)  # type: ignore[misc]
-    campaigns.done(f"{story}: {len(of_attempts)} attempt(s)")
+    campaigns.done(f"{description}: {len(of_attempts)} attempt(s)")
     return f"{len(of_attempts)} attempt(s)"
 
 
@@ -142,7 +144,7 @@ def test_chaos(jobs: Jobs, tmp_path: Path, record_property: campaigns.Record) ->
 
 
 def test_many_processes_launch_one_key_at_once(jobs: Jobs, tmp_path: Path) -> None:
-    """Nobody is killed: ten processes that start together make one job, and all get its result."""
+    """Ten processes that start together create one job, and all get its result."""
     launchers = [FORKS.Process(target=launcher, args=(0, tmp_path, jobs.home), daemon=True) for _ in range(10)]
     for process in launchers:
         process.start()

@@ -49,7 +49,7 @@ if sys.argv[2:] == [rank]:
 
 
 class Shell:
-    """Runs the command with a home of its own."""
+    """Runs the command with a separate home."""
 
     def __init__(self, home: Path, warm: Warm) -> None:
         self.home = home
@@ -78,7 +78,7 @@ class Shell:
         process = self.start(*words, program=self._warm)
         out, err = process.communicate(timeout=60)
         assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
-        assert "\nTraceback" not in err  # that of a training stands behind a bar
+        assert "\nTraceback" not in err  # tracebacks of trainings have a prefix
         return out, err
 
     def json(self, *words: str, code: int = 0) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Shell:
         return not self.processes()
 
     def processes(self) -> list[psutil.Process]:
-        """Everything of these jobs that is alive: each process has inherited the home."""
+        """All running processes of these jobs: each has inherited the home."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -104,7 +104,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
-    """For commands that get no signal and have no terminal."""
+    """Runs commands that get no signal and have no terminal."""
     modules = ["cli", "client", "lifecycle", "waiting", "backends.local.backend"]
     with Warm({"trainjob": "trainjob.cli:main"}, [f"trainjob.{module}" for module in modules]) as running:
         yield running
@@ -117,7 +117,7 @@ def trainjob(tmp_path: Path, warm: Warm) -> Iterator[Shell]:
     if shell.processes():
         for job in shell.json("list")["jobs"]:
             shell("cancel", job["name"])
-    for process in shell.processes():  # of the commands that a failed test left behind
+    for process in shell.processes():  # left by commands of a failed test
         with suppress(psutil.Error):
             process.kill()
 
@@ -145,8 +145,8 @@ def test_a_good_run_shows_phases_logs_and_the_result(trainjob: Shell) -> None:
     assert "jax-distributed, 2 nodes" in status
 
 
-def test_waiting_for_many(trainjob: Shell) -> None:
-    """Each is told as soon as it has ended, whatever the others do."""
+def test_wait_reports_each_of_many_jobs_when_it_ends(trainjob: Shell) -> None:
+    """Each job is reported as soon as it has ended, independently of the others."""
     slow, bad, quick = [
         trainjob("run", "--detach", *STEP, "--", "sh", "-c", f"{command}").strip()
         for command in ("while ! [ -e go ]; do sleep 0.05; done", "exit 3", "true")
@@ -172,9 +172,9 @@ def test_waiting_for_many(trainjob: Shell) -> None:
     assert process.wait(20) == 1
     assert process.stdout.read() == ""
     assert process.stderr is not None
-    told = process.stderr.read()
-    assert "there is no TrainJob default/nosuch" in told
-    assert f"TrainJob default/{bad} is Failed" in told
+    errors = process.stderr.read()
+    assert "there is no TrainJob default/nosuch" in errors
+    assert f"TrainJob default/{bad} is Failed" in errors
     process.stdout.close()
     process.stderr.close()
 
@@ -206,12 +206,12 @@ def test_exit_codes_of_waiting_for_many(trainjob: Shell, names: str, words: tupl
 
 
 def test_a_run_as_json_lines(trainjob: Shell) -> None:
-    said = events(trainjob("run", "--json", "--key", "nightly/digits", *trainjob.training(2)))
-    launched, *_, result = said
+    reported = events(trainjob("run", "--json", "--key", "nightly/digits", *trainjob.training(2)))
+    launched, *_, result = reported
     assert (launched["event"], launched["key"], launched["adopted"]) == ("launched", "nightly/digits", False)
-    assert {event["event"] for event in said} == {"launched", "phase", "progress", "log", "result"}
-    assert [e["phase"] for e in said if e["event"] == "phase"][-1] == "Complete"
-    assert len([e for e in said if e["event"] == "log"]) == 4
+    assert {event["event"] for event in reported} == {"launched", "phase", "progress", "log", "result"}
+    assert [e["phase"] for e in reported if e["event"] == "phase"][-1] == "Complete"
+    assert len([e for e in reported if e["event"] == "log"]) == 4
     assert result["event"] == "result"
     assert result["outputs"] == {"model": "file:///models/1"}
     assert result["metrics"] == {"loss": 0.5}
@@ -226,21 +226,21 @@ def test_metrics_and_outputs_have_one_type_in_every_answer(trainjob: Shell) -> N
     metrics = {"loss": 1 / 3, "steps": 7, "stopped": True, "kind": "x", "gap": "nan"}
     outputs = {"model": "s3://m", "promoted": False, "shards": 3}
     code = f"from trainjob.progress import report; report(progress=50, metrics={metrics}, outputs={outputs})"
-    said = events(trainjob("run", "--json", "--key", "k", *STEP, "--", sys.executable, "-c", code))
-    (progress,) = [event for event in said if event["event"] == "progress"]
+    reported = events(trainjob("run", "--json", "--key", "k", *STEP, "--", sys.executable, "-c", code))
+    (progress,) = [event for event in reported if event["event"] == "progress"]
     (listed,) = trainjob.json("list")["jobs"]
     answers = [
         progress,
-        said[-1],
+        reported[-1],
         listed,
-        *(trainjob.json(command, said[-1]["name"]) for command in ("status", "diagnose")),
+        *(trainjob.json(command, reported[-1]["name"]) for command in ("status", "diagnose")),
     ]
     for answer in answers:
         assert json.dumps(answer["metrics"], sort_keys=True) == json.dumps(metrics, sort_keys=True)
     for answer in answers:
         if "outputs" in answer:
             assert json.dumps(answer["outputs"], sort_keys=True) == json.dumps(outputs, sort_keys=True)
-    shown = trainjob("status", said[-1]["name"])
+    shown = trainjob("status", reported[-1]["name"])
     assert "loss 0.333333  steps 7  stopped true" in shown
     assert "promoted false" in shown
 
@@ -259,7 +259,7 @@ FAILURES = {
     "deadline": (("sleep", "60"), ("active_deadline_seconds: 1",), 1),
     "no such command": (("no-such-command",), (), 2),
     "killed from outside": (("sh", "-c", "kill -9 $$$$"), (), 3),
-    "budget": (("sleep", "60"), (), 4),
+    "run timeout": (("sleep", "60"), (), 4),
 }
 
 
@@ -300,14 +300,14 @@ def test_a_failure_ends_with_its_diagnosis(trainjob: Shell) -> None:
     assert last[-1] == "category: user code; can be retried: the failure may not repeat"
 
 
-def test_no_such_job(trainjob: Shell) -> None:
+def test_a_missing_job_is_reported(trainjob: Shell) -> None:
     for command in ("wait", "status", "logs", "cancel", "resume", "delete"):
         out, err = trainjob.both(command, "ml/nothing", "--json", code=5)
         assert "there is no TrainJob ml/nothing" in err
         assert json.loads(out)["error"]["type"] == "NotFound"
 
 
-def test_cancelled_while_it_is_waited_for(trainjob: Shell) -> None:
+def test_waiting_for_a_cancelled_job_exits_with_5(trainjob: Shell) -> None:
     name = trainjob("run", "-d", *STEP, *FOREVER).strip()
     process = trainjob.start("wait", name)
     read_until(process, "begun")
@@ -328,7 +328,7 @@ def test_the_same_key_is_the_same_job_until_its_result_was_shown(trainjob: Shell
     assert (launched["attempt"], launched["adopted"]) == (2, False)
 
 
-def test_another_spec_under_the_same_key(trainjob: Shell) -> None:
+def test_another_spec_under_the_same_key_is_refused(trainjob: Shell) -> None:
     trainjob("run", "-d", *STEP, "--key", "k", *FOREVER)
     _, err = trainjob.both("run", "-d", *STEP, "--key", "k", "--", "true", code=2)
     assert "spec.trainer.command" in err
@@ -390,7 +390,7 @@ def test_interrupted_at_any_moment_nothing_is_left(trainjob: Shell) -> None:
         time.sleep(pause)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
-        early = process.returncode == 1 and "Fatal Python error: init_" in err  # the interpreter was not up yet
+        early = process.returncode == 1 and "Fatal Python error: init_" in err  # the interpreter had not started yet
         assert early or process.returncode in (130, -signal.SIGINT), err
     assert {job["phase"] for job in trainjob.json("list")["jobs"]} <= {"Cancelled"}
     eventually(trainjob.is_quiet)
@@ -505,7 +505,7 @@ def test_the_rendered_manifest_runs(trainjob: Shell) -> None:
 
 
 class Terminal:
-    """The command on a pseudo-terminal of its own, which is its controlling one, so that Ctrl-C is typed."""
+    """The command on a separate pseudo-terminal, which is its controlling terminal, so that Ctrl-C can be typed."""
 
     TAKE = (
         "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -531,7 +531,7 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        with suppress(OSError):  # how Linux tells that the other side is closed
+        with suppress(OSError):  # on Linux the error means that the other side is closed
             while data := os.read(self._main, 65536):
                 self.raw += data.decode(errors="replace")
 
@@ -562,7 +562,7 @@ def test_the_live_view_of_a_good_run(trainjob: Shell) -> None:
     assert final.endswith("metrics:\n  loss  0.125\noutputs:\n  model  file:///models/1\n")
     assert "\x1b[36m[node-0]" in terminal.raw
     assert "\x1b[32m[node-1]" in terminal.raw
-    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is visible again
 
 
 def test_the_live_view_of_a_failure_ends_with_the_diagnosis(trainjob: Shell) -> None:
@@ -587,7 +587,7 @@ def test_typing_ctrl_c_in_the_live_view_cancels(trainjob: Shell) -> None:
     eventually(trainjob.is_quiet)
 
 
-# --- lines that a terminal must not get as they are
+# --- lines with control sequences
 
 HOSTILE = r"""
 import os, sys
@@ -606,7 +606,7 @@ MESSAGE = "\x1b]52;c;ZXZpbA==\x07the reason"
 
 
 def escapes(text: str) -> list[str]:
-    """Control sequences but colors, and controls that are no line end."""
+    """Control sequences except colors, and control characters except line ends."""
     left = re.sub(r"\x1b\[[0-9;:]*m", "", text)
     return [c for c in left if (unicodedata.category(c) == "Cc" and c not in "\t\n") or c in "\u202e\u2028"]
 
@@ -624,12 +624,14 @@ def test_no_control_sequence_of_a_job_reaches_the_terminal(trainjob: Shell) -> N
     outputs += trainjob.both("diagnose", job["name"], "--html", str(page), code=1)
     outputs += [page.read_text(), trainjob("status", job["name"])]
     assert [escapes(text) for text in outputs] == [[]] * len(outputs)
-    assert "\x1b" not in "".join(outputs)  # no colors where there is no terminal
+    assert "\x1b" not in "".join(outputs)  # no colors without a terminal
     for text in ("clipboard", "asked", "c1", "raw", "red", "screen", "far", "the reason"):
         assert text in out
     lines = trainjob("logs", job["name"], "--json")
     assert escapes(lines + trainjob("diagnose", job["name"], "--json", code=1)) == []
-    assert json.loads(lines.splitlines()[0])["text"] == "\x1b]52;c;ZXZpbA==\x07clipboard"  # all of it, as JSON has it
+    assert (
+        json.loads(lines.splitlines()[0])["text"] == "\x1b]52;c;ZXZpbA==\x07clipboard"
+    )  # the complete text, escaped by JSON
 
 
 def test_colors_of_a_job_stay_on_a_terminal_and_end_with_their_line(trainjob: Shell) -> None:

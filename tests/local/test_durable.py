@@ -1,4 +1,4 @@
-"""What a launch relies on is on the disk before: a real launch, and what its processes ask of the kernel."""
+"""A launch relies only on data that is on the disk: the system calls of the processes of a real launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def traced(file):
     fsync(descriptor)
     os.write(trace, f"sync {path}\\n".encode())
 
-def heard(event, arguments):
+def audit(event, arguments):
     if event == "os.rename":
         os.write(trace, f"rename {arguments[0]} {arguments[1]}\\n".encode())
     elif event == "os.mkdir":
@@ -31,7 +31,7 @@ def heard(event, arguments):
         os.write(trace, f"start {' '.join(map(str, arguments[1]))}\\n".encode())
 
 os.fsync = traced
-sys.addaudithook(heard)
+sys.addaudithook(audit)
 """
 PROGRAM = """
 from trainjob import TrainJobClient
@@ -56,8 +56,8 @@ def trace(home: Path, tmp_path: Path) -> list[str]:
     return (tmp_path / "trace").read_text().splitlines()
 
 
-def test_a_launch_relies_on_nothing_that_is_not_on_the_disk(trace: list[str], home: Path) -> None:
-    """Every file before it gets its name, and every name before the next process starts."""
+def test_a_launch_relies_only_on_synced_files(trace: list[str], home: Path) -> None:
+    """Every file is synced before it is renamed, and every directory before the next process starts."""
     renamed, unsynced = [], set()
     synced: set[str] = set()
     for line in trace:
@@ -67,18 +67,18 @@ def test_a_launch_relies_on_nothing_that_is_not_on_the_disk(trace: list[str], ho
         if what == "sync":
             synced.add(rest)
             unsynced.discard(rest)
-        elif what == "mkdir" and not rest.endswith("/tmp"):  # TMPDIR of the ranks, which may go
+        elif what == "mkdir" and not rest.endswith("/tmp"):  # TMPDIR of the ranks, which may be lost
             unsynced.add(str(Path(rest).parent))
         elif what == "rename":
             source, target = rest.split(" ")
-            if "/.deleted/" not in target:  # what is removed
-                assert source in synced, f"{target} was not on the disk before it got its name"
+            if "/.deleted/" not in target:  # not a removed job
+                assert source in synced, f"{target} was not synced before the rename"
                 unsynced.add(str(Path(target).parent))
                 renamed.append(Path(target).name)
             synced.discard(source)
         elif what == "start":
             left = {path for path in unsynced if "/.new-" not in path}
-            assert not left, f"{rest} started before the names in {left} were on the disk"
+            assert not left, f"{rest} started before {left} were synced"
             renamed.append("a supervisor" if "supervisor" in rest else "the rank")
     key = next(name for name in renamed if name.startswith("key-"))
     assert renamed[:6] == ["object.json", "start.json", key, "a supervisor", "status.json", "the rank"]
@@ -88,4 +88,4 @@ def test_a_launch_relies_on_nothing_that_is_not_on_the_disk(trace: list[str], ho
         number
         for number, line in enumerate(trace)
         if line.startswith("rename ") and f"/.deleted/.{tombstone.name}" in line
-    ), "the name is used up before the job is gone"
+    ), "the name is reserved before the job is removed"

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or not there."""
+"""Full disks, and homes that cannot be created."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_tiny(tiny: Path) -> Iterator[Jobs]:
 
 
 def fill(disk: Path, leave: int = 0) -> Path:
-    """Use up the disk but for `leave` bytes."""
+    """Fill the disk except for `leave` bytes."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -49,7 +49,7 @@ def fill(disk: Path, leave: int = 0) -> Path:
     return filler
 
 
-def test_no_room_for_a_job(on_tiny: Jobs, tiny: Path) -> None:
+def test_a_full_disk_refuses_a_launch(on_tiny: Jobs, tiny: Path) -> None:
     filler = fill(tiny)
     with pytest.raises(Rejected, match=r"cannot be stored in .*tiny: No space left on device"):
         on_tiny.launch("true")
@@ -59,7 +59,7 @@ def test_no_room_for_a_job(on_tiny: Jobs, tiny: Path) -> None:
 
 
 def test_the_disk_fills_while_a_job_runs(on_tiny: Jobs, tiny: Path) -> None:
-    """Log lines are lost; the training is not, and its end is told once there is room."""
+    """Log lines are lost, but not the training; its end is reported when the disk has space."""
     ref = on_tiny.launch("echo on; sleep 0.5; seq 2000; echo over >&2")
     on_tiny.starts(ref)
     filler = fill(tiny, leave=8192)
@@ -73,7 +73,7 @@ def test_the_disk_fills_while_a_job_runs(on_tiny: Jobs, tiny: Path) -> None:
     assert log.exists()
 
 
-def test_the_last_status_needs_no_room(on_tiny: Jobs, tiny: Path) -> None:
+def test_the_last_status_is_written_to_a_full_disk(on_tiny: Jobs, tiny: Path) -> None:
     go = tiny.parent / "go"
     ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
     fill(tiny)
@@ -82,8 +82,8 @@ def test_the_last_status_needs_no_room(on_tiny: Jobs, tiny: Path) -> None:
     assert not (on_tiny.directory(ref) / "spare").exists()
 
 
-def test_no_room_for_the_status(on_tiny: Jobs, tiny: Path) -> None:
-    """Somebody else has taken what was set aside."""
+def test_a_status_that_does_not_fit_is_written_later(on_tiny: Jobs, tiny: Path) -> None:
+    """The space that the supervisor had reserved is gone."""
     go = tiny.parent / "go"
     ref = on_tiny.launch(f"while ! [ -e {go} ]; do sleep 0.05; done")
     (on_tiny.directory(ref) / "spare").unlink()
@@ -96,8 +96,8 @@ def test_no_room_for_the_status(on_tiny: Jobs, tiny: Path) -> None:
     assert on_tiny.client.wait(ref).attempt == 1
 
 
-def test_what_comes_first_is_the_verdict(on_tiny: Jobs, tiny: Path) -> None:
-    """The ranks of a job that is out of time fail, too, before its status can be written."""
+def test_an_exceeded_deadline_stays_the_reason(on_tiny: Jobs, tiny: Path) -> None:
+    """The ranks of a job that has exceeded its deadline fail as well, before its status can be written."""
     ref = on_tiny.launch("echo on; sleep 60", active_deadline_seconds=2)
     on_tiny.starts(ref)
     (on_tiny.directory(ref) / "spare").unlink()
@@ -111,10 +111,10 @@ def test_what_comes_first_is_the_verdict(on_tiny: Jobs, tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_a_script_that_fills_the_disk_itself(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
-    """Its temporary files go with it, so that its end can be written down; log lines may be lost.
+def test_a_script_that_fills_the_disk(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
+    """Its temporary files are deleted at its end, so that its status can be written; log lines may be lost.
 
-    What it reports meanwhile cannot be written, and holds up nothing.
+    Reports on the full disk are lost and do not block the script.
     """
     progress = 'printf \'{"trainjob": 1, "progressPercentage": %d}\' 1<>"$TRAINJOB_TERMINATION_LOG"'
     ref = on_tiny.launch(
@@ -139,8 +139,8 @@ def test_a_job_that_fills_the_disk_can_be_cancelled(on_tiny: Jobs, tiny: Path) -
     assert marked(ref.uid) == {}
 
 
-def test_a_job_that_cannot_be_cancelled(on_tiny: Jobs, tiny: Path) -> None:
-    """Without what was set aside, and what has to be done is said."""
+def test_a_cancel_that_does_not_fit_on_the_disk_is_refused(on_tiny: Jobs, tiny: Path) -> None:
+    """The reserved space is gone; the error names the cause, and the cancel works when the disk has space."""
     ref = on_tiny.launch("echo on; sleep 60")
     on_tiny.starts(ref)
     (on_tiny.directory(ref) / "spare").unlink()
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_be_cancelled(on_tiny: Jobs, tiny: Path) -> None:
 
 @pytest.mark.parametrize("spare", [True, False])
 def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, tiny: Path, spare: bool) -> None:
-    """A client that looks is not held up; the ranks are stopped. Without room the verdict follows once there is."""
+    """A client is not blocked, and the ranks are stopped. On a full disk the status is written when there is space."""
     ref = on_tiny.launch("echo on; sleep 60")
     on_tiny.starts(ref)
     if not spare:
@@ -170,7 +170,7 @@ def test_the_supervisor_is_killed_and_the_disk_is_full(on_tiny: Jobs, tiny: Path
     assert observe(on_tiny.client.get(ref)).reason == "SupervisorLost"
 
 
-def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         TrainJobClient(LocalBackend(tmp_path / "file" / "home")) as client,
@@ -179,7 +179,7 @@ def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
         Jobs(client, tmp_path).launch("true")
 
 
-def test_files_that_are_no_jobs(jobs: Jobs, home: Path) -> None:
+def test_files_that_are_no_jobs_are_not_listed(jobs: Jobs, home: Path) -> None:
     ref = jobs.launch("true")
     jobs.client.wait(ref)
     (home / "jobs" / "default" / "README").write_text("not a job")

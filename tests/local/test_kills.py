@@ -1,9 +1,9 @@
-"""SIGKILL at random instants of the initialize and export programs, and what they make of it when run again.
+"""SIGKILL at random times of the initialize and export programs, which are then run again.
 
-A campaign (`tests.campaigns`) of 300 kills: each run draws from the seed, its case and its number.
+A campaign (`tests.campaigns`) of 300 kills: each run is derived from the seed, its case and its number.
 
-After a kill a reader finds nothing, or what was there before, or the whole of what is new; the registry has one version
-of an export or none, and every version and alias that it shows is of something whole. Run again, the program ends so.
+After a kill a reader finds nothing, the earlier content or the complete new content. The registry has at most one
+version of an export, and every version and alias that it shows is of a complete model. A second run completes the work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _weights(number: int, size: int) -> bytes:
     return struct.pack("<Q", len(header)) + header + random.Random(number).randbytes(size)
 
 
-# What is large goes to S3 in two parts.
+# The largest file is uploaded to S3 in two parts.
 NEW: Content = {
     "model-1.safetensors": _weights(1, 5_500_000),
     "model-2.safetensors": _weights(2, 600_000),
@@ -88,7 +88,7 @@ NEW_DIGEST, OLD_DIGEST = (content.parse(manifest_of(files), "").digest for files
 
 @dataclass
 class World:
-    """All places, and the servers behind them."""
+    """All stores, and their servers."""
 
     folder: Path
     name: str
@@ -130,18 +130,18 @@ def world(
     return World(tmp_path, request.node.callspec.id, record_property, places, (to_s3, to_images), hub)
 
 
-# ------------------------------------------------------------ what runs
+# ------------------------------------------------------------ programs
 
 
 Happened = Callable[[], bool]
 
 
 class Case(Protocol):
-    """A program for one run, and what has to hold after it was killed.
+    """A program for one run, and the checks after a kill.
 
     Attributes:
-        arguments: Of the program.
-        events: What can be waited for, beside instants and requests.
+        arguments: Arguments of the program.
+        events: Events at which it can be killed, besides times and requests.
     """
 
     arguments: list[str]
@@ -149,27 +149,27 @@ class Case(Protocol):
 
     @property
     def fake(self) -> FakeRegistry | None:
-        """A server whose requests count."""
+        """A fake server whose requests are counted."""
         ...
 
     def found(self) -> str:
-        """Look at what is there, after a kill; a word for it."""
+        """Check the state after a kill; return its name."""
         ...
 
     def finish(self) -> None:
-        """Look at what is there in the end."""
+        """Check the final state."""
         ...
 
 
 def _left_or_nothing(place: Place, uri: str) -> str:
-    """Of a target that is not whole: no reader takes it for it."""
+    """Check that no reader accepts an incomplete target."""
     with pytest.raises((CorruptData, SourceNotFound)):
         scan(uri)
     return "half a target" if place.left(uri) else "nothing"
 
 
 def _appear(place: Place, uri: str, chance: random.Random) -> list[Happened]:
-    """Until so many files have been written to a directory, ours and parts of others among them."""
+    """The event that some number of files was written to a directory, including parts and files of trainjob."""
     if not isinstance(place, Folder):
         return []
     before, count = place.inodes(uri), chance.randint(1, len(NEW) + 2)
@@ -177,7 +177,7 @@ def _appear(place: Place, uri: str, chance: random.Random) -> list[Happened]:
 
 
 def _written(state: Callable[[], object], chance: random.Random) -> Happened:
-    """Until a registry has been written to so many times."""
+    """The event that a registry was written some number of times."""
     seen, count = {state()}, chance.randint(1, 3)
 
     def happened() -> bool:
@@ -188,7 +188,7 @@ def _written(state: Callable[[], object], chance: random.Random) -> Happened:
 
 
 class Initialize:
-    """An initializer, half of the times onto something older; see `Case`."""
+    """An initializer, in half of the runs with an older target; see `Case`."""
 
     fake = None
 
@@ -269,10 +269,10 @@ class Export:
 
 
 def _many(world: World, case: Callable[[int, random.Random], AbstractContextManager[Case]]) -> None:
-    """Kill `EACH` runs of it: every other one at an instant, the rest at what can be waited for."""
+    """Kill `EACH` runs of a case: half of them at random times, the others at events and requests."""
     campaigns.begin(world.record, EACH)
     environment = {name: value for place in world.places.values() for name, value in place.environment.items()}
-    environment["TMPDIR"] = str(world.folder / "left")  # who is killed leaves temporary files
+    environment["TMPDIR"] = str(world.folder / "left")  # killed programs leave temporary files
     (world.folder / "left").mkdir()
     trap, length, requests = Trap(), math.inf, Counter[str]()
     for number in range(3 if campaigns.FULL else 1):
@@ -285,7 +285,7 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
     for number in range(EACH):
         chance = random.Random(f"{campaigns.SEED}/{world.name}/{number}")
         with case(number, chance) as each:
-            happened: Happened = lambda: True  # noqa: E731 - from the beginning
+            happened: Happened = lambda: True  # noqa: E731 - the time counts from the start
             ways: list[Happened | str] = [*each.events, *requests]
             way = chance.choice(ways) if number % 2 else None
             instant = 0.0 if way else chance.uniform(0, length)
@@ -298,7 +298,7 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
             trap.at = None
             killed += dead
             if not dead:
-                length = min(length, took)  # it was measured while the machine did something else
+                length = min(length, took)  # the measurement was slowed by other programs
             left = each.found()
             found[left] += 1
             run(each.arguments, environment, trap)
@@ -307,8 +307,8 @@ def _many(world: World, case: Callable[[int, random.Random], AbstractContextMana
             campaigns.done(f"{world.name}/{number}: {'killed' if dead else 'not killed'} {how}; left: {left}")
     many = sum(requests.values())
     print(f"{world.name}: {killed} of {EACH} runs ({length:.3f} s, {many} requests) were killed; left: {dict(found)}")
-    if EACH >= 10:  # of fewer, chance may let most end first
-        assert killed >= EACH // 2, "most were over by then"
+    if EACH >= 10:  # with fewer runs, most can end before the kill by chance
+        assert killed >= EACH // 2, "most runs ended before the kill"
         assert len(found) > 1, "the kills hit one state only"
 
 
@@ -350,12 +350,12 @@ def test_export(world: World, target: str, registry: str) -> None:
     _many(world, case)
 
 
-# ------------------------------------------------------------ beside it
+# ------------------------------------------------------------ other cases
 
 
 @pytest.mark.parametrize("number", range(max(1, RUNS // 100)))
 def test_export_that_creates_the_registry(tmp_path: Path, number: int, record_property: campaigns.Record) -> None:
-    """MLflow's schema is made in many steps, none of which may be left half done."""
+    """MLflow creates its schema in many steps, none of which may stay incomplete."""
     chance = random.Random(f"{campaigns.SEED}/creates/{number}")
     campaigns.begin(record_property, 1)
     Folder(tmp_path).put(str(tmp_path / "model"), NEW)

@@ -1,4 +1,4 @@
-"""Memory that does not grow with the data: below 200 MB for anything."""
+"""Memory does not grow with the data: it stays below 200 MB."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainjob.data import content
 GIB = 1 << 30
 LIMIT = 200_000_000
 BY_RANGES = "from trainjob.data import ranges; ranges.TRIAL, ranges.FAST = 0, float('inf')\n"
-"""No connection is fast enough alone."""
+"""Always read by ranges: a single connection counts as too slow."""
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def _sparse(folder: Path, size: int) -> Path:
 
 
 def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
-    """To a server that keeps its length only: no disk has to have room for it."""
+    """The server keeps only the length of the file, so no disk space is needed."""
     size = (20 if campaigns.FULL else 2) * GIB
     source = _sparse(tmp_path / "source", size)
-    # Else obstore hashes every byte a second time, for its signature.
+    # Otherwise obstore hashes every byte a second time, for the signature.
     unsigned = {**server.environment, "AWS_UNSIGNED_PAYLOAD": "true"}
     used = peak(COPY, source, "s3://zeros/there", environment=unsigned)
     print(f"{size // GIB} GiB to S3: {used / 1e6:.0f} MB")
@@ -48,8 +48,8 @@ def test_a_large_sparse_file(server: Zeros, tmp_path: Path) -> None:
     assert used < LIMIT
 
 
-def test_parts_that_are_large(server: Zeros, tmp_path: Path) -> None:
-    """S3 takes 10 000 parts: those of a file of 200 GiB have 23 MiB. As many bytes, here of a file in fewer parts."""
+def test_large_parts(server: Zeros, tmp_path: Path) -> None:
+    """S3 allows 10 000 parts: a file of 200 GiB has parts of 23 MiB. Here a smaller file has fewer of them."""
     size, parts = (2 * GIB, 90) if campaigns.FULL else (GIB // 2, 22)
     source = _sparse(tmp_path / "source", size)
     (source / "other").hardlink_to(source / "big")
@@ -61,7 +61,7 @@ def test_parts_that_are_large(server: Zeros, tmp_path: Path) -> None:
 
 
 def test_ranges_of_large_files(server: Zeros, tmp_path: Path) -> None:
-    """Four files at a time, as many ranges as there are."""
+    """Four files in parallel, with as many parallel ranges as allowed."""
     each = GIB // (2 if campaigns.FULL else 8)
     server.held |= {f"in/{number}": each for number in range(4)}
     used = peak(BY_RANGES + SCAN, "s3://zeros/in/", environment=server.environment)

@@ -1,4 +1,4 @@
-"""Who may have written a job that is run, and who may read what a job leaves."""
+"""File permissions: jobs that other users could have written are refused, and others cannot read a job's files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANOTHER = 12345  # a user id
 
 
 def stored(home: Path, script: str) -> JobRef:
-    """A job as its launcher leaves it that is killed before it starts the supervisor."""
+    """A job whose launcher was killed before it started the supervisor."""
     spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["sh", "-c", script]})
     job = render(spec, KEY, 1, "default")
     job["metadata"] |= {"uid": "a-uid", "creationTimestamp": now()}
@@ -41,7 +41,7 @@ async def first(backend: LocalBackend, ref: JobRef) -> Snapshot:
     raise AssertionError("the watch ended")
 
 
-LOOKS: dict[str, Callable[[TrainJobClient, JobRef], object]] = {
+READS: dict[str, Callable[[TrainJobClient, JobRef], object]] = {
     "list": lambda client, _: client.list(),
     "find": lambda client, ref: client.find(ref.name),
     "status": lambda client, ref: client.diagnose(ref.name),
@@ -64,12 +64,12 @@ def given_to(path: Path, user: int) -> None:
 
 
 def content(home: Path) -> dict[str, tuple[int, str]]:
-    """All that there is, but for the lock of those that change an object."""
+    """All files, except for the lock of changes."""
     paths = [path for path in (home, *home.rglob("*")) if path.name != "edit.lock"]
     return {str(path): (path.lstat().st_mode, path.read_text("latin-1") if path.is_file() else "") for path in paths}
 
 
-# ---------------------------------------------------------------- jobs that another user can have written
+# ---------------------------------------------------------------- jobs that another user could have written
 
 
 def planted_home(home: Path) -> Path:
@@ -151,15 +151,15 @@ def test_a_job_that_another_user_can_have_written_is_refused(
     refused = plant(home)
     before = content(home)
     with TrainJobClient("local") as client:
-        for name, action in (LOOKS | CHANGES).items():
+        for name, action in (READS | CHANGES).items():
             with pytest.raises(ConfigurationError) as caught:
                 action(client, ref)
-            said = str(caught.value)
-            assert said.startswith(f"{refused} {PLANTED[plant]}"), name
-            assert f"uid {refused.lstat().st_uid}" in said
-            if "is writable" in said:
-                assert f"chmod -R go-rwx {refused};" in said
-            assert "TRAINJOB_HOME" in said or "Remove the link" in said
+            message = str(caught.value)
+            assert message.startswith(f"{refused} {PLANTED[plant]}"), name
+            assert f"uid {refused.lstat().st_uid}" in message
+            if "is writable" in message:
+                assert f"chmod -R go-rwx {refused};" in message
+            assert "TRAINJOB_HOME" in message or "Remove the link" in message
     assert content(home) == before
     assert supervisors(tmp_path) == {}
     assert not (tmp_path / "ran").exists()
@@ -176,7 +176,7 @@ def test_the_advice_makes_a_home_usable(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_home_that_others_can_only_read_is_closed(home: Path) -> None:
-    """As earlier versions created it."""
+    """Earlier versions created such homes."""
     ref = stored(home, "true")
     job = home / "jobs" / "default" / ref.name
     for each in (home, home / "jobs", job.parent, job):
@@ -196,7 +196,7 @@ def test_a_home_may_be_a_link_of_its_user(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a link to another user needs root")
-def test_a_link_of_another_user_is_no_home(home: Path, tmp_path: Path) -> None:
+def test_a_home_linked_by_another_user_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)
     home.symlink_to(tmp_path / "disk")
     os.chown(home, ANOTHER, ANOTHER, follow_symlinks=False)
@@ -205,13 +205,13 @@ def test_a_link_of_another_user_is_no_home(home: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "disk").iterdir()) == []
 
 
-# ---------------------------------------------------------------- a look runs nothing
+# ---------------------------------------------------------------- reading starts nothing
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_look_does_not_start_a_job(jobs: Jobs, home: Path, tmp_path: Path, look: str) -> None:
+@pytest.mark.parametrize("read", READS)
+def test_reading_does_not_start_a_job(jobs: Jobs, home: Path, tmp_path: Path, read: str) -> None:
     ref = stored(home, f"echo run >> {tmp_path}/runs")
-    LOOKS[look](jobs.client, ref)
+    READS[read](jobs.client, ref)
     assert not (jobs.directory(ref) / "supervisor.log").exists(), "no supervisor was started"
     assert observe(jobs.client.get(ref)).phase is Phase.NOT_STARTED
     assert jobs.launch(f"echo run >> {tmp_path}/runs", KEY) == ref
@@ -219,7 +219,7 @@ def test_a_look_does_not_start_a_job(jobs: Jobs, home: Path, tmp_path: Path, loo
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
-def test_a_job_that_nobody_has_started_says_so(jobs: Jobs, home: Path) -> None:
+def test_a_job_without_a_supervisor_is_reported(jobs: Jobs, home: Path) -> None:
     ref = stored(home, "true")
     assert not jobs.client.diagnose(ref.name).observation.stuck, "its launcher may be about to start it"
     os.utime(jobs.directory(ref) / "object.json", (0, 0))
@@ -249,7 +249,7 @@ def test_a_supervisor_that_cannot_start(jobs: Jobs, monkeypatch: pytest.MonkeyPa
 def test_a_supervisor_runs_no_module_of_the_working_directory(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as /tmp, where any user can leave one."""
+    """The directory can be /tmp, where any user can write modules."""
     (tmp_path / "there").mkdir()
     for module in ("trainjob", "json", "selectors"):
         (tmp_path / "there" / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -258,11 +258,11 @@ def test_a_supervisor_runs_no_module_of_the_working_directory(
     assert not (tmp_path / "ran").exists()
 
 
-# ---------------------------------------------------------------- what others can read
+# ---------------------------------------------------------------- files that others can read
 
 
 def test_nothing_of_a_job_can_be_read_by_others(jobs: Jobs, home: Path, tmp_path: Path) -> None:
-    """Whatever the umask; the ranks keep that of the launcher, since others may have to read what they write."""
+    """With any umask. The ranks keep the launcher's umask, since others may have to read their files."""
     wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
     script = f"touch {tmp_path}/model; echo on; echo done > $TRAINJOB_TERMINATION_LOG; {wait}"
     before = os.umask(0)
@@ -295,7 +295,7 @@ def test_nothing_of_a_job_can_be_read_by_others(jobs: Jobs, home: Path, tmp_path
     assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o666
 
 
-def test_directories_above_a_new_home_are_of_the_umask(tmp_path: Path) -> None:
+def test_directories_above_a_new_home_follow_the_umask(tmp_path: Path) -> None:
     with TrainJobClient(LocalBackend(tmp_path / "a" / "b" / "home")) as client:
         ref = CHANGES["launch"](client, JobRef("default", "x-1", ""))
         assert isinstance(ref, JobRef)

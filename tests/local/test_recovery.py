@@ -1,4 +1,4 @@
-"""An interrupted training goes on where it was: the same job resumed, and the next attempt at the same work."""
+"""An interrupted training resumes from its checkpoint: when its job is resumed, and in the next attempt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train(jobs: Jobs, key: str, output: Path, *more: str, **fields: Any) -> JobR
 
 @dataclass
 class Process:
-    """What one process of rank 0 said: epochs done before it began, and the latest one."""
+    """The log of one process of rank 0: the epoch after which it resumed, and its latest epoch."""
 
     pid: int
     resumed: int = 0
@@ -42,17 +42,17 @@ class Process:
 
 
 def processes(jobs: Jobs, ref: JobRef) -> list[Process]:
-    """In the order of their starts."""
+    """The processes of rank 0, in the order of their starts."""
     found: list[Process] = []
     for line in jobs.lines(ref):
         if started := re.search(r"starts, process (\d+)", line):
             found.append(Process(int(started[1])))
-        elif said := re.match(r"rank 0 resumes after epoch (\d+)", line):
-            found[-1].resumed = int(said[1])
-        elif said := re.match(r"epoch (\d+)/", line):
-            found[-1].epoch = int(said[1])
-        elif said := re.search(r"ends with weights (\w+)", line):
-            found[-1].weights = said[1]
+        elif match := re.match(r"rank 0 resumes after epoch (\d+)", line):
+            found[-1].resumed = int(match[1])
+        elif match := re.match(r"epoch (\d+)/", line):
+            found[-1].epoch = int(match[1])
+        elif match := re.search(r"ends with weights (\w+)", line):
+            found[-1].weights = match[1]
     return found
 
 
@@ -63,13 +63,13 @@ def kill(jobs: Jobs, ref: JobRef) -> None:
     assert caught.value.diagnosis.retry is RetryVerdict.INFRASTRUCTURE
 
 
-def goes_on(earlier: Process, later: Process) -> None:
-    """From the last epoch that was said, or one more: it is kept before it is said, or the other way round."""
+def check_resumed(earlier: Process, later: Process) -> None:
+    """Check that it resumed within one epoch of the last logged one: checkpoint and log line have no fixed order."""
     assert earlier.epoch - 1 <= later.resumed <= earlier.epoch + 1
     assert later.resumed > 0
 
 
-def test_an_interrupted_training_ends_where_an_undisturbed_one_does(jobs: Jobs, tmp_path: Path) -> None:
+def test_an_interrupted_training_ends_with_the_weights_of_an_undisturbed_one(jobs: Jobs, tmp_path: Path) -> None:
     backend = jobs.client.backend
     undisturbed = train(jobs, "undisturbed", tmp_path / "undisturbed")
     place = (tmp_path / "checkpoints").as_uri()
@@ -80,24 +80,26 @@ def test_an_interrupted_training_ends_where_an_undisturbed_one_does(jobs: Jobs, 
     eventually(lambda: jobs.client.call(lambda: backend.stopped(first)))
     jobs.client.call(lambda: backend.patch(first, {"spec": {"suspend": False}}))
     eventually(lambda: len(found := processes(jobs, first)) == 2 and found[1].epoch >= found[1].resumed + 10)
-    goes_on(*processes(jobs, first))
+    check_resumed(*processes(jobs, first))
 
     kill(jobs, first)
     second = train(jobs, "work", tmp_path / "model", checkpoints=place)
     assert second.attempt == 2
     result = jobs.client.wait(second)
     (last,) = processes(jobs, second)
-    goes_on(processes(jobs, first)[-1], last)
+    check_resumed(processes(jobs, first)[-1], last)
     assert result.metrics["resumed_after_epoch"] == last.resumed
     jobs.client.wait(undisturbed)
     assert last.weights == processes(jobs, undisturbed)[0].weights != ""
-    assert [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()] == [], "it is done"
+    assert [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()] == [], (
+        "the checkpoint is deleted after the end"
+    )
 
 
-def test_a_checkpoint_of_other_arguments_is_left_alone(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_arguments_is_not_used(jobs: Jobs, tmp_path: Path) -> None:
     place = (tmp_path / "checkpoints").as_uri()
     first = train(jobs, "work", tmp_path / "model", checkpoints=place)
-    # The second: a checkpoint is kept after its epoch is said.
+    # Two epochs: a checkpoint can be written after the log line of its epoch.
     eventually(lambda: jobs.lines(first) and processes(jobs, first)[0].epoch >= 2)
     kill(jobs, first)
     second = train(jobs, "work", tmp_path / "model", "--seed=3", "--epochs=3", checkpoints=place)
@@ -107,15 +109,15 @@ def test_a_checkpoint_of_other_arguments_is_left_alone(jobs: Jobs, tmp_path: Pat
     assert processes(jobs, second)[0].resumed == 0
 
 
-def test_a_claim_is_nothing_for_this_machine(jobs: Jobs) -> None:
+def test_pvc_locations_are_refused_on_this_machine(jobs: Jobs) -> None:
     with pytest.raises(Rejected, match=r"checkpoints are in a PersistentVolumeClaim.*give file:///path"):
         jobs.launch("true", checkpoints="pvc://claim/path")
     with pytest.raises(Rejected, match=r"its locations are in a PersistentVolumeClaim.*give file:///path"):
         jobs.launch("true", inputs={"dataset": "pvc://claim/path"})
 
 
-def test_a_rank_ends_when_it_is_told_to(jobs: Jobs, tmp_path: Path) -> None:
-    """Among several ranks, too, of which JAX would only take note: they would train on until they are killed."""
+def test_a_rank_ends_on_sigterm(jobs: Jobs, tmp_path: Path) -> None:
+    """Also with several ranks: JAX only records the signal, and the ranks would keep training until they are killed."""
     ref = train(jobs, "work", tmp_path / "model", num_nodes=2)
     eventually(lambda: any(line.startswith("epoch 1/") for line in jobs.lines(ref)))
     os.kill(processes(jobs, ref)[-1].pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What each runtime gives its ranks, seen by real processes."""
+"""The environment that each runtime gives to its ranks, in real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainjob.errors import Rejected
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 needs_torch = pytest.mark.skipif(
     not TORCH_PYTHON,
-    reason="PyTorch (about 5 GB) has an environment of its own; TRAINJOB_TORCH_PYTHON names its python",
+    reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
 )
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
 
@@ -67,20 +67,20 @@ def test_plain(jobs: Jobs) -> None:
     assert [name for name in found if name.startswith(("PET_", "JAX_", "DMLC_", "OMPI_"))] == []
 
 
-def test_jobs_at_once_have_ports_of_their_own(jobs: Jobs) -> None:
+def test_concurrent_jobs_have_different_ports(jobs: Jobs) -> None:
     refs = [jobs.launch("env; sleep 0.5", str(i), runtime="torch-distributed") for i in range(4)]
     results = [jobs.client.wait(ref) for ref in refs]
     assert len({environment(jobs, result, "node-0")["PET_MASTER_PORT"] for result in results}) == 4
 
 
-def test_what_belongs_to_a_runtime_wins_over_what_is_inherited(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_runtime_override_inherited_ones(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NODE_RANK", "7")
     result = jobs.run("env", runtime="torch-distributed")
     assert environment(jobs, result, "node-0")["PET_NODE_RANK"] == "0"
 
 
 def test_environments_by_runtime(home: Path, tmp_path: Path) -> None:
-    """A runtime's virtual environment comes first on the PATH, as its image would decide on a cluster."""
+    """A runtime's virtual environment is first on the PATH, as the programs of its image on a cluster."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho from the environment\n")
     (tmp_path / "venv" / "bin" / "python").chmod(0o755)
@@ -154,7 +154,7 @@ def mpi_train() -> None:
     import time
 
     print("rank", os.environ["OMPI_COMM_WORLD_RANK"], flush=True)
-    time.sleep(0.5)  # what a process wrote just before it failed can be lost: Open MPI ends at once (4.1)
+    time.sleep(0.5)  # Open MPI 4.1 ends at once, and can lose the last output of a failing process
     sys.exit(int(os.environ["OMPI_COMM_WORLD_RANK"]) * 3)
 
 
@@ -179,4 +179,4 @@ def test_nothing_of_an_mpi_job_is_left(jobs: Jobs) -> None:
     }
     ref = jobs.launch(num_nodes=2, **fields)
     jobs.starts(ref, 2)
-    assert jobs.client.cancel(ref)  # what is left of it, the fixture would say
+    assert jobs.client.cancel(ref)  # the fixture fails if a process is left

@@ -1,4 +1,4 @@
-"""Who dies when, and what becomes of the job: nothing is left running and everybody can see how it ended."""
+"""Kills of launchers, supervisors and guards: no process of a job keeps running, and its end is visible to all."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SLEEP = "echo on; sleep 60"
 
 
 def lost(jobs: Jobs, ref: JobRef) -> None:
-    """The job failed because its supervisor did, and may be tried again."""
+    """Check that the job failed with its supervisor and can be retried."""
     with pytest.raises(TrainJobFailed) as caught:
         jobs.client.wait(ref)
     assert caught.value.diagnosis.category is Category.NODE_LOST
     assert caught.value.retry is RetryVerdict.INFRASTRUCTURE
     assert "supervisor of this job was killed" in str(caught.value)
     assert marked(ref.uid) == {}
-    eventually(lambda: jobs.supervisors(ref) == [])  # the guard writes, and then leaves
+    eventually(lambda: jobs.supervisors(ref) == [])  # the guard writes the status, and then ends
     assert jobs.launch("true", key="key").attempt == ref.attempt + 1
 
 
@@ -47,8 +47,8 @@ DIES = {
 }
 
 
-@pytest.mark.parametrize("instant", DIES)
-def test_the_launcher_is_killed(jobs: Jobs, tmp_path: Path, instant: str) -> None:
+@pytest.mark.parametrize("moment", DIES)
+def test_the_launcher_is_killed(jobs: Jobs, tmp_path: Path, moment: str) -> None:
     program = f"""
 import os, subprocess
 from trainjob import TrainJobClient
@@ -73,7 +73,7 @@ def after(function):
         die()
     return call
 
-{DIES[instant]}
+{DIES[moment]}
 with TrainJobClient("local") as client:
     client.launch({{"runtime": "trainjob-step", "command": ["sh", "-c", {f"echo run >> {tmp_path}/runs"!r}]}}, "key")
 """
@@ -85,8 +85,8 @@ with TrainJobClient("local") as client:
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
-def test_the_job_does_not_notice_that_its_launcher_is_gone(jobs: Jobs, tmp_path: Path) -> None:
-    """Not by a hang-up of its terminal, nor by signals to its group."""
+def test_a_job_survives_its_launcher(jobs: Jobs, tmp_path: Path) -> None:
+    """A hang-up of the terminal and signals to the launcher's process group do not reach the job."""
     program = f"""
 import os, signal, time
 from trainjob import TrainJobClient
@@ -110,7 +110,7 @@ def test_the_supervisor_is_killed(jobs: Jobs) -> None:
     supervisor, _ = jobs.supervisors(ref)
     kill(supervisor)
     files = JobFiles(jobs.directory(ref))
-    eventually(files.finished)  # by the guard: nobody else has looked
+    eventually(files.finished)  # by the guard: no client has read the job
     assert marked(ref.uid) == {}
     lost(jobs, ref)
 
@@ -130,8 +130,8 @@ def test_the_guard_is_killed(jobs: Jobs, tmp_path: Path) -> None:
     jobs.client.wait(ref)
 
 
-@pytest.mark.parametrize("look", ["get", "find", "watch", "launch"])
-def test_both_are_killed_at_once_and_the_next_look_mends(jobs: Jobs, look: str) -> None:
+@pytest.mark.parametrize("operation", ["get", "find", "watch", "launch"])
+def test_the_next_request_ends_a_job_whose_supervisor_and_guard_were_killed(jobs: Jobs, operation: str) -> None:
     ref = jobs.launch(SLEEP, num_nodes=2)
     jobs.starts(ref, 2)
     supervisor, guard = jobs.supervisors(ref)
@@ -139,20 +139,20 @@ def test_both_are_killed_at_once_and_the_next_look_mends(jobs: Jobs, look: str) 
     kill(supervisor)
     kill(guard)
     assert len(marked(ref.uid)) >= 2
-    if look == "get":
+    if operation == "get":
         assert observe(jobs.client.get(ref)).reason == "SupervisorLost"
-    elif look == "find":
+    elif operation == "find":
         assert [observe(job).reason for job in jobs.client.list()] == ["SupervisorLost"]
-    elif look == "launch":
+    elif operation == "launch":
         assert jobs.launch(SLEEP, num_nodes=2).attempt == 2
-    lost_one = observe(jobs.client.get(ref)) if look != "watch" else None
-    assert lost_one is None or lost_one.phase is Phase.FAILED
+    observed = observe(jobs.client.get(ref)) if operation != "watch" else None
+    assert observed is None or observed.phase is Phase.FAILED
     with pytest.raises(TrainJobFailed, match="supervisor of this job was killed"):
         jobs.client.wait(ref)
     assert marked(ref.uid) == {}
 
 
-def test_a_waiter_sees_it_while_it_waits(jobs: Jobs) -> None:
+def test_a_waiter_sees_the_loss_of_the_supervisor(jobs: Jobs) -> None:
     ref = jobs.launch(SLEEP)
     jobs.starts(ref)
     waiting = jobs.client.start(lambda: _phases(jobs, ref))
@@ -171,7 +171,7 @@ async def _phases(jobs: Jobs, ref: JobRef) -> list[Phase]:
     return phases
 
 
-def test_both_are_killed_while_it_is_deleted(jobs: Jobs) -> None:
+def test_supervisor_and_guard_are_killed_during_a_deletion(jobs: Jobs) -> None:
     ref = jobs.launch("trap '' TERM; echo on; while :; do sleep 0.1; done")
     jobs.starts(ref)
     supervisor, guard = jobs.supervisors(ref)
@@ -183,26 +183,26 @@ def test_both_are_killed_while_it_is_deleted(jobs: Jobs) -> None:
     assert not jobs.directory(ref).exists()
 
 
-def test_both_are_killed_while_it_is_suspended(jobs: Jobs) -> None:
+def test_supervisor_and_guard_of_a_suspended_job_are_killed(jobs: Jobs) -> None:
     ref = jobs.launch(SLEEP, suspend=True)
     for process in reversed(jobs.supervisors(ref)):
         kill(process)
     lost(jobs, ref)
 
 
-def test_killed_before_it_has_begun(jobs: Jobs) -> None:
-    """No status was written: the next launch starts a supervisor as if there had been none."""
+def test_a_supervisor_killed_before_its_first_status_is_replaced(jobs: Jobs) -> None:
+    """No status was written, so the next launch starts a new supervisor."""
     ref = jobs.launch("echo begun")
     jobs.client.wait(ref)
-    eventually(lambda: jobs.supervisors(ref) == [])  # they would take the missing status for their own failure
+    eventually(lambda: jobs.supervisors(ref) == [])  # otherwise they would treat the missing status as a failure
     (jobs.directory(ref) / "status.json").unlink()
     assert jobs.launch("echo begun") == ref
     jobs.client.wait(ref)
     assert jobs.lines(ref) == ["begun", "begun"]
 
 
-def test_who_is_in_charge_is_told_by_a_lock_and_not_by_a_process_id(jobs: Jobs) -> None:
-    """A process id can be another process's by now. A lock of the kernel goes with whoever held it."""
+def test_a_supervisor_is_identified_by_a_lock_and_not_by_a_process_id(jobs: Jobs) -> None:
+    """A process id can have been reused. The kernel releases a lock when its holder ends."""
     ref = jobs.launch(SLEEP)
     jobs.starts(ref)
     files = JobFiles(jobs.directory(ref))
@@ -212,7 +212,7 @@ def test_who_is_in_charge_is_told_by_a_lock_and_not_by_a_process_id(jobs: Jobs) 
     kill(supervisor)
     mine = files.supervise()
     assert mine is not None
-    assert not observe(jobs.client.get(ref)).phase.terminal, "somebody is in charge: nobody else mends"
+    assert not observe(jobs.client.get(ref)).phase.terminal, "while the lock is held, no client ends the job"
     os.close(mine)
     assert observe(jobs.client.get(ref)).phase is Phase.FAILED
     written = b"".join(path.read_bytes() for path in jobs.directory(ref).glob("*.json"))
@@ -253,8 +253,8 @@ def test_changes_right_after_creation_are_seen(jobs: Jobs, burst: int) -> None:
         eventually(lambda ref=ref: jobs.client.get(ref) is None)  # type: ignore[misc]
 
 
-def test_the_end_is_seen_soon(jobs: Jobs) -> None:
-    """Of very short jobs, whose states follow each other within one tick of the kernel's clock."""
+def test_the_end_of_short_jobs_is_seen_soon(jobs: Jobs) -> None:
+    """The states of very short jobs follow each other within one tick of the kernel's clock."""
 
     def waited(ref: JobRef) -> float:
         began = time.monotonic()
@@ -262,7 +262,7 @@ def test_the_end_is_seen_soon(jobs: Jobs) -> None:
         return time.monotonic() - began
 
     assert max(waited(jobs.launch(key=f"k/{i}", command=["true"])) for i in range(10)) < 2, (
-        "a state that is missed is never seen"
+        "a missed state change would never be seen"
     )
 
 

@@ -26,12 +26,12 @@ DATA = ROOT / "dags_examples" / "data"
 TRAINING = ROOT / "dags_examples" / "training"
 TORCH_PYTHON = os.environ.get("TRAINJOB_TORCH_PYTHON", "")
 
-# Seconds each on an idle machine; starting PyTorch three times took 88 s on two cores that others used as well.
+# Each takes seconds on an idle machine; three starts of PyTorch took 88 s on two busy cores.
 pytestmark = pytest.mark.timeout(400)
 
 needs_torch = pytest.mark.skipif(
     not TORCH_PYTHON,
-    reason="PyTorch (about 5 GB) has an environment of its own; TRAINJOB_TORCH_PYTHON names its python",
+    reason="PyTorch (about 5 GB) has a separate environment; TRAINJOB_TORCH_PYTHON names its python",
 )
 
 
@@ -39,7 +39,7 @@ needs_torch = pytest.mark.skipif(
 class Ended:
     codes: list[int]
     output: list[str]
-    """Of each process: rank by rank for JAX, all of them together for torchrun."""
+    """Output of each process for JAX, of all processes together for torchrun."""
 
     @property
     def text(self) -> str:
@@ -62,7 +62,7 @@ def run_all(commands: list[list[str]], environments: list[dict[str, str]], secon
 
 
 def jax(log: Path, *arguments: str, world: int = 2) -> Ended:
-    """Environment as Trainer's JAX plugin sets it (pkg/runtime/framework/plugins/jax)."""
+    """Run with the environment of Trainer's JAX plugin (pkg/runtime/framework/plugins/jax)."""
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", str(DATA), *arguments]
     return run_all(
@@ -82,15 +82,15 @@ def jax(log: Path, *arguments: str, world: int = 2) -> Ended:
 def torch(log: Path, *arguments: str, world: int = 2, **environment: str) -> Ended:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(free_port())]
     script = [str(TRAINING / "digits_torch.py"), "--dataset", DATA.as_uri(), *arguments]
-    components = str(ROOT / "components")  # that environment has no trainjob installed
+    components = str(ROOT / "components")  # trainjob is not installed in that environment
     return run_all(
         [[TORCH_PYTHON, *launcher, *script]],
         [{"TRAINJOB_TERMINATION_LOG": f"{log}-0", "PYTHONPATH": components, "OMP_NUM_THREADS": "1", **environment}],
     )
 
 
-def said(log: Path) -> progress.Report:
-    """By rank 0."""
+def reported(log: Path) -> progress.Report:
+    """The report of rank 0."""
     report = progress.read(Path(f"{log}-0").read_text())
     assert report is not None
     return report
@@ -108,7 +108,7 @@ def digits() -> ModuleType:
 
 
 def check_model(directory: Path, ended: Ended, report: progress.Report, digits: Any, framework: str) -> float:
-    """What is on disk is what every rank had, and it is as good as was said; returns its accuracy."""
+    """Check that the stored model has the weights of every rank and the reported accuracy; return the accuracy."""
     with safe_open(directory / "model.safetensors", framework="numpy") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         metadata = file.metadata()
@@ -136,8 +136,8 @@ def champion(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, pro
     directory = tmp_path_factory.mktemp("jax")
     ended = jax(directory / "log", "--output", str(directory / "model"))
     assert ended.codes == [0, 0], ended.text
-    assert not (directory / "log-1").exists(), "only rank 0 has something to say"
-    return directory / "model", ended, said(directory / "log")
+    assert not (directory / "log-1").exists(), "only rank 0 reports"
+    return directory / "model", ended, reported(directory / "log")
 
 
 def test_two_jax_processes_train_one_model(champion: tuple[Path, Ended, progress.Report], digits: ModuleType) -> None:
@@ -153,7 +153,7 @@ def test_two_jax_processes_train_one_model(champion: tuple[Path, Ended, progress
     assert report.outputs == {"model": directory.as_uri()}
 
 
-def test_two_processes_compute_what_one_does(champion: tuple[Path, Ended, progress.Report], tmp_path: Path) -> None:
+def test_two_processes_compute_the_same_as_one(champion: tuple[Path, Ended, progress.Report], tmp_path: Path) -> None:
     ended = run_all(
         [[sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", str(DATA), "--output", str(tmp_path / "one")]],
         [{}],
@@ -164,16 +164,16 @@ def test_two_processes_compute_what_one_does(champion: tuple[Path, Ended, progre
         safe_open(tmp_path / "one" / "model.safetensors", framework="numpy") as one,
     ):
         for name in two.keys():  # noqa: SIM118 - not a dict
-            # The sums are the same up to their order.
+            # The sums differ only in the order of their terms.
             np.testing.assert_allclose(two.get_tensor(name), one.get_tensor(name), atol=2e-3)
 
 
-def test_training_on_does_not_make_it_worse(
+def test_continued_training_does_not_lower_the_accuracy(
     champion: tuple[Path, Ended, progress.Report], digits: ModuleType, tmp_path: Path
 ) -> None:
     directory, ended, report = champion
     before = check_model(directory, ended, report, digits, "jax")
-    # A rate that ruins it: then the champion stays.
+    # The second learning rate ruins the model, so the script keeps the given one.
     for rate, name in (("0.02", "good"), ("5", "bad")):
         output = tmp_path / name
         arguments = ("--model", directory.as_uri(), "--output", str(output), "--seed", "7", "--epochs", "4")
@@ -183,12 +183,12 @@ def test_training_on_does_not_make_it_worse(
         assert first_epoch is not None
         if name == "good":
             assert float(first_epoch[1]) > 0.95, "it did not start from the champion"
-        assert check_model(output, ended, said(tmp_path / "log"), digits, "jax") >= before
+        assert check_model(output, ended, reported(tmp_path / "log"), digits, "jax") >= before
         assert json.loads((output / "config.json").read_text())["continued"] is True
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, rank: int) -> None:
+def test_a_failed_rank_ends_the_other(tmp_path: Path, rank: int) -> None:
     output = tmp_path / "model"
     failure = ("--fail-at-epoch", "3", "--fail-rank", str(rank), "--exit-code", "7")
     ended = jax(tmp_path / "log", "--output", str(output), *failure)
@@ -196,10 +196,10 @@ def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, rank: int) -> 
     assert ended.codes[1 - rank] not in {0, 7}
     assert f"rank {rank} fails at epoch 3 as requested, exit code 7" in ended.output[rank]
     assert not output.exists()
-    assert said(tmp_path / "log").metrics["epoch"] == 2
+    assert reported(tmp_path / "log").metrics["epoch"] == 2
 
 
-def test_a_location_elsewhere_says_what_to_do(tmp_path: Path) -> None:
+def test_a_remote_location_is_refused_with_advice(tmp_path: Path) -> None:
     command = [sys.executable, str(TRAINING / "digits_jax.py"), "--dataset", "s3://bucket/digits", "--output"]
     ended = run_all([[*command, str(tmp_path)]], [{}])
     assert ended.codes == [1]
@@ -214,22 +214,22 @@ def test_two_torch_processes_train_one_model(
     ended = torch(tmp_path / "log", "--output", output.as_uri())
     assert ended.codes == [0], ended.text
     assert sorted(re.findall(r"rank (\d) of 2 starts", ended.text)) == ["0", "1"]
-    before = check_model(output, ended, said(tmp_path / "log"), digits, "torch")
-    assert said(tmp_path / "log").outputs == {"model": output.as_uri()}
+    before = check_model(output, ended, reported(tmp_path / "log"), digits, "torch")
+    assert reported(tmp_path / "log").outputs == {"model": output.as_uri()}
 
-    # Each framework goes on from the other's model.
-    onward = ("--epochs", "2", "--learning-rate", "0.01", "--output", str(tmp_path / "onward"))
-    ended = jax(tmp_path / "log", "--model", str(output), *onward)
+    # Each framework continues from the other's model.
+    continued = ("--epochs", "2", "--learning-rate", "0.01", "--output", str(tmp_path / "continued"))
+    ended = jax(tmp_path / "log", "--model", str(output), *continued)
     assert ended.codes == [0, 0], ended.text
-    assert check_model(tmp_path / "onward", ended, said(tmp_path / "log"), digits, "jax") >= before
-    ended = torch(tmp_path / "log", "--model", str(champion[0]), *onward)
+    assert check_model(tmp_path / "continued", ended, reported(tmp_path / "log"), digits, "jax") >= before
+    ended = torch(tmp_path / "log", "--model", str(champion[0]), *continued)
     assert ended.codes == [0], ended.text
-    check_model(tmp_path / "onward", ended, said(tmp_path / "log"), digits, "torch")
+    check_model(tmp_path / "continued", ended, reported(tmp_path / "log"), digits, "torch")
 
 
 @needs_torch
-def test_a_torch_rank_that_dies_takes_the_other_with_it_and_the_next_run_resumes(tmp_path: Path) -> None:
-    """As the JAX ones do, which `tests/local/test_recovery.py` interrupts in more ways."""
+def test_a_failed_torch_rank_ends_the_other_and_the_next_run_resumes(tmp_path: Path) -> None:
+    """`tests/local/test_recovery.py` tests more interruptions, with JAX."""
     undisturbed = torch(tmp_path / "log", "--epochs", "4", "--output", str(tmp_path / "undisturbed"))
     arguments = ("--epochs", "4", "--output", str(tmp_path / "model"))
     checkpoint = str(tmp_path / "checkpoints" / "of-this-work")
@@ -242,7 +242,7 @@ def test_a_torch_rank_that_dies_takes_the_other_with_it_and_the_next_run_resumes
     assert ended.codes == [0], ended.text
     assert sorted(re.findall(r"rank (\d) resumes after epoch 2\n", ended.text)) == ["0", "1"]
     assert re.findall(r"^epoch (\d)/4", ended.text, re.MULTILINE) == ["3", "4"]
-    assert said(tmp_path / "log").metrics["resumed_after_epoch"] == 2
+    assert reported(tmp_path / "log").metrics["resumed_after_epoch"] == 2
     ends = [sorted(re.findall(r"rank \d ends with weights \w+", each.text)) for each in (undisturbed, ended)]
     assert ends[0] == ends[1] != []
     assert not list((tmp_path / "checkpoints" / "of-this-work").iterdir())

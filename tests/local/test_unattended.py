@@ -1,4 +1,4 @@
-"""A job of this machine that nobody waits for is ended by its own supervisor."""
+"""The supervisor of a local job ends it when it is unattended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def phase(jobs: Jobs, ref: JobRef) -> Phase:
     return observe(jobs.client.get(ref)).phase
 
 
-def test_it_is_suspended_and_resumed_by_who_waits_again(jobs: Jobs) -> None:
+def test_an_unattended_job_is_suspended_and_the_next_waiter_resumes_it(jobs: Jobs) -> None:
     ref = launched(jobs)
     eventually(lambda: phase(jobs, ref) is Phase.SUSPENDED)
     job = jobs.client.get(ref)
@@ -45,32 +45,32 @@ def test_it_is_suspended_and_resumed_by_who_waits_again(jobs: Jobs) -> None:
     eventually(lambda: phase(jobs, ref) is Phase.SUSPENDED)
 
 
-def test_it_ends_where_its_deletion_is_asked(jobs: Jobs) -> None:
+def test_an_unattended_job_with_action_delete_is_cancelled(jobs: Jobs) -> None:
     ref = launched(jobs, "delete")
     eventually(lambda: phase(jobs, ref) is Phase.CANCELLED)
     assert jobs.lines(ref) == ["on"]
 
 
-def test_while_somebody_waits_it_runs(jobs: Jobs) -> None:
+def test_an_attended_job_keeps_running(jobs: Jobs) -> None:
     ref = launched(jobs)
     waiting = jobs.client.start(lambda: wait(jobs.client.backend, ref))
-    time.sleep(3)  # there is no event for what does not happen
+    time.sleep(3)  # longer than the job may be unattended
     assert phase(jobs, ref) is Phase.RUNNING
     waiting.cancel()
 
 
-def test_what_a_person_paused_is_left(jobs: Jobs) -> None:
+def test_a_job_suspended_by_a_person_is_kept(jobs: Jobs) -> None:
     ref = launched(jobs)
     jobs.client.call(lambda: jobs.client.backend.patch(ref, {"spec": {"suspend": True}}))
     eventually(lambda: phase(jobs, ref) is Phase.SUSPENDED)
-    time.sleep(2)  # there is no event for what does not happen
+    time.sleep(2)  # longer than the job may be unattended
     job = jobs.client.get(ref)
     assert job is not None
     assert CANCELLED not in job["metadata"]["annotations"]
 
 
 @pytest.mark.anyio
-async def test_waiting_for_one_that_is_gone(home: Path) -> None:
+async def test_attending_a_deleted_job_has_no_effect(home: Path) -> None:
     backend = LocalBackend(home)
     spec = TrainJobSpec.parse({"runtime": "trainjob-step", "command": ["true"], "unattended": "suspend"})
     ref = await launch(backend, spec, "a", namespace="default")

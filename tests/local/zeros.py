@@ -1,4 +1,4 @@
-"""An S3 server that has room for anything, as long as it is zeros: of what is long it remembers the length only."""
+"""An S3 server for large objects of zeros: it keeps only the length of long objects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from xml.sax.saxutils import escape
 
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
-_KEPT = 4 << 20  # what is shorter is kept as it is
+_KEPT = 4 << 20  # the bytes of shorter objects are kept
 
 
 class Zeros(http.server.ThreadingHTTPServer):
-    """One bucket, ``zeros``: contents by key, and lengths where these are zeros."""
+    """One bucket, ``zeros``: contents by key, or the lengths of long objects."""
 
     daemon_threads = True
 
@@ -54,21 +54,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for each in keys:
                 held.pop(each[5:-6], None)
             gone = "".join(f"<Deleted>{each}</Deleted>" for each in keys)
-            self._say(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+            self._reply(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
         elif "list-type" in query:
             self._list(query.get("prefix", ""))
         elif "uploads" in query:
             parts[key] = {}
-            self._say(200, b"<R><Bucket>b</Bucket><Key>k</Key><UploadId>up</UploadId></R>")
+            self._reply(200, b"<R><Bucket>b</Bucket><Key>k</Key><UploadId>up</UploadId></R>")
         elif "partNumber" in query:
             parts[key][int(query["partNumber"])] = body
-            self._say(200)
+            self._reply(200)
         elif "uploadId" in query:
             held[key] = sum(map(_length, parts.pop(key).values()))
-            self._say(200, b'<R><ETag>"1"</ETag></R>')
+            self._reply(200, b'<R><ETag>"1"</ETag></R>')
         elif self.command == "PUT":
             held[key] = body
-            self._say(200)
+            self._reply(200)
         else:
             self._get(key)
 
@@ -92,11 +92,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for key, data in list(self.server.held.items())
             if key.startswith(prefix)
         )
-        self._say(200, f"<ListBucketResult>{contents}<IsTruncated>false</IsTruncated></ListBucketResult>".encode())
+        self._reply(200, f"<ListBucketResult>{contents}<IsTruncated>false</IsTruncated></ListBucketResult>".encode())
 
     def _get(self, key: str) -> None:
         if key not in self.server.held:
-            self._say(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            self._reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         data = self.server.held[key]
         size = _length(data)
@@ -117,7 +117,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for at in range(start, end + 1, _PIECE):
             self.wfile.write(_ZEROS[: end + 1 - at])
 
-    def _say(self, status: int, body: bytes = b"") -> None:
+    def _reply(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("ETag", '"1"')
         self.send_header("Content-Length", str(len(body)))
