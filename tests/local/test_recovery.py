@@ -105,14 +105,14 @@ def test_a_checkpoint_of_other_arguments_is_not_used(jobs: Jobs, tmp_path: Path)
     second = train(jobs, "work", tmp_path / "model", "--seed=3", "--epochs=3", checkpoints=place)
     assert second.attempt == 2
     jobs.client.wait(second)
-    assert any("of a training with other arguments or data" in line for line in jobs.lines(second))
+    assert any("from a training with other arguments or data" in line for line in jobs.lines(second))
     assert processes(jobs, second)[0].resumed == 0
 
 
 def test_pvc_locations_are_refused_on_this_machine(jobs: Jobs) -> None:
-    with pytest.raises(Rejected, match=r"checkpoints are in a PersistentVolumeClaim.*give file:///path"):
+    with pytest.raises(Rejected, match=r"checkpoints are in a PersistentVolumeClaim.*use file:///path"):
         jobs.launch("true", checkpoints="pvc://claim/path")
-    with pytest.raises(Rejected, match=r"its locations are in a PersistentVolumeClaim.*give file:///path"):
+    with pytest.raises(Rejected, match=r"its locations are in a PersistentVolumeClaim.*use file:///path"):
         jobs.launch("true", inputs={"dataset": "pvc://claim/path"})
 
 
